@@ -23,6 +23,7 @@ HEAD = ("store", "framework", "class", "re-ranked", "vectors on a miss", "proofs
 PROOFS = {
     "known": "where a search goes over all documents",
     "exhaustive": "with `version=` or `sole_writer=True`; a search uses no index then",
+    "flat": "with a FLAT index, and `version=` or `sole_writer=True`",
     "declared": "with `exact_search=True`, and `version=` or `sole_writer=True`",
     "no": "no: it walks a graph",
 }

@@ -91,7 +91,8 @@ class CacheKnobs(BaseModel):
             documents, up to ties; a number of at most 1 for surely no less recall. Needs a store
             that gives its vectors and searches all of them.
         exact_search: Whether the store searches all of its documents, which proofs rest on.
-            ``None`` finds out: flat FAISS indexes and the frameworks' own stores in memory do.
+            ``None`` finds out: flat FAISS indexes and the frameworks' own stores in memory do, and
+            some databases can be made to.
         sole_writer: Nobody writes to the store but the object that is wrapped. A ``guarantee`` over
             a store that others can write to needs this, or ``version``.
         version: A function that returns another value once the store has changed, such as one that

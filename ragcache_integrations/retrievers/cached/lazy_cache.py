@@ -285,6 +285,12 @@ def _is_exact(knobs: CacheKnobs, facts: StoreFacts) -> bool:
         )
         raise ConfigurationError(msg)
     if exact and facts.vectors is not None:
+        if _metric(knobs.metric, facts.metric) == "ip" and facts.lengths is None:
+            msg = (
+                f"guarantee={knobs.guarantee!r} by inner products needs the length of the longest "
+                "document vector, which this store does not report"
+            )
+            raise ConfigurationError(msg)
         return exact
     doubts = [] if facts.vectors is not None else ["the documents' vectors cannot be read"]
     if knobs.exact_search is False:

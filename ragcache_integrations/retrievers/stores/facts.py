@@ -50,7 +50,9 @@ class VectorSearch(Protocol[Results_co]):
         Args:
             embedding: The question's embedding, shape (dim,).
             k: How many documents to return.
-            arguments: Further arguments of the search; none but :attr:`StoreFacts.harmless` ones.
+            arguments: Further arguments of the search: in LangChain none but
+                :attr:`StoreFacts.harmless` ones, in LlamaIndex those of ``index.as_retriever``
+                and ``query_bundle``, the question with its embedding.
         """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import (
     AsyncGenerator,
+    Awaitable,
     Callable,
     Generator,
     Hashable,
@@ -73,7 +74,7 @@ from ragcache_integrations.retrievers.runs.llama_index import arun_stages, as_bu
 from ragcache_integrations.retrievers.sharing import FinishedRetriever
 from ragcache_integrations.retrievers.staged import STAGED_INDEX_METHODS, StagedRequest
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
-from ragcache_integrations.retrievers.stores import StoreFacts, tag_of, unwatch, watch
+from ragcache_integrations.retrievers.stores import StoreFacts, VectorSearch, tag_of, unwatch, watch
 from ragcache_integrations.vector_search import StagedIndex
 
 from .nodes import (
@@ -200,6 +201,8 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         self._own = opaque_values(self._settable())
         self._snapshots = Snapshots()
         self._blocks = _blocks(wrapped)
+        self._bring: VectorSearch[Sequence[NodeWithScore]] | None = None
+        self._abring: VectorSearch[Awaitable[Sequence[NodeWithScore]]] | None = None
         self._core = self._make_core(model)
         super().__init__(
             callback_manager=callback_manager or wrapped.callback_manager,
@@ -212,6 +215,9 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         index, staged, wrapped = self._index, self._staged, self._wrapped
         facts, default_k = self._facts()
         self._ranked = self._ranked and not facts.by_text
+        # Vectors that say nothing of the store's order are not worth their way.
+        if index is not None and facts.vectors is not None:
+            self._bring, self._abring = facts.search, facts.asearch
 
         def copy_scored(
             scored: NodeWithScore, score: float | None, note: Note | None
@@ -258,7 +264,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         """Return what is known of the wrapped index or retriever, and its default k."""
         if self._index is not None:
             mode = VectorStoreQueryMode(self._search_kwargs.get(_MODE, "default"))
-            facts = facts_of(self._index, mode.value)
+            facts = facts_of(self._index, mode.value, self._search_kwargs.keys())
             return with_chosen_vectors(facts, self._knobs), DEFAULT_SIMILARITY_TOP_K
         if self._knobs.vectors is not None:
             msg = "vectors= is for an index: nothing else is known to rank by their distance"
@@ -487,10 +493,15 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         # Not retrieve(), here and below: it would follow the nodes that stand for objects and
         # answer this question from them. Our own retrieve() does that, again for each question.
         def search(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
-            return retriever(count)._retrieve(replace(query, embedding=embedding.tolist()))  # noqa: SLF001
+            bundle = replace(query, embedding=embedding.tolist())
+            if self._bring is not None:
+                return self._bring(embedding, count, {**snapshot(), "query_bundle": bundle})
+            return retriever(count)._retrieve(bundle)  # noqa: SLF001
 
         async def asearch(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
             bundle = replace(query, embedding=embedding.tolist())
+            if self._abring is not None:
+                return await self._abring(embedding, count, {**snapshot(), "query_bundle": bundle})
             return await retriever(count)._aretrieve(bundle)  # noqa: SLF001
 
         # The first nodes of such a search need not be what it finds where fewer are wanted.
@@ -511,7 +522,8 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             plain=lambda count: retriever(count)._retrieve(replace(query)),  # noqa: SLF001
             aplain=lambda count: retriever(count)._aretrieve(replace(query)),  # noqa: SLF001
         )
-        if self._blocks:
+        # Vectors that come along are worth a thread.
+        if self._blocks or (self._bring is not None and self._abring is None):
             request.asearch = request.aplain = None
         if self._index is None:
             request.is_current = lambda: self._frozen(query).key == frozen.key

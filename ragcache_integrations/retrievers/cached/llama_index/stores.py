@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -21,14 +22,15 @@ __all__ = ["INDEX_METHODS", "facts_of", "methods_of", "nodes_of"]
 
 logger = logging.getLogger(__name__)
 
+_OWN = "vector_store_kwargs"
 _INDEX = "llama_index.core.indices.vector_store.base"
 _BASE = "llama_index.core.vector_stores.types"
 _SIMPLE = "llama_index.core.vector_stores.simple"
 _FAISS_MAP = "llama_index.vector_stores.faiss.map_store"
 
 
-def facts_of(index: Any, mode: str) -> StoreFacts:
-    """Return what is known of an index, searched in a mode."""
+def facts_of(index: Any, mode: str, arguments: Collection[str] = ()) -> StoreFacts:
+    """Return what is known of an index, searched in a mode with arguments of some names."""
     store = index.vector_store
     unknown = "it is not known how {} searches"
     kind = kind_of(store, LLAMA_INDEX_KINDS)
@@ -45,6 +47,9 @@ def facts_of(index: Any, mode: str) -> StoreFacts:
         facts = facts.of_other_searches(unknown.format(type(own).__name__))
     if mode != "default":
         return facts.incomplete(f"vector_store_query_mode={mode!r} does not rank by distance alone")
+    if _OWN in arguments:
+        doubt = f"{_OWN} may leave documents out"
+        return replace(facts, exact=False, doubt=doubt, exhaustive=None)
     return facts
 
 

@@ -6,6 +6,7 @@ https://docs.trychroma.com/docs/collections/configure
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,12 +18,14 @@ from ragcache_integrations.query_cache import Metric
 from ragcache_integrations.retrievers.stores.facts import MappedVectors, SearchResults, StoreFacts
 
 from .kind import EXPONENTIAL_SCORES, StoreKind
+from .watched import Client, watched_searches
 
 __all__ = ["LANGCHAIN", "LLAMA_INDEX"]
 
 _LANGCHAIN_MODULE = "langchain_chroma.vectorstores"
 _METRICS: dict[str, Metric] = {"l2": "l2", "cosine": "cosine", "ip": "ip"}
 _DOUBT = "Chroma walks a graph"
+_INCLUDED = ("documents", "metadatas", "distances")
 
 
 def _facts(collection: Callable[[], Any]) -> StoreFacts:
@@ -59,7 +62,7 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
             n_results=k,
             where=arguments.get("filter"),
             where_document=arguments.get("where_document"),
-            include=["documents", "metadatas", "distances", "embeddings"],
+            include=[*_INCLUDED, "embeddings"],
         )
         make = sys.modules[_LANGCHAIN_MODULE]._results_to_docs_and_vectors  # noqa: SLF001
         pairs = make(results)
@@ -75,7 +78,22 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
 def _facts_for_llama_index(index: Any) -> StoreFacts:
     store = index.vector_store
     facts = _facts(lambda: store.client)
-    return replace(facts, score=EXPONENTIAL_SCORES.get(facts.metric or ""))
+
+    def watch(vectors: list[Any]) -> Any:
+        collection, watched = store.client, copy.copy(store)
+
+        def query(**arguments: Any) -> Any:
+            included = {*arguments.pop("include", _INCLUDED), "embeddings"}
+            results = collection.query(**arguments, include=list(included))
+            vectors.extend(results["embeddings"][0])
+            return results
+
+        watched._collection = Client(collection, query=query)  # noqa: SLF001 - no public way
+        return watched
+
+    search, asearch = watched_searches(index, watch)
+    score = EXPONENTIAL_SCORES.get(facts.metric or "")
+    return replace(facts, search=search, asearch=asearch, score=score)
 
 
 LANGCHAIN = StoreKind(
@@ -90,4 +108,5 @@ LLAMA_INDEX = StoreKind(
     ("llama_index.vector_stores.chroma.base.ChromaVectorStore",),
     "llama-index-vector-stores-chroma",
     _facts_for_llama_index,
+    vectors_come_along=True,
 )

@@ -47,8 +47,8 @@ class StoreKind:
         recognises: Whether an object is of this kind, where its class does not say so.
         vectors_come_along: Whether a search brings vectors along; else they are read by id.
         proofs: Whether answers can be proven: ``known`` where it is found out that a search goes
-            over all documents, ``exhaustive`` where it can be made to, ``declared`` where the
-            application must say so, else ``no``.
+            over all documents, ``exhaustive`` where it can be made to, ``flat`` where it can with
+            a flat index, ``declared`` where the application must say so, else ``no``.
     """
 
     name: str
@@ -58,7 +58,7 @@ class StoreKind:
     spellings: Callable[[object], tuple[str, ...]] = text_unchanged
     recognises: Callable[[Any], bool] | None = None
     vectors_come_along: bool = False
-    proofs: Literal["known", "exhaustive", "declared", "no"] = "no"
+    proofs: Literal["known", "exhaustive", "flat", "declared", "no"] = "no"
 
     def includes(self, store: object) -> bool:
         """Whether a store is of this kind."""

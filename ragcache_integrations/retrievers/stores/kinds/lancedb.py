@@ -1,21 +1,29 @@
 """LanceDB, of both frameworks.
 
-It searches all rows where there is no vector index, and filters afterwards by default.
+It searches all rows where there is no vector index, or where a search bypasses it.
 https://lancedb.github.io/lancedb/search/
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.query_cache import Metric
-from ragcache_integrations.retrievers.stores.facts import MappedVectors, SearchResults, StoreFacts
+from ragcache_integrations.retrievers.stores.facts import (
+    MappedVectors,
+    SearchResults,
+    StoreFacts,
+    VectorSearch,
+)
 
 from .kind import EXPONENTIAL_SCORES, StoreKind
+from .watched import Client, watched_searches
 
 __all__ = ["LANGCHAIN", "LLAMA_INDEX"]
 
@@ -45,7 +53,6 @@ def _facts(table: Callable[[], Any], key: str, field: str) -> StoreFacts:
         metric=metric,
         vectors=MappedVectors(read),
         doubt=_DOUBT,
-        filters_afterwards=True,
         outside=True,
     )
 
@@ -59,17 +66,42 @@ def _metric(table: Any, field: str) -> Metric | None:
     return "l2"
 
 
+def _bypassing_indexes(table: Any, metric: Metric | None) -> Any:
+    """Return a table that is searched whole, by a metric."""
+    name = next((name for name, known in _METRICS.items() if known == metric), "l2")
+
+    def search(*positional: Any, **named: Any) -> Any:
+        return table.search(*positional, **named).distance_type(name).bypass_vector_index()
+
+    return Client(table, search=search)
+
+
 def _facts_for_langchain(store: Any) -> StoreFacts:
     # There is no public way to its columns.
     key, field = store._id_key, store._vector_key  # noqa: SLF001
 
-    def search(embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
-        rows = store._query(embedding.tolist(), k, **arguments)  # noqa: SLF001 - its own search
-        return SearchResults(store.results_to_docs(rows), rows[field].to_pylist())
+    facts = _facts(store.get_table, key, field)
 
+    def searches(which: Any) -> VectorSearch[SearchResults[Any]]:
+        def search(
+            embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]
+        ) -> SearchResults[Any]:
+            rows = which._query(embedding.tolist(), k, **arguments)  # noqa: SLF001 - its own search
+            return SearchResults(store.results_to_docs(rows), rows[field].to_pylist())
+
+        return search
+
+    def whole(name: str | None = None) -> Any:
+        table = store.get_table(name)  # as it is in the database now
+        return None if table is None else _bypassing_indexes(table, facts.metric)
+
+    scanning = copy.copy(store)
+    scanning.get_table = whole
     # A filter is none of the harmless arguments: it takes away from the k nearest rows, so that
     # more documents come back where more are fetched.
-    return replace(_facts(store.get_table, key, field), search=search)
+    return replace(
+        facts, search=searches(store), exhaustive=searches(scanning), filters_afterwards=True
+    )
 
 
 def _facts_for_llama_index(index: Any) -> StoreFacts:
@@ -78,8 +110,43 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
         doubt = f"query_type={store.query_type!r} does not rank by distance alone"
         return StoreFacts(doubt=doubt, by_text=True)
     # Its public way to the table raises where there is none yet.
-    facts = _facts(lambda: store._table, "id", store.vector_column_name)  # noqa: SLF001
-    return replace(facts, score=EXPONENTIAL_SCORES.get(facts.metric or ""))
+    field, table = store.vector_column_name, store._table  # noqa: SLF001
+    facts = _facts(lambda: store._table, "id", field)  # noqa: SLF001
+
+    def watch(vectors: list[Any], *, exhaustive: bool = False) -> Any:
+        table = store.table
+        if exhaustive:
+            table.checkout_latest()  # rows that others wrote, which are of this version, too
+            table = _bypassing_indexes(table, facts.metric)
+
+        def search(**arguments: Any) -> Any:
+            query = table.search(**arguments)
+            to_pandas = query.to_pandas
+
+            def noted() -> Any:
+                frame = to_pandas()
+                vectors.extend(frame[field])
+                return frame
+
+            query.to_pandas = noted
+            return query
+
+        watched = copy.copy(store)
+        watched._table = Client(table, search=search)  # noqa: SLF001
+        return watched
+
+    search, asearch = watched_searches(index, watch)
+    facts = replace(
+        facts,
+        search=search,
+        asearch=asearch,
+        score=EXPONENTIAL_SCORES.get(facts.metric or ""),
+    )
+    if table is not None and table.version != max(row["version"] for row in table.list_versions()):
+        doubt = "its LanceDB table is of an earlier version: call checkout_latest() on it"
+        return replace(facts, doubt=doubt)
+    exhaustive, aexhaustive = watched_searches(index, partial(watch, exhaustive=True))
+    return replace(facts, exhaustive=exhaustive, aexhaustive=aexhaustive)
 
 
 LANGCHAIN = StoreKind(
@@ -88,12 +155,13 @@ LANGCHAIN = StoreKind(
     "langchain-community",
     _facts_for_langchain,
     vectors_come_along=True,
-    proofs="declared",
+    proofs="exhaustive",
 )
 LLAMA_INDEX = StoreKind(
     "LanceDB",
     ("llama_index.vector_stores.lancedb.base.LanceDBVectorStore",),
     "llama-index-vector-stores-lancedb",
     _facts_for_llama_index,
-    proofs="declared",
+    vectors_come_along=True,
+    proofs="exhaustive",
 )

@@ -6,8 +6,10 @@ https://milvus.io/docs/index-explained.md
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
@@ -16,39 +18,67 @@ from ragcache_integrations.query_cache import Metric
 from ragcache_integrations.retrievers.stores.facts import MappedVectors, SearchResults, StoreFacts
 
 from .kind import StoreKind, text_or_number
+from .watched import Client, watched_searches
 
 __all__ = ["LANGCHAIN", "LLAMA_INDEX"]
 
 _METRICS: dict[str, Metric] = {"L2": "l2", "COSINE": "cosine", "IP": "ip"}
+_STRONG = {"consistency_level": "Strong"}  # a search sees everything that was written before it
 
 
 def _facts(
-    client: Any, collection: str, fields: tuple[str, str], metric_type: str, *, numbers: bool
+    client: Any,
+    collection: str,
+    fields: tuple[str, str],
+    index: Mapping[str, Any],
+    *,
+    numbers: bool,
 ) -> StoreFacts:
-    """Return what is known of a collection.
+    """Return what is known of a collection; ``doubt`` is empty where its index is FLAT.
 
     Args:
         client: A ``MilvusClient``.
         collection: The collection's name.
         fields: The names of the primary key and of the vector.
-        metric_type: By what it will rank where it is still to be created, as Milvus names it.
+        index: The ``metric_type`` and ``index_type`` of the index that is still to be created.
         numbers: Whether primary keys are numbers.
     """
     primary, field = fields
     if client.has_collection(collection):  # by its index, whatever an object over it says
         for name in client.list_indexes(collection, field):
-            metric_type = str(client.describe_index(collection, name)["metric_type"])
-    metric = _METRICS.get(metric_type)
+            index = client.describe_index(collection, name)
+    metric = _METRICS.get(str(index["metric_type"]))
     if metric is None:
-        return StoreFacts(doubt=f"its Milvus collection ranks by {metric_type!r}", inexact=True)
+        doubt = f"its Milvus collection ranks by {index['metric_type']!r}"
+        return StoreFacts(doubt=doubt, inexact=True)
 
     def read(ids: Sequence[str]) -> Mapping[str, ArrayLike]:
         keys = [int(name) for name in ids] if numbers else list(ids)
-        rows = client.get(collection, ids=keys, output_fields=[primary, field])
+        rows = client.get(collection, ids=keys, output_fields=[primary, field], **_STRONG)
         return {str(row[primary]): row[field] for row in rows}
 
-    doubt = "it is not known whether its index in Milvus searches everything"
+    kind = index["index_type"]
+    doubt = "" if kind == "FLAT" else f"its {kind} index in Milvus may leave entities out"
     return StoreFacts(metric=metric, vectors=MappedVectors(read), doubt=doubt, outside=True)
+
+
+def _scanning(facts: StoreFacts, parameters: Any, exhaustive: Mapping[str, Any]) -> StoreFacts:
+    """Return the facts of a collection with its exhaustive searches, if it has such.
+
+    Args:
+        facts: From :func:`_facts`.
+        parameters: The parameters of all of the store's searches, such as a radius.
+        exhaustive: The searches, by their names in the facts.
+    """
+    if not facts.doubt and not _is_plain(parameters):
+        doubt = f"its search parameters {parameters!r} may leave entities out"
+        return replace(facts, doubt=doubt)
+    return replace(facts, **exhaustive) if not facts.doubt else facts
+
+
+def _is_plain(parameters: Any) -> bool:
+    """Whether parameters say no more than how distances are computed."""
+    return all(name == "metric_type" or not value for name, value in (parameters or {}).items())
 
 
 def _facts_for_langchain(store: Any) -> StoreFacts:
@@ -58,16 +88,17 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
     if not isinstance(field, str) or not isinstance(parameters, dict):
         doubt = "it searches several vector fields, which does not rank by one distance"
         return StoreFacts(doubt=doubt, by_text=True)
-    metric_type = str(parameters.get("metric_type", "L2"))
     facts = _facts(
         store.client,
         store.collection_name,
         (primary, field),
-        metric_type,
+        {"metric_type": "L2", "index_type": "AUTOINDEX"} | parameters,
         numbers=bool(store.auto_id),
     )
 
-    def search(embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
+    def search(
+        embedding: NDArray[Any], k: int, arguments: Mapping[str, Any], *, strong: bool = False
+    ) -> SearchResults[Any]:
         if store.col is None:
             return SearchResults([], [])
         outputs = store._get_output_fields()  # noqa: SLF001 - what its own search asks for
@@ -80,6 +111,7 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
             filter=arguments.get("expr"),
             output_fields=[*outputs, field],
             timeout=store.timeout or arguments.get("timeout"),
+            **(_STRONG if strong else {}),
         )[0]
         vectors = [row["entity"][field] for row in rows]
         make = store._parse_document  # noqa: SLF001
@@ -90,15 +122,45 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
         return None if value is None else str(value)
 
     # ``param`` is none of the harmless arguments: there may be a radius in it.
-    return replace(facts, search=search, id_of=id_of, harmless=frozenset({"expr", "timeout"}))
+    facts = replace(facts, search=search, id_of=id_of, harmless=frozenset({"expr", "timeout"}))
+    return _scanning(facts, store.search_params, {"exhaustive": partial(search, strong=True)})
 
 
 def _facts_for_llama_index(index: Any) -> StoreFacts:
     store = index.vector_store
     fields = ("id", store.embedding_field)
-    metric_type = str(store.similarity_metric)
-    facts = _facts(store.client, store.collection_name, fields, metric_type, numbers=False)
-    return replace(facts, score=_SCORES.get(facts.metric or ""))
+    planned = {"metric_type": store.similarity_metric, "index_type": "FLAT"} | store.index_config
+    facts = _facts(store.client, store.collection_name, fields, planned, numbers=False)
+
+    def watch(vectors: list[Any], *, strong: bool = False) -> Any:
+        field, client, aclient = store.embedding_field, store.client, store.aclient
+
+        def complete(arguments: dict[str, Any]) -> dict[str, Any]:
+            outputs = [*arguments["output_fields"], field]
+            return arguments | {"output_fields": outputs} | (_STRONG if strong else {})
+
+        def note(results: Any) -> Any:
+            vectors.extend(row["entity"][field] for row in results[0])
+            return results
+
+        def search(**arguments: Any) -> Any:
+            return note(client.search(**complete(arguments)))
+
+        async def asearch(**arguments: Any) -> Any:
+            return note(await aclient.search(**complete(arguments)))
+
+        watched = copy.copy(store)
+        watched._milvusclient = Client(client, search=search)  # noqa: SLF001
+        if aclient is not None:
+            watched._async_milvusclient = Client(aclient, search=asearch)  # noqa: SLF001
+        return watched
+
+    search, asearch = watched_searches(index, watch)
+    score = _SCORES.get(facts.metric or "")
+    facts = replace(facts, search=search, asearch=asearch, score=score)
+    exhaustive, aexhaustive = watched_searches(index, partial(watch, strong=True))
+    searches = {"exhaustive": exhaustive, "aexhaustive": aexhaustive}
+    return _scanning(facts, store.search_config, searches)
 
 
 # Milvus' own numbers: the squared distance, the cosine or the inner product.
@@ -115,12 +177,13 @@ LANGCHAIN = StoreKind(
     _facts_for_langchain,
     text_or_number,
     vectors_come_along=True,
-    proofs="declared",
+    proofs="flat",
 )
 LLAMA_INDEX = StoreKind(
     "Milvus",
     ("llama_index.vector_stores.milvus.base.MilvusVectorStore",),
     "llama-index-vector-stores-milvus",
     _facts_for_llama_index,
-    proofs="declared",
+    vectors_come_along=True,
+    proofs="flat",
 )

@@ -12,6 +12,7 @@ import json
 import uuid
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +26,7 @@ from ragcache_integrations.retrievers.stores.facts import (
 )
 
 from .kind import StoreKind, text_or_number
+from .watched import watched_searches
 
 __all__ = ["LANGCHAIN", "LANGCHAIN_LEGACY", "LLAMA_INDEX"]
 
@@ -40,6 +42,7 @@ _METRICS: dict[str, Metric] = {
 }
 _DOUBT = "PostgreSQL may search by an index that leaves rows out"
 _FILTER = frozenset({"filter"})
+_VECTOR = "ragcache_vector"  # the name of a column of a query's result
 
 
 class _SequentialScan:
@@ -48,7 +51,8 @@ class _SequentialScan:
     @staticmethod
     def to_parameter() -> list[str]:
         """Return what is set for the transaction."""
-        return ["enable_indexscan = off", "enable_bitmapscan = off"]
+        # Where a user has turned sequential scans off, all would be as bad.
+        return ["enable_indexscan = off", "enable_bitmapscan = off", "enable_seqscan = on"]
 
 
 def _unknown(strategy: object) -> StoreFacts:
@@ -200,15 +204,48 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
             rows = session.query(table.node_id, table.embedding).filter(
                 table.node_id.in_(list(ids))
             )
-            return {str(row.node_id): row.embedding for row in rows}
+            return {str(row.node_id): _numbers(row.embedding) for row in rows}
 
-    return StoreFacts(
+    facts = StoreFacts(
         metric="cosine",  # it knows no other
         vectors=MappedVectors(read),
         doubt=_DOUBT,
         outside=True,
         score=lambda chord: 1 - chord * chord / 2,
     )
+    if store._customize_query_fn is not None:  # noqa: SLF001
+        return replace(facts, doubt="it is not known what customize_query_fn does to its searches")
+
+    def watch(vectors: list[Any], *, exhaustive: bool = False) -> Any:
+        def customize(statement: Any, table: Any, **_: Any) -> Any:
+            statement = statement.add_columns(table.embedding.label(_VECTOR))
+            if exhaustive:  # no index sorts by an expression of a distance
+                distance = statement.selected_columns["distance"].element
+                statement = statement.order_by(None).order_by(distance + 0)
+            return statement
+
+        def read_rows(rows: Sequence[Any]) -> Any:
+            vectors.extend(_numbers(row.custom_fields.pop(_VECTOR)) for row in rows)
+            return store._db_rows_to_query_result(rows)  # noqa: SLF001
+
+        store._initialize()  # noqa: SLF001 - else the copy would do so again and again
+        watched = copy.copy(store)
+        watched._customize_query_fn = customize  # noqa: SLF001
+        watched._db_rows_to_query_result = read_rows  # noqa: SLF001
+        return watched
+
+    search, asearch = watched_searches(index, watch)
+    facts = replace(facts, search=search, asearch=asearch)
+    if store.use_halfvec:  # of the question, too
+        return replace(facts, doubt="pgvector rounds to half precision before it compares")
+    exhaustive, aexhaustive = watched_searches(index, partial(watch, exhaustive=True))
+    return replace(facts, exhaustive=exhaustive, aexhaustive=aexhaustive)
+
+
+def _numbers(vector: Any) -> ArrayLike:
+    """Return a vector that may be of pgvector's class for half precision."""
+    numbers: ArrayLike = vector.to_numpy() if hasattr(vector, "to_numpy") else vector
+    return numbers
 
 
 def _spellings(value: object) -> tuple[str, ...]:
@@ -242,5 +279,6 @@ LLAMA_INDEX = StoreKind(
     ("llama_index.vector_stores.postgres.base.PGVectorStore",),
     "llama-index-vector-stores-postgres",
     _facts_for_llama_index,
-    proofs="declared",
+    vectors_come_along=True,
+    proofs="exhaustive",
 )

@@ -7,9 +7,11 @@ https://qdrant.tech/documentation/concepts/search/
 
 from __future__ import annotations
 
+import copy
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +20,7 @@ from ragcache_integrations.query_cache import Metric
 from ragcache_integrations.retrievers.stores.facts import MappedVectors, SearchResults, StoreFacts
 
 from .kind import StoreKind
+from .watched import Client, watched_searches
 
 __all__ = ["LANGCHAIN", "LLAMA_INDEX"]
 
@@ -61,6 +64,13 @@ def _vector(point: Any, name: str) -> list[float]:
     return vector
 
 
+def _exact() -> Any:
+    """Return the parameters of a search of all points."""
+    from qdrant_client.models import SearchParams  # noqa: PLC0415 - it is there where a client is
+
+    return SearchParams(exact=True)
+
+
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
@@ -92,9 +102,7 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
     def exhaustive(
         embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]
     ) -> SearchResults[Any]:
-        from qdrant_client.models import SearchParams  # noqa: PLC0415 - it is there where a client is
-
-        return search(embedding, k, {**arguments, "search_params": SearchParams(exact=True)})
+        return search(embedding, k, {**arguments, "search_params": _exact()})
 
     return replace(
         _facts(client, collection, lambda: vector_name, store.distance.value),
@@ -119,7 +127,44 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
         distance = store._dense_config.distance.value  # noqa: SLF001
     # The store names its vectors otherwise once it has created its collection.
     facts = _facts(client, store.collection_name, lambda: store.dense_vector_name, distance)
-    return replace(facts, score=_SCORES.get(facts.metric or ""))
+    facts = replace(facts, score=_SCORES.get(facts.metric or ""))
+    if store.enable_hybrid:  # it asks for several searches at once
+        return facts
+
+    search, asearch = watched_searches(index, partial(_watch, store))
+    exhaustive, aexhaustive = watched_searches(index, partial(_watch, store, exhaustive=True))
+    return replace(
+        facts, search=search, asearch=asearch, exhaustive=exhaustive, aexhaustive=aexhaustive
+    )
+
+
+def _watch(store: Any, vectors: list[Any], *, exhaustive: bool = False) -> Any:
+    """Return a store that answers as one of LlamaIndex's, and notes vectors."""
+    client, aclient = store._client, store._aclient  # noqa: SLF001 - there is no public way
+
+    def more(arguments: dict[str, Any]) -> dict[str, Any]:
+        name = arguments["using"]
+        parameters = {"search_params": _exact()} if exhaustive else {}
+        return arguments | parameters | {"with_vectors": [name] if name else True}
+
+    def note(response: Any, name: str) -> Any:
+        for point in response.points:
+            vectors.append(_vector(point, name))
+            point.vector = None  # or the node would have it
+        return response
+
+    def query(**arguments: Any) -> Any:
+        return note(client.query_points(**more(arguments)), arguments["using"])
+
+    async def aquery(**arguments: Any) -> Any:
+        response = await aclient.query_points(**more(arguments))
+        return note(response, arguments["using"])
+
+    watched = copy.copy(store)
+    watched._client = Client(client, query_points=query)  # noqa: SLF001
+    if aclient is not None:
+        watched._aclient = Client(aclient, query_points=aquery)  # noqa: SLF001
+    return watched
 
 
 # Qdrant's scores: the cosine, the inner product, or the distance itself.
@@ -144,4 +189,6 @@ LLAMA_INDEX = StoreKind(
     "llama-index-vector-stores-qdrant",
     _facts_for_llama_index,
     _spellings,
+    vectors_come_along=True,
+    proofs="exhaustive",
 )

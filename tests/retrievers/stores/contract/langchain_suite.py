@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +12,11 @@ from blockbuster import blockbuster_ctx
 from langchain_core.documents import Document
 from langchain_core.vectorstores import VectorStore
 
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from tests.retrievers.cached.langchain.stores import Words
+
+from .proofs import Contents, Writer, check_no_breach
 
 COUNT = 60
 K = 4
@@ -37,10 +42,14 @@ class LangChainContract:
     Attributes:
         follows: Whether answers outlive a document that is added, since its vector can be read.
         trips: How many times the store is asked on a miss, vectors included.
+        declared: What has to be said for a guarantee, apart from who writes.
+        outside: Whether others can write to the store.
     """
 
     follows = True
     trips = 1
+    declared: dict[str, Any] = {}  # noqa: RUF012 - as pytest's classes are
+    outside = True
 
     @pytest.fixture
     def empty(self) -> VectorStore:
@@ -65,6 +74,14 @@ class LangChainContract:
 
     def delete(self, store: VectorStore, *numbers: int) -> None:
         store.delete(ids=[uuid_of(number) for number in numbers])
+
+    def why_refused(self, store: VectorStore) -> str:
+        """Return why no guarantee can be given; nothing where one can."""
+        return ""
+
+    def another(self, store: VectorStore) -> VectorStore:
+        """Return another object over the same documents, with a connection of its own."""
+        raise NotImplementedError
 
     @pytest.fixture
     def store(self, empty: VectorStore) -> VectorStore:
@@ -233,3 +250,50 @@ class LangChainContract:
             assert retriever.invoke("question") == expected
         assert retriever.stats().hits == 1
         return expected
+
+    def test_a_guarantee_is_given_or_refused_on_construction(self, store: VectorStore) -> None:
+        knobs = {"guarantee": "exact"} | self.declared
+        if refused := self.why_refused(store):
+            with pytest.raises(ConfigurationError, match=refused):
+                self.wrap(store, **knobs, sole_writer=True)
+            return
+        if self.outside:
+            with pytest.raises(ConfigurationError, match=r"version=.*sole_writer=True"):
+                self.wrap(store, **knobs)
+        assert self.wrap(store, **knobs, sole_writer=True).invoke("question")
+
+    @pytest.mark.parametrize("guarantee", ["exact", 0.5])
+    def test_no_breach_while_the_store_changes(self, store: VectorStore, guarantee: Any) -> None:
+        if refused := self.why_refused(store):
+            pytest.skip(refused)
+        version = [0]
+
+        def written() -> None:
+            version[0] += 1
+
+        retriever = self.wrap(
+            store, guarantee=guarantee, rerank_factor=5, version=lambda: version[0], **self.declared
+        )
+        writers = [self.writer(store)]
+        if self.outside:
+            writers.append(self.writer(self.another(store), written))
+        embedding, metric = Words(), retriever._core._source.facts.metric
+        check_no_breach(
+            lambda question: texts(retriever.invoke(question)),
+            embedding.embed_query,
+            Contents(
+                metric or "", embedding.embed_documents, {n: f"text {n}" for n in range(COUNT)}
+            ),
+            writers,
+            k=K,
+            share=1 if guarantee == "exact" else guarantee,
+            hits=lambda: retriever.stats().hits,
+            name=f"{type(self).__name__} of LangChain, {metric}, guarantee={guarantee!r}",
+        )
+
+    def writer(self, store: VectorStore, written: Callable[[], object] = int) -> Writer:
+        return Writer(
+            lambda number, text: self.add(store, document(number, text)),
+            lambda number: self.delete(store, number),
+            written,
+        )

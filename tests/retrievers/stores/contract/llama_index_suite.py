@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,8 +15,11 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 from llama_index.core.vector_stores.types import BasePydanticVectorStore
 
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 from tests.retrievers.cached.llama_index.indexes import Words
+
+from .proofs import Contents, Writer, check_no_breach
 
 COUNT = 60
 K = 4
@@ -95,13 +98,15 @@ class LlamaIndexContract:
 
     Attributes:
         trips: How many times the store is asked on a miss, vectors included.
+        outside: Whether others can write to the store.
         coroutines: Whether the store, as it is made here, can be asked by coroutines.
         follows: Whether answers outlive changes elsewhere.
         unasked: What it raises before it has any node; ``None``: it returns none.
     """
 
     words: type[Words] = Words
-    trips = 2
+    trips = 1
+    outside = True
     coroutines = True
     follows = True
     unasked: type[Exception] | None = None
@@ -114,6 +119,14 @@ class LlamaIndexContract:
     @pytest.fixture
     def calls(self) -> list[str]:
         """Return a list that gets an item each time a store is asked."""
+        raise NotImplementedError
+
+    def why_refused(self, store: BasePydanticVectorStore) -> str:
+        """Return why no guarantee can be given; nothing where one can."""
+        return ""
+
+    def another(self, store: BasePydanticVectorStore) -> BasePydanticVectorStore:
+        """Return another object over the same nodes, with a connection of its own."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -260,3 +273,61 @@ class LlamaIndexContract:
         for _ in range(2):
             check_same(retriever.retrieve("question"), expected)
         assert retriever.stats().hits == 1
+
+    def test_a_guarantee_is_given_or_refused_on_construction(self, index: VectorStoreIndex) -> None:
+        if refused := self.why_refused(index.vector_store):
+            with pytest.raises(ConfigurationError, match=refused):
+                wrap(index, guarantee="exact", sole_writer=True)
+            return
+        if self.outside:
+            with pytest.raises(ConfigurationError, match=r"version=.*sole_writer=True"):
+                wrap(index, guarantee="exact")
+        assert wrap(index, guarantee="exact", sole_writer=True).retrieve("question")
+
+    def test_a_guarantee_with_arguments_of_the_store_s_own(self, index: VectorStoreIndex) -> None:
+        with pytest.raises(ConfigurationError, match="guarantee"):
+            wrap(
+                index,
+                guarantee="exact",
+                sole_writer=True,
+                search_kwargs={"vector_store_kwargs": {"anything": 1}},
+            )
+
+    @pytest.mark.parametrize("guarantee", ["exact", 0.5])
+    def test_no_breach_while_the_store_changes(
+        self, index: VectorStoreIndex, guarantee: Any
+    ) -> None:
+        if refused := self.why_refused(index.vector_store):
+            pytest.skip(refused)
+        version = [0]
+
+        def written() -> None:
+            version[0] += 1
+
+        retriever = wrap(index, guarantee=guarantee, rerank_factor=5, version=lambda: version[0])
+        writers, embedding = [self.writer(index)], self.words()
+        if self.outside:
+            other = index_over(self.another(index.vector_store), embedding, 0)
+            writers.append(self.writer(other, written))
+        metric = retriever._core._source.facts.metric
+        check_no_breach(
+            lambda question: texts(retriever.retrieve(question)),
+            embedding.get_query_embedding,
+            Contents(
+                metric or "",
+                embedding.get_text_embedding_batch,
+                {number: f"text {number}" for number in range(COUNT)},
+            ),
+            writers,
+            k=K,
+            share=1 if guarantee == "exact" else guarantee,
+            hits=lambda: retriever.stats().hits,
+            name=f"{type(self).__name__} of LlamaIndex, {metric}, guarantee={guarantee!r}",
+        )
+
+    def writer(self, index: VectorStoreIndex, written: Callable[[], object] = int) -> Writer:
+        return Writer(
+            lambda number, text: index.insert_nodes([node(number, text)]),
+            lambda number: self.delete(index, number),
+            written,
+        )

@@ -20,7 +20,7 @@ from langchain_postgres import Column, PGEngine, PGVector, PGVectorStore
 from langchain_qdrant import QdrantVectorStore
 from pymilvus import MilvusClient
 from qdrant_client import QdrantClient, models
-from sqlalchemy import create_engine
+from sqlalchemy import NullPool, create_engine
 
 from tests.retrievers.cached.langchain.stores import DIM, Words
 
@@ -29,6 +29,9 @@ from .langchain_suite import LangChainContract, document
 
 
 class TestChroma(LangChainContract):
+    def why_refused(self, store: VectorStore) -> str:
+        return "Chroma walks a graph"
+
     @pytest.fixture(params=["l2", "cosine", "ip"])
     def empty(self, request: pytest.FixtureRequest) -> VectorStore:
         space: Any = request.param
@@ -39,6 +42,7 @@ class TestChroma(LangChainContract):
         return count_calls(monkeypatch, Collection, "query", "get")
 
 
+@pytest.mark.filterwarnings("ignore:Local mode performs exact:UserWarning")
 class TestQdrant(LangChainContract):
     @pytest.fixture(autouse=True)
     def _one_thread_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +62,15 @@ class TestQdrant(LangChainContract):
         yield QdrantVectorStore(client, "documents", Words(), distance=request.param)
         client.close()
 
+    def why_refused(self, store: VectorStore) -> str:
+        assert isinstance(store, QdrantVectorStore)
+        return "longest document vector" if store.distance == models.Distance.DOT else ""
+
+    def another(self, store: VectorStore) -> VectorStore:
+        """Return another object with the same client: points in memory have no other."""
+        assert isinstance(store, QdrantVectorStore)
+        return QdrantVectorStore(store.client, "documents", Words(), distance=store.distance)
+
     @pytest.fixture
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return count_calls(monkeypatch, QdrantClient, "query_points", "retrieve")
@@ -70,12 +83,20 @@ class TestQdrant(LangChainContract):
 class TestMilvus(LangChainContract):
     @pytest.fixture
     def empty(self, tmp_path: Path) -> VectorStore:
+        return self.open(new_name(), tmp_path)
+
+    @staticmethod
+    def open(name: str, folder: Path) -> Milvus:
         return Milvus(
             Words(),
-            collection_name=new_name(),
-            connection_args={"uri": str(tmp_path / "milvus.db")},
+            collection_name=name,
+            connection_args={"uri": str(folder / "milvus.db")},
             index_params={"index_type": "FLAT", "metric_type": "L2"},
         )
+
+    def another(self, store: VectorStore) -> VectorStore:
+        assert isinstance(store, Milvus)
+        return self.open(store.collection_name, Path(store._connection_args["uri"]).parent)
 
     @pytest.fixture
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -115,6 +136,12 @@ class TestLanceDB(LangChainContract):
         self.add(empty, *map(document, range(60)))
         assert retriever.invoke("question") == self.own(empty, "question")
 
+    def another(self, store: VectorStore) -> VectorStore:
+        assert isinstance(store, LanceDB)
+        connection = lancedb.connect(store._connection.uri)
+        other: VectorStore = LanceDB(connection=connection, embedding=Words(), mode="append")
+        return other
+
     def update(self, store: VectorStore, document: Document) -> None:
         store.delete(ids=[document.id or ""])  # to add one of the same id keeps both
         self.add(store, document)
@@ -127,13 +154,25 @@ class TestPGVectorStore(LangChainContract):
 
     @pytest.fixture
     def empty(self, postgres: str) -> Iterator[VectorStore]:
-        engine, name = PGEngine.from_connection_string(postgres), new_name()
-        engine.init_vectorstore_table(name, DIM, metadata_columns=[Column("half", "INTEGER")])
-        yield PGVectorStore.create_sync(engine, Words(), name, metadata_columns=["half"])
-        engine._run_as_sync(engine.close())
+        engines = [PGEngine.from_connection_string(postgres) for _ in range(2)]
+        name = new_name()
+        engines[0].init_vectorstore_table(name, DIM, metadata_columns=[Column("half", "INTEGER")])
+        stores = [
+            PGVectorStore.create_sync(engine, Words(), name, metadata_columns=["half"])
+            for engine in engines
+        ]
+        self.other = stores[1]
+        yield stores[0]
+        for engine in engines:
+            engine._run_as_sync(engine.close())
+
+    def another(self, store: VectorStore) -> VectorStore:
+        return self.other
 
 
 class TestPGVector(LangChainContract):
+    declared = {"exact_search": True}  # noqa: RUF012
+
     @pytest.fixture
     def calls(self, statements: list[str]) -> list[str]:
         return statements
@@ -142,12 +181,20 @@ class TestPGVector(LangChainContract):
     def empty(self, postgres: str) -> Iterator[VectorStore]:
         engine = create_engine(postgres)
         store = PGVector(Words(), connection=engine, collection_name=new_name())
+        self.address = postgres
         yield store
         store.delete_collection()  # ids are those of all collections together
         engine.dispose()
 
+    def another(self, store: VectorStore) -> VectorStore:
+        assert isinstance(store, PGVector)
+        engine = create_engine(self.address, poolclass=NullPool)
+        return PGVector(Words(), connection=engine, collection_name=store.collection_name)
+
 
 class TestFaiss(LangChainContract):
+    outside = False
+
     @pytest.fixture
     def empty(self) -> VectorStore:
         store: VectorStore = FAISS(Words(), faiss.IndexFlatL2(DIM), InMemoryDocstore(), {})
@@ -166,6 +213,8 @@ class TestFaiss(LangChainContract):
 
 
 class TestInMemory(LangChainContract):
+    outside = False
+
     @pytest.fixture
     def empty(self) -> VectorStore:
         return InMemoryVectorStore(Words())

@@ -16,10 +16,11 @@ from lancedb.index import IvfFlat
 from langchain_chroma import Chroma
 from langchain_community.vectorstores import LanceDB
 from langchain_core.documents import Document
-from langchain_core.vectorstores import VectorStore
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from langchain_milvus import Milvus
 from langchain_postgres import PGEngine, PGVector, PGVectorStore
 from langchain_postgres.v2.hybrid_search_config import HybridSearchConfig
+from langchain_postgres.v2.indexes import HNSWIndex
 from langchain_qdrant import QdrantVectorStore, RetrievalMode, SparseEmbeddings, SparseVector
 from qdrant_client import QdrantClient, models
 
@@ -171,6 +172,19 @@ def milvus(folder: Path, **options: Any) -> Milvus:
 
 
 class TestMilvus:
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"index_params": None}, "its AUTOINDEX"),
+            ({"search_params": {"params": {"radius": 3.0}}}, "radius"),
+        ],
+    )
+    def test_what_may_leave_documents_out(
+        self, tmp_path: Path, options: dict[str, Any], reason: str
+    ) -> None:
+        with pytest.raises(ConfigurationError, match=reason):
+            wrap(filled(milvus(tmp_path, **options)), guarantee="exact", sole_writer=True)
+
     def test_ids_of_its_own(self, tmp_path: Path) -> None:
         store = milvus(tmp_path, auto_id=True)
         ids = store.add_documents([document(number) for number in range(COUNT)])
@@ -246,8 +260,35 @@ class TestLanceDB:
         assert retriever.invoke("question") == own(store, "question")
         assert retriever._core._source.facts.metric == "cosine"
 
+    def test_a_guarantee_bypasses_an_index(self, tmp_path: Path) -> None:
+        store = LanceDB(connection=lancedb.connect(tmp_path), embedding=Words(), mode="append")
+        documents = [document(number) for number in range(300)]
+        store.add_documents(documents, ids=[document.id for document in documents])
+        index = IvfFlat(distance_type="cosine", num_partitions=100)
+        store.get_table().create_index("vector", config=index)
+        check_whole(store, 300)
+
+
+def check_whole(store: VectorStore, count: int) -> None:
+    """Check that a guarantee has everything searched by cosine, unlike the store's own search."""
+    exact = InMemoryVectorStore(Words())
+    exact.add_documents([document(number) for number in range(count)])
+    proven = wrap(store, k=count, guarantee="exact", sole_writer=True, rerank_factor=1)
+    assert texts(proven.invoke("question")) == texts(own(exact, "question", count))
+    assert texts(own(store, "question", count)) != texts(own(exact, "question", count))
+
 
 class TestPGVectorStore:
+    def test_a_guarantee_uses_no_index(self, postgres: str) -> None:
+        unscanned = postgres + "&options=-c%20enable_seqscan%3Doff"
+        engine, name = PGEngine.from_connection_string(unscanned), new_name()
+        engine.init_vectorstore_table(name, DIM)
+        store = PGVectorStore.create_sync(engine, Words(), name)
+        filled(store)
+        store.apply_vector_index(HNSWIndex(m=2, ef_construction=4))
+        check_whole(store, COUNT)
+        engine._run_as_sync(engine.close())
+
     def test_hybrid_searches(self, postgres: str) -> None:
         engine, name = PGEngine.from_connection_string(postgres), new_name()
         config = HybridSearchConfig()

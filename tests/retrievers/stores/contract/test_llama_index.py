@@ -31,6 +31,9 @@ from .llama_index_suite import LlamaIndexContract, UnitWords, uuid_of
 class TestChroma(LlamaIndexContract):
     words = UnitWords
 
+    def why_refused(self, store: BasePydanticVectorStore) -> str:
+        return "Chroma walks a graph"
+
     @pytest.fixture(params=["l2", "cosine", "ip"])
     def empty(self, request: pytest.FixtureRequest) -> BasePydanticVectorStore:
         space: Any = {"hnsw": {"space": request.param}}
@@ -43,6 +46,7 @@ class TestChroma(LlamaIndexContract):
         return count_calls(monkeypatch, chromadb.Collection, "query", "get")
 
 
+@pytest.mark.filterwarnings("ignore:Local mode performs exact:UserWarning")
 @pytest.mark.filterwarnings("ignore:Payload indexes have no effect:UserWarning")
 class TestQdrant(LlamaIndexContract):
     unasked = ValueError  # there is no collection yet
@@ -51,9 +55,8 @@ class TestQdrant(LlamaIndexContract):
     @pytest.fixture(autouse=True)
     def _one_thread_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The client of a server may be used by any thread, that of points in memory by one."""
-        call_one_at_a_time(
-            monkeypatch, QdrantClient, "query_points", "retrieve", "upsert", "delete"
-        )
+        methods = ("query_points", "retrieve", "upload_points", "upsert", "delete")
+        call_one_at_a_time(monkeypatch, QdrantClient, *methods)
 
     @pytest.fixture(params=[models.Distance.COSINE, models.Distance.EUCLID, models.Distance.DOT])
     def empty(self, request: pytest.FixtureRequest) -> Iterator[BasePydanticVectorStore]:
@@ -61,6 +64,14 @@ class TestQdrant(LlamaIndexContract):
         parameters = models.VectorParams(size=DIM, distance=request.param)
         yield QdrantVectorStore("documents", client, dense_config=parameters)
         client.close()
+
+    def why_refused(self, store: BasePydanticVectorStore) -> str:
+        vectors = store.client.get_collection("documents").config.params.vectors
+        return "longest document vector" if vectors.distance == models.Distance.DOT else ""
+
+    def another(self, store: BasePydanticVectorStore) -> BasePydanticVectorStore:
+        """Return another object with the same client: points in memory have no other."""
+        return QdrantVectorStore("documents", store.client)
 
     @pytest.fixture
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -70,11 +81,11 @@ class TestQdrant(LlamaIndexContract):
 class TestMilvus(LlamaIndexContract):
     @pytest.fixture
     def empty(self, tmp_path: Path) -> BasePydanticVectorStore:
-        return MilvusVectorStore(
-            uri=str(tmp_path / "milvus.db"),
-            dim=DIM,
-            similarity_metric="L2",
-        )
+        self.uri = str(tmp_path / "milvus.db")
+        return MilvusVectorStore(uri=self.uri, dim=DIM, similarity_metric="L2")
+
+    def another(self, store: BasePydanticVectorStore) -> BasePydanticVectorStore:
+        return MilvusVectorStore(uri=self.uri, dim=DIM, similarity_metric="L2")
 
     @pytest.fixture
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -89,7 +100,11 @@ class TestLanceDB(LlamaIndexContract):
 
     @pytest.fixture
     def empty(self, tmp_path: Path) -> BasePydanticVectorStore:
-        return LanceDBVectorStore(uri=str(tmp_path))
+        self.uri = str(tmp_path)
+        return LanceDBVectorStore(uri=self.uri)
+
+    def another(self, store: BasePydanticVectorStore) -> BasePydanticVectorStore:
+        return LanceDBVectorStore(uri=self.uri)
 
     def delete(self, index: VectorStoreIndex, *numbers: int) -> None:
         """Delete nodes in the table: ``delete_nodes`` names ids as if they were columns.
@@ -112,10 +127,17 @@ class TestLanceDB(LlamaIndexContract):
 class TestPGVectorStore(LlamaIndexContract):
     @pytest.fixture
     def empty(self, postgres: str) -> BasePydanticVectorStore:
+        self.address, self.name = postgres, new_name()
+        return self.open()
+
+    def another(self, store: BasePydanticVectorStore) -> BasePydanticVectorStore:
+        return self.open()
+
+    def open(self) -> BasePydanticVectorStore:
         return PGVectorStore(
-            connection_string=postgres,
-            async_connection_string=postgres,
-            table_name=new_name(),
+            connection_string=self.address,
+            async_connection_string=self.address,
+            table_name=self.name,
             schema_name="public",
             embed_dim=DIM,
             create_engine_kwargs={"poolclass": NullPool},
@@ -127,7 +149,7 @@ class TestPGVectorStore(LlamaIndexContract):
 
 
 class TestSimple(LlamaIndexContract):
-    trips = 1
+    outside = False
 
     @pytest.fixture
     def empty(self) -> BasePydanticVectorStore:

@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import chromadb
+import psycopg
 import pytest
+from lancedb.index import IvfFlat
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo
+from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore
 from llama_index.vector_stores.chroma import ChromaVectorStore
 from llama_index.vector_stores.lancedb import LanceDBVectorStore
 from llama_index.vector_stores.milvus import MilvusVectorStore
 from llama_index.vector_stores.postgres import PGVectorStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
-from qdrant_client import AsyncQdrantClient, QdrantClient
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from sqlalchemy import NullPool
 
 from ragcache_integrations.errors import ConfigurationError
@@ -24,7 +27,7 @@ from ragcache_integrations.retrievers.cached.llama_index.retriever import Approx
 from tests.retrievers.cached.llama_index.indexes import DIM, Words
 
 from .counting import new_name
-from .llama_index_suite import COUNT, K, check_same, index_over, node, own, uuid_of, wrap
+from .llama_index_suite import COUNT, K, check_same, index_over, node, own, texts, uuid_of, wrap
 
 
 def check_unranked(index: VectorStoreIndex, reason: str, **arguments: Any) -> None:
@@ -46,6 +49,21 @@ def check_ranked_by_default(index: VectorStoreIndex) -> None:
     retriever.retrieve("question")
     check_same(retriever.retrieve("question~1"), own(index, "question~1"))
     assert retriever.stats().hits == 1
+
+
+def check_whole(index: VectorStoreIndex, expected: VectorStoreIndex) -> None:
+    """Check that a guarantee has everything searched, unlike the store's own search."""
+    few = own(index, "question", COUNT)
+    proven = wrap(index, k=COUNT, guarantee="exact", sole_writer=True, rerank_factor=1)
+    found = proven.retrieve("question")
+    assert [node.node_id for node in found] == [
+        node.node_id for node in own(expected, "question", COUNT)
+    ]
+    assert texts(few) != texts(found)
+
+
+def by_cosine(count: int = COUNT) -> VectorStoreIndex:
+    return index_over(SimpleVectorStore(), Words(), count)
 
 
 def test_searches_for_diversity_of_another_number() -> None:
@@ -81,6 +99,29 @@ class TestQdrant:
         check_ranked_by_default(index)
         client.close()
 
+    @pytest.mark.filterwarnings("ignore:Local mode performs exact:UserWarning")
+    def test_a_guarantee_asks_for_a_search_of_all_points(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Points in this process are always all searched: here is what a server is asked."""
+        client, asked = QdrantClient(":memory:"), []
+        index = index_over(QdrantVectorStore("documents", client), Words())
+        query = client.query_points
+
+        def noted(**arguments: Any) -> Any:
+            asked.append(arguments)
+            return query(**arguments)
+
+        monkeypatch.setattr(client, "query_points", noted)
+        wrap(index).retrieve("question")
+        proven = wrap(index, guarantee="exact", sole_writer=True)
+        assert proven.retrieve("question")[0].node.embedding is None
+        assert [arguments["search_params"] for arguments in asked] == [
+            None,
+            models.SearchParams(exact=True),
+        ]
+        client.close()
+
     async def test_an_asynchronous_client_alone(self) -> None:
         client = AsyncQdrantClient(":memory:")
         store = QdrantVectorStore("documents", aclient=client)
@@ -98,6 +139,22 @@ class TestQdrant:
 
 
 class TestMilvus:
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"index_config": {"index_type": "HNSW", "M": 8, "efConstruction": 64}}, "its HNSW"),
+            ({"search_config": {"params": {"radius": 3.0}}}, "radius"),
+        ],
+    )
+    def test_what_may_leave_nodes_out(
+        self, tmp_path: Path, options: dict[str, Any], reason: str
+    ) -> None:
+        uri = str(tmp_path / "milvus.db")
+        store = MilvusVectorStore(uri=uri, dim=DIM, similarity_metric="L2", **options)
+        index = index_over(store, Words())
+        with pytest.raises(ConfigurationError, match=reason):
+            wrap(index, guarantee="exact", sole_writer=True)
+
     def test_another_object_over_the_same_collection(self, tmp_path: Path) -> None:
         """Its index says by what it ranks, not the arguments of the object."""
 
@@ -116,6 +173,26 @@ class TestMilvus:
 
 @pytest.mark.filterwarnings("ignore:table_names:DeprecationWarning")
 class TestLanceDB:
+    def test_a_guarantee_bypasses_an_index(self, tmp_path: Path) -> None:
+        store = LanceDBVectorStore(uri=str(tmp_path), nprobes=1)
+        index = index_over(store, Words(), 300)
+        assert store.table is not None
+        store.table.create_index(
+            "vector", config=IvfFlat(distance_type="cosine", num_partitions=10)
+        )
+        check_whole(index, by_cosine(300))
+
+    def test_a_table_of_an_earlier_version(self, tmp_path: Path) -> None:
+        index = index_over(LanceDBVectorStore(uri=str(tmp_path)), Words())
+        index_over(LanceDBVectorStore(uri=str(tmp_path)), Words())
+        with pytest.raises(ConfigurationError, match="checkout_latest"):
+            wrap(index, guarantee="exact", sole_writer=True)
+        store = index.vector_store
+        assert isinstance(store, LanceDBVectorStore)
+        assert store.table is not None
+        store.table.checkout_latest()
+        assert wrap(index, guarantee="exact", sole_writer=True).retrieve("question")
+
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")
     def test_searches_by_text(self, tmp_path: Path) -> None:
         store = LanceDBVectorStore(uri=str(tmp_path), query_type="fts")
@@ -133,6 +210,32 @@ class TestPGVectorStore:
             create_engine_kwargs={"poolclass": NullPool},
             **options,
         )
+
+    def test_a_guarantee_uses_no_index(self, postgres: str) -> None:
+        unscanned = postgres + "&options=-c%20enable_seqscan%3Doff"
+        store = self.store(unscanned)
+        index = index_over(store, Words())
+        with psycopg.connect(postgres.replace("+psycopg", "")) as connection:
+            table = f"data_{store.table_name}"
+            statement = f"CREATE INDEX ON {table} USING hnsw (embedding vector_cosine_ops)"
+            connection.execute(statement)
+        check_whole(index, by_cosine())
+
+    def test_a_query_of_the_user_s_own(self, postgres: str) -> None:
+        store = self.store(postgres, customize_query_fn=lambda statement, table: statement)
+        index = index_over(store, Words())
+        check_ranked_by_default(index)
+        with pytest.raises(ConfigurationError, match="customize_query_fn"):
+            wrap(index, guarantee="exact", sole_writer=True)
+
+    def test_vectors_of_half_precision(self, postgres: str) -> None:
+        index = index_over(self.store(postgres, use_halfvec=True), Words())
+        retriever = wrap(index)
+        retriever.retrieve("question")
+        assert texts(retriever.retrieve("question~1")) == texts(own(index, "question~1"))
+        assert retriever.stats().hits == 1
+        with pytest.raises(ConfigurationError, match="half precision"):
+            wrap(index, guarantee="exact", sole_writer=True)
 
     def test_hybrid_searches(self, postgres: str) -> None:
         store = self.store(postgres, hybrid_search=True, text_search_config="english")
