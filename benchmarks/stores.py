@@ -1,18 +1,25 @@
 """What a hit is worth in front of each vector store, at the default tolerance.
 
-Two streams: real questions, each time in other words, with near-duplicates that ask for something
-else (``rephrased``, as in ``query_cache.py``); and an invented catalogue in which every question is
-asked once and looks like others that have other answers (``catalogue``). No default was chosen on
-the catalogue.
+Three streams of questions on which no default was chosen:
 
-Of every question that the cache answers: does the answer hold the passage that answers the
-question (``served``), does the store's own answer to this very question (``store``), and which
-share of the store's own documents is in the answer (``recall``). ``served_share`` is that of those
-that the store itself has, with the lower end of its exact 95 % interval (Clopper and Pearson).
-``calls_saved`` is the share of questions for which the store was not asked.
+- ``rephrased``: questions of Natural Questions, drawn by Zipf's law, each time in other words, with
+  near-duplicates that ask for something else (as in ``query_cache.py``, which uses other questions,
+  if ``--data`` has more than the bundled ones);
+- ``catalogue``: an invented catalogue in which every question is asked once and looks more like
+  others that have other answers than like the other wording of its own;
+- ``repeated``: as the first, but in the same words: what is left to save where nothing is
+  re-ranked. For that, our retriever gets a function that asks the store in the store's place.
+
+Of every question that the cache answers: does the answer hold the passage that answers the question
+(``served``), does the store's own answer to this very question (``store``), and which share of the
+store's own documents is in the answer (``recall``). ``served`` is that of those that the store
+itself has, with the lower end of its exact 95 % interval (Clopper and Pearson). ``saved`` is the
+share of questions for which the store was not asked.
 
 ``unknown`` is a store of which nothing is known: strict by default, and re-ranked with
-``vectors="embed"``. k = 5, MiniLM. The last line is one JSON object.
+``vectors="embed"``. The other stores are those of LangChain where nothing else is said. k = 5,
+MiniLM, whose embeddings are kept in the user's cache folder. The last line is one JSON object, of
+all that was asked of a store.
 """
 
 from __future__ import annotations
@@ -21,45 +28,49 @@ import argparse
 import json
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from langchain_core.documents import Document
-from langchain_core.embeddings import Embeddings
-from langchain_core.vectorstores import VectorStore
 from parts.stats.tables import Cell, print_table
 from parts.stores.catalogue import AskedOnce, catalogue
-from parts.stores.stores import STORES, postgres
+from parts.stores.langchain import STORES, LangChainStore, Table
+from parts.stores.llama_index import INDEXES, LlamaIndexStore
+from parts.stores.servers import postgres
 from parts.traffic.embedded import Embedder
 from parts.traffic.question_streams import zipf_stream
 from parts.traffic.questions import load_corpus
 from scipy.stats import binomtest
 
-from ragcache_integrations.langchain import ApproximateCacheRetriever
+from ragcache_integrations.evaluation.workloads.rephrasing import Kind
 
 K = 5
+SEEN = 500
+"""Questions of Natural Questions that other benchmarks use, by which defaults were chosen."""
+TOPICS, LENGTH = 400, 2500
+QUICK_TOPICS, QUICK_LENGTH = 25, 150
+PASSAGES, QUICK_PASSAGES = 2500, 250
+QUICK_CHARACTERS = 200
 EMBEDDED = "unknown, vectors='embed'"
+UNRANKED = ", not re-ranked"
 
 
-class Table(Embeddings):
-    """Embeddings that were computed beforehand.
+class Store(Protocol):
+    """A store of either framework, and our retriever in front of it."""
 
-    Args:
-        vectors: By text.
-    """
+    def add(self, passages: Mapping[str, str]) -> None:
+        """Add texts by id."""
 
-    def __init__(self, vectors: Mapping[str, list[float]]) -> None:
-        self._vectors = vectors
+    def search(self, question: str) -> list[str]:
+        """Return the ids that the store itself finds."""
 
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Return the vectors of texts."""
-        return [self.embed_query(text) for text in texts]
+    def retriever(self, **knobs: Any) -> Any:
+        """Put our retriever in front of it."""
 
-    def embed_query(self, text: str) -> list[float]:
-        """Return the vector of a text; some vector for one that stores try out dimensions with."""
-        return self._vectors.get(text) or next(iter(self._vectors.values()))
+    def ask(self, retriever: Any, question: str) -> list[str]:
+        """Return the ids that our retriever finds."""
 
 
 @dataclass
@@ -104,36 +115,38 @@ class Counts:
         saved = 1 - self.calls / self.questions
         return [self.questions, self.hits, share, self.low(), store, saved, recall]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, float | None]:
         """For JSON."""
-        names = ("questions", "hits", "served_share", "served_low", "store_share", "calls_saved")
-        cells = zip((*names, "recall"), self.row(), strict=True)
-        return {name: round(cell, 4) if isinstance(cell, float) else cell for name, cell in cells}
+        _, _, served, _, store, saved, recall = self.row()
+        figures: dict[str, Any] = {
+            "served_share": served,
+            "store_share": store,
+            "calls_saved": saved,
+            "recall": recall,
+        }
+        return {
+            name: None if figure is None else round(figure, 4) for name, figure in figures.items()
+        }
 
 
-def run(store: VectorStore, asked: AskedOnce, batch: int = 500, **knobs: Any) -> Counts:
+def run(store: Store, asked: AskedOnce, **knobs: Any) -> Counts:
     """Fill a store, ask all questions, and count.
 
     Args:
         store: An empty store.
         asked: The passages and the questions.
-        batch: How many passages are added at once.
         **knobs: Of the retriever.
     """
-    documents = [
-        Document(text, metadata={"passage": name}) for name, text in asked.passages.items()
-    ]
-    for begin in range(0, len(documents), batch):
-        store.add_documents(documents[begin : begin + batch])
-    retriever = ApproximateCacheRetriever.from_vectorstore(store, k=K, annotate=True, **knobs)
-    counts = Counts()
+    store.add(asked.passages)
+    retriever = store.retriever(**knobs)
+    counts, hits = Counts(), 0
     for question, passage in asked.questions:
-        answer = retriever.invoke(question)
+        served = store.ask(retriever, question)
         counts.questions += 1
-        if not answer or not answer[0].metadata["query_cache"]["hit"]:
+        before, hits = hits, retriever.stats().hits
+        if hits == before:
             continue
-        served = [document.metadata["passage"] for document in answer]
-        own = [document.metadata["passage"] for document in store.similarity_search(question, k=K)]
+        own = store.search(question)
         counts.hits += 1
         counts.recall += len(set(served) & set(own)) / len(own)
         counts.answerable += bool(passage)
@@ -143,31 +156,58 @@ def run(store: VectorStore, asked: AskedOnce, batch: int = 500, **knobs: Any) ->
     return counts
 
 
-def rephrased(data: Path | None, seed: int, *, quick: bool) -> AskedOnce:
-    """Return real passages and questions, each time in other words.
+def real(data: Path | None, kind: Kind, seed: int, *, quick: bool) -> AskedOnce:
+    """Return real passages, and real questions that come again and again.
 
     Args:
         data: Holds the full data sets; ``None`` for the bundled sample.
-        seed: Draws the stream.
+        kind: In which words they come again.
+        seed: Draws the stream. The first ones have no question in common, if there are enough.
         quick: A small part of them.
     """
     corpus = load_corpus(data)
-    questions = corpus.questions["nq"][: 25 if quick else 400]
-    passages = list(dict.fromkeys([*(one.passage for one in questions), *corpus.passages]))
-    passages = [text[:200] for text in passages[:250]] if quick else passages
-    ids = {text: str(number) for number, text in enumerate(passages)}
+    known = corpus.questions["nq"]
+    topics, length = (QUICK_TOPICS, QUICK_LENGTH) if quick else (TOPICS, LENGTH)
+    questions = known[SEEN + seed * topics :][:topics] or known[:topics]
+    texts = [one.passage for one in known] + list(corpus.passages)
+    if quick:
+        texts = [text[:QUICK_CHARACTERS] for text in texts]
+    passages = list(dict.fromkeys(texts))[: QUICK_PASSAGES if quick else PASSAGES]
+    names = {text: str(number) for number, text in enumerate(passages)}
     answers = {
-        question.text: ids.get(question.passage[:200] if quick else question.passage, "")
-        for question in questions
+        one.text: names.get(one.passage[: QUICK_CHARACTERS if quick else None], "")
+        for one in questions
     }
-    stream = zipf_stream(
-        questions, 150 if quick else 2500, "medium", twins=len(questions) // 5, seed=seed
-    )
+    stream = zipf_stream(questions, length, kind, twins=len(questions) // 5, seed=seed)
     asked = [
         (text, answers.get(original, ""))
         for text, original in zip(stream.texts, stream.originals, strict=True)
     ]
-    return AskedOnce({name: text for text, name in ids.items()}, asked)
+    return AskedOnce({name: text for text, name in names.items()}, asked)
+
+
+def embedded(streams: Sequence[AskedOnce], *, quick: bool) -> dict[str, list[float]]:
+    """Return the embeddings of all texts, by text."""
+    vectors: dict[str, list[float]] = {}
+    embed = Embedder(show_progress=not quick)
+    for asked in streams:
+        # Apart, since passages are the same in several streams, and are embedded once then.
+        for texts in (list(asked.passages.values()), [text for text, _ in asked.questions]):
+            vectors |= zip(texts, embed(texts).tolist(), strict=True)
+    return vectors
+
+
+def runs(stream: str, chosen: Sequence[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield what is asked the questions of a stream: its name, the store, and the knobs."""
+    for name in chosen:
+        if stream != "repeated":
+            yield name, name, {}
+            if name == "unknown":
+                yield EMBEDDED, name, {"vectors": "embed"}
+        elif name == "unknown":
+            yield name, name, {}
+        elif name in STORES:
+            yield name + UNRANKED, name, {"wrapped": True}
 
 
 def main() -> None:
@@ -175,46 +215,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a small part, in under 90 s")
     parser.add_argument("--data", type=Path, help="folder with nq/ and pubmedqa/")
-    parser.add_argument("--seeds", type=int, default=2, metavar="N", help="streams of each kind")
-    parser.add_argument("--stores", nargs="+", choices=STORES, default=list(STORES))
+    every = [*STORES, *INDEXES]
+    parser.add_argument("--stores", nargs="+", choices=every, default=every)
     options = parser.parse_args()
     logging.getLogger("ragcache_integrations").setLevel(logging.ERROR)
     quick = options.quick
-    seeds = range(1 if quick else options.seeds)
-    streams: dict[str, list[AskedOnce]] = {
-        "rephrased": [rephrased(options.data, seed, quick=quick) for seed in seeds],
-        "catalogue": [catalogue(seed, models=2 if quick else 10) for seed in seeds],
+    make = partial(real, options.data, quick=quick)
+    streams = {
+        "rephrased": [make("medium", seed) for seed in range(1 if quick else 2)],
+        "catalogue": [
+            catalogue(seed, models=2 if quick else 10) for seed in range(1 if quick else 5)
+        ],
+        "repeated": [make("verbatim", 0)],
     }
-    every = [asked for stream in streams.values() for asked in stream]
-    texts = list(
-        dict.fromkeys(
-            text
-            for asked in every
-            for text in (*asked.passages.values(), *(question for question, _ in asked.questions))
-        )
-    )
-    rows = Embedder(show_progress=not quick)(texts)
-    table = Table(dict(zip(texts, rows.tolist(), strict=True)))
+    vectors = embedded([asked for stream in streams.values() for asked in stream], quick=quick)
+    table, dim = Table(vectors), len(next(iter(vectors.values())))
     totals: dict[str, Counts] = {}
     head = ["store", "questions", "hits", "served", "at least", "store", "saved", "recall"]
     with tempfile.TemporaryDirectory() as folder, postgres(Path(folder, "postgres")) as uri:
         for title, stream in streams.items():
             shown: list[Sequence[Cell]] = []
-            for name in _runs(options.stores):
+            for name, kind, knobs in runs(title, options.stores):
                 counts = Counts()
                 for asked in stream:
                     place = Path(tempfile.mkdtemp(dir=folder))
-                    store = STORES["unknown" if name == EMBEDDED else name](table, place, uri)
-                    knobs: dict[str, Any] = {"vectors": "embed"} if name == EMBEDDED else {}
+                    store: Store = (
+                        LangChainStore(STORES[kind](table, place, uri), K)
+                        if kind in STORES
+                        else LlamaIndexStore(INDEXES[kind](dim, place, uri), vectors, K)
+                    )
                     counts += run(store, asked, **knobs)
                 totals[name] = totals.get(name, Counts()) + counts
                 shown.append([name, *counts.row()])
             print_table(title, head, shown)
     print(json.dumps({name: counts.as_dict() for name, counts in totals.items()}))
-
-
-def _runs(stores: Sequence[str]) -> list[str]:
-    return [*stores, *([EMBEDDED] if "unknown" in stores else [])]
 
 
 if __name__ == "__main__":

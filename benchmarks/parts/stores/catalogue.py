@@ -15,7 +15,14 @@ import numpy as np
 
 __all__ = ["AskedOnce", "catalogue"]
 
-MODELS = ("Alder", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Ginkgo", "Hazel", "Ivy", "Juniper")
+MODELS = (
+    *("Alder", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Ginkgo", "Hazel", "Ivy", "Juniper"),
+    *("Badger", "Curlew", "Dormouse", "Ermine", "Fallow", "Grouse", "Heron", "Ibex", "Jackdaw"),
+    *("Kestrel", "Agate", "Beryl", "Coral", "Diamond", "Emerald", "Flint", "Garnet", "Howlite"),
+    *("Iolite", "Jasper", "Arno", "Bug", "Clyde", "Danube", "Ebro", "Fulda", "Garonne", "Havel"),
+    *("Inn", "Jordan", "Aster", "Bryony", "Clover", "Daisy", "Edelweiss", "Freesia", "Gentian"),
+    *("Heather", "Iris", "Jasmine"),
+)
 VERSIONS = ("100", "150", "200", "250", "300")
 ASPECTS = {
     "height": (
@@ -69,17 +76,18 @@ class AskedOnce:
     questions: Sequence[tuple[str, str]]
 
 
-def catalogue(seed: int, *, models: int = len(MODELS)) -> AskedOnce:
-    """Return the catalogue and all questions about it, shuffled.
+def catalogue(seed: int, *, models: int = 10) -> AskedOnce:
+    """Return a catalogue and all questions about it, shuffled.
 
     Args:
-        seed: The same seed shuffles them alike.
+        seed: From 0. The first five have no model in common.
         models: How many models there are, at most ten.
     """
     rng = np.random.default_rng([seed, 7])
     passages: dict[str, str] = {}
     questions: list[tuple[str, str]] = []
-    for model, version in itertools.product(MODELS[:models], VERSIONS):
+    first = 10 * seed % len(MODELS)
+    for model, version in itertools.product(MODELS[first : first + models], VERSIONS):
         name = f"{model} {version}"
         for aspect, (passage, wordings) in ASPECTS.items():
             passage_id = f"{name} {aspect}"
