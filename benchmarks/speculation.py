@@ -11,6 +11,10 @@ million vectors are replayed, stretched to 100-400 ms in all (``benchmarks/recor
 the results: that is what there is to gain from. The graph (HNSW) is searched with the efSearch that
 finds 90 % of the two nearest; ``hnsw-hasty`` with a smaller one, whose stages change their minds
 more often. ``local`` searches as many vectors for real, on the cores that the engine computes on.
+``pgvector`` is a PostgreSQL server whose searches take so much longer, behind the query cache with
+its default tolerance, and ``pgvector-strict`` with one of 0.05: what the cache guesses is the first
+stage. Real questions come again and again in other words, with near-duplicates that ask for
+something else; the first ones fill the cache, and are not counted.
 
 Documents are long (``--words``), so that a prefill of the tiny model takes on a CPU about what a
 search takes, as those of 7B models do on the paper's GPUs; how long is printed first, and a slower
@@ -23,14 +27,20 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from parts.speculation.distant_store import DistantStore, Guessing
 from parts.speculation.recorded_stages import load
 from parts.speculation.serving import (
+    TOP_K,
     Asked,
     Corpus,
     LocalSearch,
@@ -42,6 +52,7 @@ from parts.speculation.serving import (
 )
 from parts.stats.intervals import geometric_mean_ratio, mean_ratio, median_ratio
 from parts.stats.tables import print_table
+from parts.stores.servers import postgres
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.speculation import Speculator
@@ -57,6 +68,10 @@ SATURATED = 2.0
 LONGER = 4
 """Times as many requests where the engine is saturated: they come fast, and differ the more."""
 LOW = 0.2
+TOLERANCES: dict[str, float | None] = {"pgvector": None, "pgvector-strict": 0.05}
+"""Of the query cache in front of a store; ``None`` for its default."""
+BEFOREHAND, QUICK_BEFOREHAND = 300, 30
+"""Questions that fill it."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +80,9 @@ class Point:
 
     Attributes:
         kind: ``ivf``, ``hnsw`` or ``hnsw-hasty`` for a recording, ``local`` for a search beside
-            the engine.
-        search_ms: Of the median search, of all vectors in case of IVF; not for ``local``.
+            the engine, ``pgvector`` or ``pgvector-strict`` for a store.
+        search_ms: Of the median search, of all vectors in case of IVF; what is added to that of a
+            store; not for ``local``.
         share: Part of the vectors that are searched.
         load: Arrivals, as a share of what the engine can bear.
     """
@@ -79,6 +95,8 @@ class Point:
     def __str__(self) -> str:
         if self.kind == "local":
             return f"local search, load {self.load:g}"
+        if self.kind in TOLERANCES:
+            return f"{self.kind} {self.search_ms:g} ms load {self.load:g}"
         return f"{self.kind} {self.search_ms:g} ms ratio {self.share:.1%} load {self.load:g}"
 
 
@@ -87,6 +105,9 @@ class Compared:
     """What both ways did at a point, request by request."""
 
     sides: dict[str, list[Asked]] = field(default_factory=lambda: {name: [] for name in SIDES})
+
+    tally: Counter[str] = field(default_factory=Counter)
+    """What the query cache in front of a store did, with speculation."""
 
     def column(self, side: str, name: str) -> list[float]:
         """A figure of every request; of its report where the request has none of that name."""
@@ -99,6 +120,16 @@ class Compared:
         """A figure of both ways."""
         return self.column(SIDES[0], name), self.column(SIDES[1], name)
 
+    def ttft_where_slow(self, seconds: float) -> tuple[list[float], list[float]]:
+        """TTFT of both ways, of the requests whose search took so long at least in both."""
+        slow = [
+            place
+            for place, times in enumerate(zip(*self.pair("search_seconds"), strict=True))
+            if min(times) >= seconds
+        ]
+        sequential, speculative = self.pair("ttft")
+        return [sequential[place] for place in slow], [speculative[place] for place in slow]
+
     @property
     def wasted_share(self) -> float:
         """Prompt tokens computed for wrong guesses, of all that were computed."""
@@ -109,8 +140,13 @@ class Compared:
 class Bench:
     """One engine, and what was measured on it."""
 
-    def __init__(self, options: argparse.Namespace, engine: RAGCacheEngine) -> None:
+    def __init__(
+        self, options: argparse.Namespace, engine: RAGCacheEngine, stack: ExitStack
+    ) -> None:
         self.engine = engine
+        self._options = options
+        self._stack = stack
+        self._guessing: dict[tuple[str, int], dict[str, Guessing]] = {}
         self.corpus = Corpus(options.words)
         folder = options.recordings
         self.recordings = {path.stem: load(path) for path in folder.glob("*.json")}
@@ -130,8 +166,33 @@ class Bench:
         """A search beside the engine; the index takes a while to make."""
         return self._local()
 
+    @cached_property
+    def store(self) -> DistantStore:
+        """A server with a store; it ends with the benchmark."""
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        address = self._stack.enter_context(postgres(Path(self._stack.enter_context(folder))))
+        return DistantStore(self._options.data, address, TOP_K, quick=self._options.quick)
+
+    def guessing(self, point: Point, seed: int) -> dict[str, Guessing]:
+        """The store of a point, behind a query cache for each of both ways."""
+        if (point.kind, seed) not in self._guessing:
+            beforehand = QUICK_BEFOREHAND if self._options.quick else BEFOREHAND
+            self._guessing[point.kind, seed] = {
+                side: self.store.guessing(
+                    seed,
+                    beforehand,
+                    beforehand + (1 + LONGER) * self._options.requests,
+                    point.search_ms / 1000,
+                    tolerance=TOLERANCES[point.kind],
+                )
+                for side in SIDES
+            }
+        return self._guessing[point.kind, seed]
+
     def search(self, point: Point) -> Search:
         """The store of a point."""
+        if point.kind in TOLERANCES:
+            return self.guessing(point, 0)["speculative"]
         if point.kind == "local":
             return self.local
         if point.kind != "ivf":
@@ -159,11 +220,17 @@ class Bench:
 
     def compare(self, point: Point, requests: int, seeds: int) -> Compared:
         """Measure a point; both ways in turns, who goes first alternates."""
-        search, compared = self.search(point), Compared()
+        compared = Compared()
         rate = point.load / self.service_seconds
         for seed in range(seeds):
             rng = np.random.default_rng([seed, 7])
-            queries = rng.permutation(len(search))[:requests].tolist()
+            searches: Mapping[str, Search]
+            if point.kind in TOLERANCES:
+                searches = guessing = self.guessing(point, seed)
+                queries, _ = (search.take(requests) for search in guessing.values())
+            else:
+                searches = dict.fromkeys(SIDES, self.search(point))
+                queries = rng.permutation(len(searches[SIDES[0]]))[:requests].tolist()
             gaps = rng.exponential(1 / rate, size=len(queries))
             # A queue must be able to build up where the engine is saturated.
             turn = TURN if point.load < 1 else len(queries)
@@ -174,14 +241,23 @@ class Bench:
                     compared.sides[side] += serve(
                         self.speculators[side],
                         self.corpus,
-                        search,
+                        searches[side],
                         queries[first : first + turn],
                         arrivals,
                         f"{side} {point} {seed}",
                     )
                 order.reverse()
+            if point.kind in TOLERANCES:
+                compared.tally += guessing["speculative"].tally
         self.measured[point] = compared
         return compared
+
+    def agreeing(self, point: Point) -> float:
+        """Share of the first stages, or of the guesses in front of a store, that were right."""
+        tally = self.measured[point].tally
+        if tally:
+            return tally["right"] / max(1, tally["guessed"])
+        return self.search(point).agreeing()
 
     def row(self, point: Point) -> list[Any]:
         """A line of the table."""
@@ -191,7 +267,7 @@ class Bench:
         confirmed = compared.column("speculative", "confirmed")
         return [
             str(point),
-            self.search(point).agreeing(),
+            self.agreeing(point),
             *(1000 * statistics.median(one) for one in ttft),
             str(median_ratio(*ttft)),
             *(1000 * statistics.fmean(one) for one in apart),
@@ -221,6 +297,7 @@ def points(*, quick: bool) -> dict[str, list[Point]]:
         return {
             "low load": [Point(search_ms=200)],
             "saturated": [Point(load=SATURATED)],
+            "store": [Point("pgvector", 100)],
         }
     return {
         "low load": [
@@ -230,11 +307,24 @@ def points(*, quick: bool) -> dict[str, list[Point]]:
         "hasty": [Point("hnsw-hasty", load=load) for load in (LOW, SATURATED)],
         "local": [Point("local", load=load) for load in (LOW, 0.5)],
         "saturated": [Point(kind, load=SATURATED) for kind in ("ivf", "hnsw")],
+        "store": [Point(kind, 100, load=load) for kind in TOLERANCES for load in (LOW, SATURATED)],
         "ratios": [Point(search_ms=400, share=share) for share in (0.125, 0.25, 0.5)],
     }
 
 
 PARTS = tuple(points(quick=False))
+
+
+def describe_guesses(point: Point, compared: Compared) -> None:
+    """Print what the query cache in front of a store did."""
+    tally = compared.tally
+    if tally:
+        asking = compared.ttft_where_slow(point.search_ms / 1000)
+        print(
+            f"{point}: of {tally['asked']} questions the query cache answered {tally['answered']}; "
+            f"it guessed for {tally['guessed']}, right for {tally['right']}; "
+            f"TTFT ratio of the {len(asking[0])} that reach the store: {median_ratio(*asking)}"
+        )
 
 
 def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
@@ -255,6 +345,8 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
             longer = LONGER if point.load > 1 and not options.quick else 1
             bench.compare(point, longer * requests, seeds)
         print_table(part, HEAD, [bench.row(point) for point in settings])
+        for point in settings:
+            describe_guesses(point, bench.measured[point])
     whole = max(
         [point for point in bench.measured if point.load == LOW] or list(bench.measured),
         key=lambda point: (point.share, point.search_ms),
@@ -301,7 +393,12 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
             for point, compared in bench.measured.items()
         },
         "first_stage_right": {
-            str(point): round(bench.search(point).agreeing(), 4) for point in bench.measured
+            str(point): round(bench.agreeing(point), 4) for point in bench.measured
+        },
+        "guesses": {
+            str(point): dict(compared.tally)
+            for point, compared in bench.measured.items()
+            if compared.tally
         },
         "same_answers": [sum(equal), len(equal)],
     }
@@ -319,7 +416,7 @@ def main() -> None:
     parser.add_argument("--cuda-graphs", action="store_true", help="of a GPU: compile and capture")
     parser.add_argument("--chunk-tokens", type=int, default=CHUNK_TOKENS, help="of a prefill")
     parser.add_argument("--only", nargs="+", metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--kind", help="of search: ivf, hnsw, hnsw-hasty or local")
+    parser.add_argument("--kind", help="of search: ivf, hnsw, ..., pgvector-strict")
     parser.add_argument("--words", type=int, default=350, help="of a document")
     parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="folder")
     parser.add_argument("--data", type=Path, help="folder with nq/ and pubmedqa/")
@@ -339,14 +436,17 @@ def main() -> None:
     }
     if options.dummy_weights:
         arguments["load_format"] = "dummy"
-    with RAGCacheEngine(
-        options.model,
-        dtype=options.dtype,
-        kv_cache_gib=options.kv_cache_gib,
-        max_model_len=options.max_model_len,
-        vllm_args=arguments,
-    ) as engine:
-        result = run(Bench(options, engine), options)
+    with (
+        ExitStack() as stack,
+        RAGCacheEngine(
+            options.model,
+            dtype=options.dtype,
+            kv_cache_gib=options.kv_cache_gib,
+            max_model_len=options.max_model_len,
+            vllm_args=arguments,
+        ) as engine,
+    ):
+        result = run(Bench(options, engine, stack), options)
     print(json.dumps(result))
 
 

@@ -17,9 +17,9 @@ itself has, with the lower end of its exact 95 % interval (Clopper and Pearson).
 share of questions for which the store was not asked.
 
 ``unknown`` is a store of which nothing is known: strict by default, and re-ranked with
-``vectors="embed"``. The other stores are those of LangChain where nothing else is said. k = 5,
-MiniLM, whose embeddings are kept in the user's cache folder. The last line is one JSON object, of
-all that was asked of a store.
+``vectors="embed"``. The other stores are those of LangChain where nothing else is said; those of
+LlamaIndex are asked about the catalogue alone. k = 5, MiniLM, whose embeddings are kept in the
+user's cache folder. The last line is one JSON object, of all that was asked of a store.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import argparse
 import json
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -49,10 +49,11 @@ from ragcache_integrations.evaluation.workloads.rephrasing import Kind
 K = 5
 SEEN = 500
 """Questions of Natural Questions that other benchmarks use, by which defaults were chosen."""
-TOPICS, LENGTH = 400, 2500
+TOPICS, LENGTH, LENGTH_REPEATED = 400, 2500, 1500
 QUICK_TOPICS, QUICK_LENGTH = 25, 150
 PASSAGES, QUICK_PASSAGES = 2500, 250
 QUICK_CHARACTERS = 200
+STREAMS = ("rephrased", "catalogue", "repeated")
 EMBEDDED = "unknown, vectors='embed'"
 UNRANKED = ", not re-ranked"
 
@@ -167,7 +168,8 @@ def real(data: Path | None, kind: Kind, seed: int, *, quick: bool) -> AskedOnce:
     """
     corpus = load_corpus(data)
     known = corpus.questions["nq"]
-    topics, length = (QUICK_TOPICS, QUICK_LENGTH) if quick else (TOPICS, LENGTH)
+    length = LENGTH_REPEATED if kind == "verbatim" else LENGTH
+    topics, length = (QUICK_TOPICS, QUICK_LENGTH) if quick else (TOPICS, length)
     questions = known[SEEN + seed * topics :][:topics] or known[:topics]
     texts = [one.passage for one in known] + list(corpus.passages)
     if quick:
@@ -200,7 +202,7 @@ def embedded(streams: Sequence[AskedOnce], *, quick: bool) -> dict[str, list[flo
 def runs(stream: str, chosen: Sequence[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield what is asked the questions of a stream: its name, the store, and the knobs."""
     for name in chosen:
-        if stream != "repeated":
+        if stream == "catalogue" or (stream == "rephrased" and name in STORES):
             yield name, name, {}
             if name == "unknown":
                 yield EMBEDDED, name, {"vectors": "embed"}
@@ -216,18 +218,22 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small part, in under 90 s")
     parser.add_argument("--data", type=Path, help="folder with nq/ and pubmedqa/")
     every = [*STORES, *INDEXES]
+    parser.add_argument("--seeds", type=int, default=2, metavar="N", help="rephrased streams")
+    parser.add_argument("--only", nargs="+", choices=STREAMS, default=STREAMS, metavar="STREAM")
     parser.add_argument("--stores", nargs="+", choices=every, default=every)
     options = parser.parse_args()
     logging.getLogger("ragcache_integrations").setLevel(logging.ERROR)
     quick = options.quick
     make = partial(real, options.data, quick=quick)
-    streams = {
-        "rephrased": [make("medium", seed) for seed in range(1 if quick else 2)],
-        "catalogue": [
-            catalogue(seed, models=2 if quick else 10) for seed in range(1 if quick else 5)
+    models, catalogues = (2, 1) if quick else (10, 5)
+    made: dict[str, Callable[[], list[AskedOnce]]] = {
+        "rephrased": lambda: [
+            make("medium", seed) for seed in range(1 if quick else options.seeds)
         ],
-        "repeated": [make("verbatim", 0)],
+        "catalogue": lambda: [catalogue(seed, models=models) for seed in range(catalogues)],
+        "repeated": lambda: [make("verbatim", 0)],
     }
+    streams = {name: made[name]() for name in options.only}
     vectors = embedded([asked for stream in streams.values() for asked in stream], quick=quick)
     table, dim = Table(vectors), len(next(iter(vectors.values())))
     totals: dict[str, Counts] = {}

@@ -30,6 +30,7 @@ from ragcache_integrations.speculation import (
 from ragcache_integrations.vector_search import StagedIndex, StagePlan
 
 __all__ = [
+    "TOP_K",
     "Asked",
     "Corpus",
     "LocalSearch",

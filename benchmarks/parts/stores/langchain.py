@@ -178,7 +178,8 @@ def _faiss(embedding: Embeddings, _: Path, __: str) -> VectorStore:
     from langchain_community.vectorstores import FAISS  # noqa: PLC0415 - its package may be missing
 
     index = faiss.IndexFlatL2(len(embedding.embed_query("dimension")))
-    return FAISS(embedding, index, InMemoryDocstore(), {})
+    store: VectorStore = FAISS(embedding, index, InMemoryDocstore(), {})
+    return store
 
 
 def _older_pgvector(embedding: Embeddings, _: Path, uri: str) -> VectorStore:

@@ -1,0 +1,158 @@
+"""A vector store on another machine, whose answer the query cache guesses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from langchain_core.vectorstores import VectorStore
+
+from parts.stores.langchain import STORES, LangChainStore, Table
+from parts.traffic.embedded import Embedder
+from parts.traffic.question_streams import zipf_stream
+from parts.traffic.questions import load_corpus
+from ragcache_integrations.langchain import ApproximateCacheRetriever
+from ragcache_integrations.speculation import StageOfDocuments
+
+__all__ = ["DistantStore", "Guessing"]
+
+PASSAGES, QUICK_PASSAGES = 2500, 250
+QUICK_CHARACTERS = 200
+TOPICS, QUICK_TOPICS = 400, 25
+
+
+class Guessing:
+    """Our retriever in front of the store, which is asked a stream of questions in its order.
+
+    Args:
+        retriever: The retriever.
+        texts: The questions.
+
+    Attributes:
+        tally: How many questions were ``asked``, how many of them the query cache ``answered``, for
+            how many a guess was made (``guessed``), and how many guesses were what the store
+            returned (``right``).
+    """
+
+    def __init__(self, retriever: ApproximateCacheRetriever, texts: Sequence[str]) -> None:
+        self._retriever = retriever
+        self._texts = texts
+        self._next = 0
+        self.tally: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def take(self, count: int) -> list[int]:
+        """Return the numbers of the next questions; counting begins again."""
+        first, self._next = self._next, self._next + count
+        if self._next > len(self._texts):
+            msg = f"the stream has {len(self._texts)} questions, {self._next} are wanted"
+            raise SystemExit(msg)
+        self.tally = Counter()
+        return list(range(first, self._next))
+
+    def agreeing(self) -> float:
+        """Share of the guesses that were right."""
+        return self.tally["right"] / max(1, self.tally["guessed"])
+
+    async def __call__(self, query: int) -> AsyncGenerator[StageOfDocuments[str], None]:
+        """Search for a question by its number."""
+        guess: tuple[str, ...] | None = None
+        stages = self._retriever.astages(self._texts[query % len(self._texts)])
+        async with aclosing(stages):
+            async for stage in stages:
+                names = tuple(document.metadata["passage"] for document in stage.documents)
+                if stage.final:
+                    self.tally.update(
+                        asked=1,
+                        answered=int(stage.trace is not None and stage.trace.hit),
+                        guessed=int(guess is not None),
+                        right=int(guess == names),
+                    )
+                guess = names
+                yield StageOfDocuments(names, stage.final)
+
+    async def ask_beforehand(self, count: int) -> None:
+        """Ask the first questions, without an answer."""
+        for query in self.take(count):
+            async with aclosing(self(query)) as stages:
+                async for _ in stages:
+                    pass
+
+
+class DistantStore:
+    """PostgreSQL with pgvector, full of passages, each of whose searches takes longer.
+
+    Questions are real ones that come again and again in other words, with near-duplicates that ask
+    for something else.
+
+    Args:
+        data: Folder with more passages and questions than the bundled ones.
+        address: PostgreSQL's, for SQLAlchemy.
+        k: Documents to find.
+        quick: A small part of the passages and questions.
+    """
+
+    def __init__(self, data: Path | None, address: str, k: int, *, quick: bool) -> None:
+        corpus = load_corpus(data)
+        self._known = corpus.questions["nq"]
+        texts = [question.passage for question in self._known] + list(corpus.passages)
+        if quick:
+            texts = [text[:QUICK_CHARACTERS] for text in texts]
+        self._passages = list(dict.fromkeys(texts))[: QUICK_PASSAGES if quick else PASSAGES]
+        self._topics = QUICK_TOPICS if quick else TOPICS
+        self._embed = Embedder()
+        self._vectors: dict[str, list[float]] = {}
+        self._learn(self._passages)
+        self._k = k
+        self._seconds = 0.0
+        self._store = STORES["pgvector"](Table(self._vectors), Path(), address)
+        LangChainStore(self._store, k).add(
+            {str(number): text for number, text in enumerate(self._passages)}
+        )
+        self._slow_down(self._store)
+
+    def _learn(self, texts: Sequence[str]) -> None:
+        self._vectors |= zip(texts, self._embed(texts).tolist(), strict=True)
+
+    def _slow_down(self, store: VectorStore) -> None:
+        """Let every search take as much longer as is wanted at that time."""
+        inner: Any = store._PGVectorStore__vs  # type: ignore[attr-defined]  # noqa: SLF001
+        query = inner._AsyncPGVectorStore__query_collection  # noqa: SLF001
+
+        async def slow(*positional: Any, **named: Any) -> Any:
+            await asyncio.sleep(self._seconds)
+            return await query(*positional, **named)
+
+        inner._AsyncPGVectorStore__query_collection = slow  # noqa: SLF001
+
+    def guessing(
+        self, seed: int, beforehand: int, length: int, seconds: float, **knobs: Any
+    ) -> Guessing:
+        """Return a retriever of its own, with a query cache that questions have filled.
+
+        Args:
+            seed: Draws the questions.
+            beforehand: How many are asked before anything is counted.
+            length: How many there are in all.
+            seconds: How much longer searches take from then on.
+            **knobs: Of the retriever.
+        """
+        topics = self._known[seed * self._topics :][: self._topics] or self._known[: self._topics]
+        stream = zipf_stream(
+            topics, max(length, 2 * len(topics)), "medium", twins=len(topics) // 5, seed=seed
+        )
+        texts = stream.texts[:length]
+        self._learn(texts)
+        # Each has a query cache of its own.
+        retriever = ApproximateCacheRetriever.from_vectorstore(self._store, k=self._k, **knobs)
+        guessing = Guessing(retriever, texts)
+        self._seconds = 0.0
+        asyncio.run(guessing.ask_beforehand(beforehand))
+        self._seconds = seconds
+        return guessing
