@@ -70,8 +70,8 @@ LONGER = 4
 LOW = 0.2
 TOLERANCES: dict[str, float | None] = {"pgvector": None, "pgvector-strict": 0.05}
 """Of the query cache in front of a store; ``None`` for its default."""
-BEFOREHAND, QUICK_BEFOREHAND = 300, 30
-"""Questions that fill it."""
+BEFOREHAND, QUICK_BEFOREHAND = 1000, 30
+"""Questions that fill it, as many as it keeps."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,6 @@ class Bench:
                 side: self.store.guessing(
                     seed,
                     beforehand,
-                    beforehand + (1 + LONGER) * self._options.requests,
                     point.search_ms / 1000,
                     tolerance=TOLERANCES[point.kind],
                 )

@@ -6,23 +6,20 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from langchain_core.vectorstores import VectorStore
 
 from parts.stores.langchain import STORES, LangChainStore, Table
-from parts.traffic.embedded import Embedder
-from parts.traffic.question_streams import zipf_stream
-from parts.traffic.questions import load_corpus
+from parts.stores.real import embedded, real
 from ragcache_integrations.langchain import ApproximateCacheRetriever
 from ragcache_integrations.speculation import StageOfDocuments
 
 __all__ = ["DistantStore", "Guessing"]
 
-PASSAGES, QUICK_PASSAGES = 2500, 250
-QUICK_CHARACTERS = 200
-TOPICS, QUICK_TOPICS = 400, 25
+TOGETHER = 8
 
 
 class Guessing:
@@ -78,11 +75,16 @@ class Guessing:
                 yield StageOfDocuments(names, stage.final)
 
     async def ask_beforehand(self, count: int) -> None:
-        """Ask the first questions, without an answer."""
-        for query in self.take(count):
+        """Ask the first questions, some at a time, without an answer."""
+        queries = self.take(count)
+
+        async def ask(query: int) -> None:
             async with aclosing(self(query)) as stages:
                 async for _ in stages:
                     pass
+
+        for first in range(0, count, TOGETHER):
+            await asyncio.gather(*map(ask, queries[first : first + TOGETHER]))
 
 
 class DistantStore:
@@ -99,26 +101,15 @@ class DistantStore:
     """
 
     def __init__(self, data: Path | None, address: str, k: int, *, quick: bool) -> None:
-        corpus = load_corpus(data)
-        self._known = corpus.questions["nq"]
-        texts = [question.passage for question in self._known] + list(corpus.passages)
-        if quick:
-            texts = [text[:QUICK_CHARACTERS] for text in texts]
-        self._passages = list(dict.fromkeys(texts))[: QUICK_PASSAGES if quick else PASSAGES]
-        self._topics = QUICK_TOPICS if quick else TOPICS
-        self._embed = Embedder()
-        self._vectors: dict[str, list[float]] = {}
-        self._learn(self._passages)
+        self._make = partial(real, data, "medium", quick=quick)
+        self._quick = quick
+        asked = self._make(0)
+        self._vectors = embedded([asked], quick=quick)
         self._k = k
         self._seconds = 0.0
         self._store = STORES["pgvector"](Table(self._vectors), Path(), address)
-        LangChainStore(self._store, k).add(
-            {str(number): text for number, text in enumerate(self._passages)}
-        )
+        LangChainStore(self._store, k).add(asked.passages)
         self._slow_down(self._store)
-
-    def _learn(self, texts: Sequence[str]) -> None:
-        self._vectors |= zip(texts, self._embed(texts).tolist(), strict=True)
 
     def _slow_down(self, store: VectorStore) -> None:
         """Let every search take as much longer as is wanted at that time."""
@@ -131,27 +122,19 @@ class DistantStore:
 
         inner._AsyncPGVectorStore__query_collection = slow  # noqa: SLF001
 
-    def guessing(
-        self, seed: int, beforehand: int, length: int, seconds: float, **knobs: Any
-    ) -> Guessing:
+    def guessing(self, seed: int, beforehand: int, seconds: float, **knobs: Any) -> Guessing:
         """Return a retriever of its own, with a query cache that questions have filled.
 
         Args:
             seed: Draws the questions.
             beforehand: How many are asked before anything is counted.
-            length: How many there are in all.
             seconds: How much longer searches take from then on.
             **knobs: Of the retriever.
         """
-        topics = self._known[seed * self._topics :][: self._topics] or self._known[: self._topics]
-        stream = zipf_stream(
-            topics, max(length, 2 * len(topics)), "medium", twins=len(topics) // 5, seed=seed
-        )
-        texts = stream.texts[:length]
-        self._learn(texts)
-        # Each has a query cache of its own.
+        asked = self._make(seed)
+        self._vectors |= embedded([asked], quick=self._quick)
         retriever = ApproximateCacheRetriever.from_vectorstore(self._store, k=self._k, **knobs)
-        guessing = Guessing(retriever, texts)
+        guessing = Guessing(retriever, [question for question, _ in asked.questions])
         self._seconds = 0.0
         asyncio.run(guessing.ask_beforehand(beforehand))
         self._seconds = seconds
