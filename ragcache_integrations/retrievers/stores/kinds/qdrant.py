@@ -59,6 +59,15 @@ def _facts(
     )
 
 
+def _distance(client: Any, collection: str, name: str) -> str | None:
+    """Return what a collection ranks by, which is not what objects say; ``None`` where none is."""
+    if not client.collection_exists(collection):
+        return None
+    vectors = client.get_collection(collection).config.params.vectors
+    distance: str = (vectors[name] if isinstance(vectors, dict) else vectors).distance.value
+    return distance
+
+
 def _vector(point: Any, name: str) -> list[float]:
     vector: list[float] = point.vector[name] if isinstance(point.vector, dict) else point.vector
     return vector
@@ -80,6 +89,7 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
         return StoreFacts(doubt=_HYBRID.format(store.retrieval_mode.value), by_text=True)
     client, collection, vector_name = store.client, store.collection_name, store.vector_name
     contents, metadata = store.content_payload_key, store.metadata_payload_key
+    distance = _distance(client, collection, vector_name) or store.distance.value
 
     def search(embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
         points = client.query_points(
@@ -105,7 +115,7 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
         return search(embedding, k, {**arguments, "search_params": _exact()})
 
     return replace(
-        _facts(client, collection, lambda: vector_name, store.distance.value),
+        _facts(client, collection, lambda: vector_name, distance),
         search=search,
         exhaustive=exhaustive,
         id_of=lambda document: _text(document.metadata.get("_id")),
@@ -118,13 +128,10 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
     client = store.client
     if client is None:
         return StoreFacts(doubt="it is not known how an asynchronous Qdrant client searches")
-    distance = _COSINE
-    if client.collection_exists(store.collection_name):
-        vectors = client.get_collection(store.collection_name).config.params.vectors
-        name = store.dense_vector_name
-        distance = (vectors[name] if isinstance(vectors, dict) else vectors).distance.value
-    elif store._dense_config is not None:  # noqa: SLF001 - what it will create
-        distance = store._dense_config.distance.value  # noqa: SLF001
+    planned = store._dense_config  # noqa: SLF001 - what it will create
+    distance = _distance(client, store.collection_name, store.dense_vector_name)
+    if distance is None:
+        distance = _COSINE if planned is None else planned.distance.value
     # The store names its vectors otherwise once it has created its collection.
     facts = _facts(client, store.collection_name, lambda: store.dense_vector_name, distance)
     facts = replace(facts, score=_SCORES.get(facts.metric or ""))

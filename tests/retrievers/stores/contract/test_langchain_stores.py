@@ -105,6 +105,20 @@ class TestQdrant:
     def test_a_distance_that_no_vectors_tell(self, qdrant: QdrantClient) -> None:
         check_unranked(filled(qdrant_store(qdrant, models.Distance.MANHATTAN)), "Manhattan")
 
+    @pytest.mark.filterwarnings("ignore:Local mode performs exact:UserWarning")
+    def test_an_object_that_is_wrong_about_its_collection(self, qdrant: QdrantClient) -> None:
+        qdrant_store(qdrant, models.Distance.EUCLID)
+        store = QdrantVectorStore(
+            qdrant, "documents", Words(), vector_name="dense", validate_collection_config=False
+        )
+        assert store.distance == models.Distance.COSINE
+        filled(store)
+        retriever = wrap(store, tolerance=0.6, guarantee="exact", sole_writer=True)
+        for number in range(10):
+            question = f"question~{number}"
+            assert retriever.invoke(question) == own(store, question)
+        assert retriever.stats().hits == 9
+
     @pytest.mark.parametrize("spell", [int, lambda number: uuid.UUID(uuid_of(number)).hex])
     def test_ids_in_every_spelling(self, qdrant: QdrantClient, spell: Any) -> None:
         store = qdrant_store(qdrant)
