@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from ragcache_integrations.core.checks import check_int, check_number, or_none
+from ragcache_integrations.core.checks import check_int, check_number, check_text, or_none
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.retrieval import Request
 from ragcache_integrations.retrievers.tally import RetrieverStats
@@ -139,10 +139,8 @@ class CacheControls:
             self._core.clear()
             return
         or_none(check_number)("older_than", older_than, 0, unit="seconds")
-        if isinstance(ids, str):
-            msg = f"ids must be several ids, got one text: {ids!r:.100}"
-            raise ConfigurationError(msg)
-        self._core.discard(namespace, ids, older_than)
+        or_none(check_text)("namespace", namespace)
+        self._core.discard(namespace, None if ids is None else _check_ids(ids), older_than)
 
     async def aclear(
         self,
@@ -192,3 +190,15 @@ class CacheControls:
     async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
         """Async version of :meth:`load`."""
         return await self._core.files.aload(path, store_tag=store_tag)
+
+
+def _check_ids(ids: object) -> list[str]:
+    """Return ids as a list. Ids of another type would be those of no document."""
+    if isinstance(ids, str):
+        msg = f"ids must be several ids, got one text: {ids!r:.100}"
+        raise ConfigurationError(msg)
+    listed = list(ids) if isinstance(ids, Iterable) else None
+    if listed is None or not all(isinstance(name, str) for name in listed):
+        msg = f"ids must be several strings, got {ids!r:.100}"
+        raise ConfigurationError(msg)
+    return listed

@@ -32,6 +32,7 @@ from numpy.typing import ArrayLike
 from ragcache_integrations.core.forks import make_executor, make_lock
 from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.core.threads import in_executor, in_thread
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Explanation, Hit, QueryCache
 from ragcache_integrations.query_cache.types import unanswered
 from ragcache_integrations.query_cache.warming import start_warm_up
@@ -462,9 +463,12 @@ class RetrieverCore(Generic[T]):
         # A text of white space and the like alone is a question nevertheless.
         return tuple(normalize_text(text) or text for text in request.texts)
 
-    def _follow_version(self, version_of_store: Callable[[], Hashable]) -> None:
+    def _follow_version(self, version_of_store: Callable[[], object]) -> None:
         """Forget every answer if the store is of another version than they are."""
         version = version_of_store()
+        if not isinstance(version, Hashable):  # it may be changed, and equal to itself nevertheless
+            msg = f"version= must return a value that does not change, got {version!r:.100}"
+            raise ConfigurationError(msg)
         with self._version_lock:
             if self._version is not _NO_VERSION and version != self._version:
                 self._caches.clear(wait=True)

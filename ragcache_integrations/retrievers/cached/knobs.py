@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
@@ -45,9 +46,9 @@ def _check_vectors(value: object) -> Any:
 
 
 def _check_version(value: object) -> Any:
-    if value is None or callable(value):
+    if value is None or (callable(value) and not inspect.iscoroutinefunction(value)):
         return value
-    msg = f"version must be a function without arguments or None, got {value!r}"
+    msg = f"version must be a function without arguments, no coroutine, or None, got {value!r}"
     raise ConfigurationError(msg)
 
 

@@ -159,6 +159,11 @@ class TestForgetting:
             retriever.clear(older_than=-1)
         with pytest.raises(ConfigurationError, match="several ids, got one text: 'text 1'"):
             retriever.clear(ids="text 1")
+        for ids in ([1], 1, b"text 1"):  # that are no document's
+            with pytest.raises(ConfigurationError, match="ids must be several strings, got"):
+                retriever.clear(ids=ids)
+        with pytest.raises(ConfigurationError, match="namespace must be a string, got 1"):
+            retriever.clear(namespace=1)
         assert retriever.stats().cache.entries == 1
 
     def test_a_search_under_way_is_not_cached(

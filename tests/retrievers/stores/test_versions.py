@@ -124,3 +124,18 @@ def test_a_guarantee_has_to_know_of_other_writers(store: Remote) -> None:
         assert retriever.invoke("text 1")
     with pytest.raises(ConfigurationError, match="version must be a function"):
         ApproximateCacheRetriever.from_vectorstore(store, version=3)  # type: ignore[arg-type]
+
+
+async def _version() -> int:
+    return 1
+
+
+def test_what_is_no_version_is_refused(store: Remote) -> None:
+    """Each coroutine is another object, and a list that is changed remains equal to itself."""
+    unusable: Any = _version
+    with pytest.raises(ConfigurationError, match="without arguments, no coroutine"):
+        ApproximateCacheRetriever.from_vectorstore(store, version=unusable)
+    counter: Any = [1]
+    retriever = ApproximateCacheRetriever.from_vectorstore(store, version=lambda: counter)
+    with pytest.raises(ConfigurationError, match=r"version= must return a value .* got \[1\]"):
+        retriever.invoke("question")
