@@ -1,6 +1,6 @@
 """Entries, their keys and vectors, and how they follow changes of the store."""
 
-from .changes import ChangeLog
+from .changes import ChangeLog, Part
 from .document_vectors import DocumentVectors
 from .entry import NEVER, Entry, NewEntry, Readable, check_candidates
 from .keys import hyperplanes
@@ -16,6 +16,7 @@ __all__ = [
     "Entry",
     "EntryTable",
     "NewEntry",
+    "Part",
     "Readable",
     "check_candidates",
     "document_keys",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -16,12 +17,42 @@ from .entry import Entry
 from .freshness import nearest_new
 from .table import without
 
-__all__ = ["Change", "ChangeLog"]
+__all__ = ["Change", "ChangeLog", "Part"]
 
 T = TypeVar("T")
 Vectors = NDArray[np.float32]
 
 _REMEMBERED = 256
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of what is cached: the entries for which everything holds that is there.
+
+    Attributes:
+        marks: Their cache key has all of these marks.
+        ids: They hold one of these documents; ``None``: any.
+        before: They were inserted before this moment, in microseconds since 1970; ``None``:
+            at any time.
+    """
+
+    marks: frozenset[str] = frozenset()
+    ids: frozenset[str] | None = None
+    before: int | None = None
+
+    def holds(self, marks: Collection[str], ids: Iterable[str], born: int) -> bool:
+        """Whether an entry belongs to it.
+
+        Args:
+            marks: The marks of its cache key.
+            ids: Ids of the documents that it holds.
+            born: When it was inserted, in microseconds.
+        """
+        return (
+            self.marks <= set(marks)
+            and (self.before is None or born < self.before)
+            and (self.ids is None or not self.ids.isdisjoint(ids))
+        )
 
 
 @dataclass(frozen=True)
@@ -33,12 +64,14 @@ class Change:
         removed: Ids of documents that are gone.
         added: Ids of documents that are new.
         vectors: Their vectors, shape (len(added), dim), as they are kept.
+        forgotten: Which of the answers found before are forgotten, of the same documents or not.
     """
 
     version: int
     removed: tuple[str, ...]
     added: tuple[str, ...]
     vectors: Vectors
+    forgotten: Part | None = None
 
 
 class ChangeLog:
@@ -63,10 +96,21 @@ class ChangeLog:
         copied._changes = self._changes.copy()
         return copied
 
-    def note(self, removed: tuple[str, ...], added: tuple[str, ...], vectors: Vectors) -> None:
+    @property
+    def forgets(self) -> bool:
+        """Whether parts of what is cached are among what is forgotten."""
+        return any(change.forgotten is not None for change in self._changes)
+
+    def note(
+        self,
+        removed: tuple[str, ...],
+        added: tuple[str, ...],
+        vectors: Vectors,
+        forgotten: Part | None = None,
+    ) -> None:
         """Note a change."""
         self.version += 1
-        self._changes.append(Change(self.version, removed, added, vectors))
+        self._changes.append(Change(self.version, removed, added, vectors, forgotten))
         if len(self._changes) > _REMEMBERED:
             self._forgotten = self._changes.popleft().version
 

@@ -9,7 +9,7 @@ a cache in memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -77,6 +77,8 @@ class RedisQueryCache(BaseQueryCache[T]):
         exact_search: The store's search is exact, by this metric, over all of its documents.
         unranked_tolerance: The largest distance at which an entry answers whose candidates cannot
             be re-ranked; ``None``: like any other.
+        marks: Returns the marks of a cache key, such as its tenant's name, by which :meth:`discard`
+            forgets a part; the same in all processes.
         tag: Names embedding model and store: the same in all processes that share entries, and
             another one in all others.
         seed: Decides the hyperplanes; the same in all processes that share entries.
@@ -108,6 +110,7 @@ class RedisQueryCache(BaseQueryCache[T]):
         multi_probe: int = 0,
         exact_search: bool = False,
         unranked_tolerance: float | None = None,
+        marks: Callable[[Hashable], Iterable[Hashable]] | None = None,
         seed: int = 0,
     ) -> None:
         settings = shared_settings(
@@ -132,7 +135,7 @@ class RedisQueryCache(BaseQueryCache[T]):
         self._settings = settings
         self._names = names
         self._link = Link(server)
-        self._operations = Operations[T](settings, names, documents, server.where)
+        self._operations = Operations[T](settings, names, documents, server.where, marks)
         self._debts = Debts(self._link, self._operations.requests.clearing)
 
     @property
@@ -279,6 +282,36 @@ class RedisQueryCache(BaseQueryCache[T]):
     def clear(self) -> None:
         """Drop every entry of all processes, of every cache key."""
         self._deliver(self._operations.requests.clearings())
+
+    def discard(
+        self,
+        marks: Iterable[Hashable] = (),
+        *,
+        ids: Collection[str] | None = None,
+        before: float | None = None,
+    ) -> None:
+        """Drop entries of all processes: those for which everything holds that is given.
+
+        It is passed on as a change of the store is: one short note for each shard, which lookups
+        apply to what they find. Searches that began before are not inserted any more, where their
+        entries would be among these.
+
+        Args:
+            marks: Their cache key has all of these marks.
+            ids: They hold one of these documents.
+            before: They were inserted before this moment, in seconds since 1970.
+        """
+        self._deliver(self._operations.requests.forgettings(marks, ids, before))
+
+    async def adiscard(
+        self,
+        marks: Iterable[Hashable] = (),
+        *,
+        ids: Collection[str] | None = None,
+        before: float | None = None,
+    ) -> None:
+        """Async version of :meth:`discard`."""
+        await self._adeliver(self._operations.requests.forgettings(marks, ids, before))
 
     async def aclear(self) -> None:
         """Async version of :meth:`clear`."""

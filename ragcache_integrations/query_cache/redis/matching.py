@@ -81,6 +81,7 @@ class Fetched:
         id: The entry's id in its bucket.
         value: The entry's bytes.
         known: What is known of the shard's changes.
+        marks: Those of its cache key, where parts are forgotten.
     """
 
     shard: int
@@ -88,6 +89,7 @@ class Fetched:
     id: bytes
     value: bytes
     known: Known
+    marks: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -292,6 +294,12 @@ class Matching(Generic[T]):
         """Return an entry, updated to the store's current state; ``None`` where it is outdated."""
         changes = fetched.known.changes.since(record.version)
         if changes is None:
+            return None
+        ids, moment = [document[0] for document in record.documents], born // _MICROSECOND
+        if any(
+            change.forgotten is not None and change.forgotten.holds(fetched.marks, ids, moment)
+            for change in changes
+        ):
             return None
         gone = {name for change in changes for name in change.removed}
         left = [document for document in record.documents if document[0] not in gone]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -66,6 +66,7 @@ class Operations(Generic[T]):
         names: Names of what is in Redis.
         documents: Reads documents; ``None``: answers have ids alone.
         where: Redis' address, for messages.
+        marks: Returns the marks of a cache key.
 
     Attributes:
         requests: Makes requests and reads replies.
@@ -74,13 +75,18 @@ class Operations(Generic[T]):
     """
 
     def __init__(
-        self, settings: Settings, names: Names, documents: DocumentSource[T] | None, where: str
+        self,
+        settings: Settings,
+        names: Names,
+        documents: DocumentSource[T] | None,
+        where: str,
+        marks: Callable[[Hashable], Iterable[Hashable]] | None = None,
     ) -> None:
         self._settings = settings
         self._names = names
         self._where = where
         self.matching = Matching[T](settings, kernels(), documents)
-        self.requests = Requests(settings, names, kernels())
+        self.requests = Requests(settings, names, kernels(), marks)
         self.reads = settings.vectors is not None or documents is not None
         self._lock = make_lock()
         self._counts = dict.fromkeys((*COUNTED, *_COUNTED_HERE), 0)

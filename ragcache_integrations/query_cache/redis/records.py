@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_integrations.core.checks import as_number
+from ragcache_integrations.query_cache.entries import Part
 
 __all__ = [
     "LARGEST_BUCKET",
@@ -29,6 +30,7 @@ __all__ = [
     "decode_record",
     "embedding_bytes",
     "encode_change",
+    "encode_part",
     "encode_record",
 ]
 
@@ -157,10 +159,25 @@ def encode_change(removed: Sequence[str], added: Sequence[str], vectors: Vectors
     return _CHANGE.pack(_FORMAT, zlib.crc32(body), vectors.shape[1], len(listed)) + body
 
 
+def encode_part(part: Part, dim: int) -> bytes:
+    """Return a part that is forgotten as it is kept: a change of no documents.
+
+    Processes that know of no such parts take it for an unknown change, and forget everything.
+    """
+    ids = None if part.ids is None else sorted(part.ids)
+    listed = json.dumps([[], [], sorted(part.marks), ids, part.before], separators=(",", ":"))
+    body = listed.encode("ascii")
+    return _CHANGE.pack(_FORMAT, zlib.crc32(body), dim, len(body)) + body
+
+
 def decode_change(
     value: bytes, dim: int
-) -> tuple[tuple[str, ...], tuple[str, ...], Vectors] | None:
-    """Return the arguments of :func:`encode_change`; ``None`` for other bytes."""
+) -> tuple[tuple[str, ...], tuple[str, ...], Vectors, Part | None] | None:
+    """Return the arguments of :func:`encode_change`, and what :func:`encode_part` was given.
+
+    Returns:
+        ``None`` for other bytes.
+    """
     if not _CHANGE.size <= len(value) <= LARGEST_CHANGE:
         return None
     mark, checksum, size, listed = _CHANGE.unpack_from(value)
@@ -169,12 +186,22 @@ def decode_change(
     if mark != _FORMAT or size != dim or end < _CHANGE.size or zlib.crc32(body) != checksum:
         return None
     try:
-        removed, added = (tuple(_texts(ids)) for ids in json.loads(value[end:]))
+        first, second, *others = json.loads(value[end:])
+        removed, added = tuple(_texts(first)), tuple(_texts(second))
+        part = _part(*others) if others else None
         vectors = np.frombuffer(value[_CHANGE.size : end], dtype="<f4").reshape(len(added), dim)
     except (TypeError, ValueError, RecursionError):
         return None
     wide = vectors.astype(np.float32)
-    return (removed, added, wide) if np.isfinite(wide).all() else None
+    return (removed, added, wide, part) if np.isfinite(wide).all() else None
+
+
+def _part(marks: object, ids: object, before: object) -> Part:
+    if before is not None and type(before) is not int:
+        msg = "a moment must be a whole number"
+        raise TypeError(msg)
+    held = None if ids is None else frozenset(_texts(ids))
+    return Part(frozenset(_texts(marks)), held, before)
 
 
 def _texts(value: object) -> list[str]:

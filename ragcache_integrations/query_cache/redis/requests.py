@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ragcache_integrations.query_cache.entries import Part
 from ragcache_integrations.query_cache.settings import Settings
 
 from .matching import Fetched
@@ -20,6 +21,7 @@ from .records import (
     LARGEST_CHANGE,
     Record,
     encode_change,
+    encode_part,
 )
 from .scripts import (
     CHANGE,
@@ -54,6 +56,7 @@ class Request:
         keys: The script's keys, all in one slot.
         arguments: The script's arguments.
         known: What was known of the shard when the request was made.
+        key: The cache key that a lookup is for.
     """
 
     shard: int
@@ -61,6 +64,7 @@ class Request:
     keys: list[str]
     arguments: Arguments
     known: Known
+    key: Hashable = None
 
     @property
     def counted_arguments(self) -> Arguments:
@@ -75,15 +79,23 @@ class Requests:
         settings: The arguments of the cache, checked.
         names: Names of the keys in Redis.
         kernels: The module of compiled or plain loops.
+        marks: Returns the marks of a cache key.
 
     Attributes:
         shards: What is known of the shards.
     """
 
-    def __init__(self, settings: Settings, names: Names, kernels: ModuleType) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        names: Names,
+        kernels: ModuleType,
+        marks: Callable[[Hashable], Iterable[Hashable]] | None,
+    ) -> None:
         self._settings = settings
         self._names = names
         self._kernels = kernels
+        self._marks_of = marks
         self.shards = Shards(names.shards, settings.dim)
 
     def lookups(self, query: Vectors, key: Hashable, *, noting: bool = True) -> list[Request]:
@@ -102,7 +114,10 @@ class Requests:
         for code in self._buckets(query):
             shard = self._names.shard_of(code)
             buckets.setdefault(shard, []).append(self._names.of_bucket(code, partition))
-        return [self._look_up(shard, some, noting=noting) for shard, some in buckets.items()]
+        return [
+            replace(self._look_up(shard, some, noting=noting), key=key)
+            for shard, some in buckets.items()
+        ]
 
     def first(self, shard: int) -> Request:
         """Return a request for a shard's version and changes alone."""
@@ -133,8 +148,9 @@ class Requests:
         if known is None:
             return None
         buckets = request.keys[2:]
+        marks = self._marks(request.key) if known.changes.forgets else frozenset()
         entries = [
-            Fetched(request.shard, bucket, bytes(name[1:]), bytes(value), known)
+            Fetched(request.shard, bucket, bytes(name[1:]), bytes(value), known, marks)
             for bucket, fields in zip(buckets, contents, strict=False)
             for name, value in zip(fields[::2], fields[1::2], strict=True)
             if name[:1] == b"e"
@@ -179,7 +195,30 @@ class Requests:
         self, removed: Sequence[str], added: Sequence[str], vectors: Vectors
     ) -> list[Request]:
         """Return the requests that send a change of the store to every shard."""
-        change = encode_change(removed, added, vectors)
+        return self._to_all(encode_change(removed, added, vectors))
+
+    def forgettings(
+        self, marks: Iterable[Hashable], ids: Collection[str] | None, before: float | None
+    ) -> list[Request]:
+        """Return the requests that make every shard forget a part.
+
+        Args:
+            marks: Of its cache keys.
+            ids: Of documents, one of which its entries hold.
+            before: When its entries were inserted, in seconds since 1970.
+        """
+        hashed = frozenset(map(self._names.partition, marks))
+        moment = None if before is None else int(before * 1e6)
+        part = Part(hashed, None if ids is None else frozenset(ids), moment)
+        return self._to_all(encode_part(part, self._settings.dim))
+
+    def _marks(self, key: Hashable) -> frozenset[str]:
+        """Return the marks of a cache key, as hashes."""
+        marks = () if self._marks_of is None else self._marks_of(key)
+        return frozenset(map(self._names.partition, marks))
+
+    def _to_all(self, change: bytes) -> list[Request]:
+        """Return the requests that send every shard a change, or clear it where that is large."""
         if len(change) > LARGEST_CHANGE:
             return self.clearings()
         arguments: Arguments = [change, MOST_CHANGES, LARGEST_CHANGE]

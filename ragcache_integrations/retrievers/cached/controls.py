@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -119,38 +119,62 @@ class CacheControls:
         self,
         *,
         namespace: str | None = None,
+        filter: Any = None,  # noqa: A002 - as the stores' searches name it
         ids: Collection[str] | None = None,
         older_than: float | None = None,
+        version: Hashable | None = None,
     ) -> None:
         """Forget every answer, or those for which everything holds that is given.
 
-        Touches memory alone. Searches under way are not cached any more.
+        Touches memory alone; of a shared cache all processes forget, and a part of it is forgotten
+        when Redis has received that. Searches under way are not cached any more, in a shared cache
+        where they belong to the part.
 
         Args:
             namespace: They are this tenant's.
+            filter: They were found under exactly this filter of the store's search (``filter``, in
+                Milvus ``expr``, in LlamaIndex ``filters``), or under this ``filter_key``.
             ids: They hold one of these documents.
             older_than: They were found longer ago than this, in seconds.
+            version: They were found under another version of the store, as ``version=`` has it or
+                the last such call. So news of a change can be passed on as it comes, and repeated.
 
         Raises:
-            ConfigurationError: An argument is wrong; or the cache is shared, which is cleared as a
-                whole only.
+            ConfigurationError: An argument is wrong.
         """
-        if namespace is None and ids is None and older_than is None:
-            self._core.clear()
-            return
         or_none(check_number)("older_than", older_than, 0, unit="seconds")
         or_none(check_text)("namespace", namespace)
-        self._core.discard(namespace, None if ids is None else _check_ids(ids), older_than)
+        part = (namespace, filter, None if ids is None else _check_ids(ids), older_than)
+        if not isinstance(version, Hashable):
+            msg = f"version must be a value that does not change, got {version!r:.100}"
+            raise ConfigurationError(msg)
+        if version is not None and self._core.is_of_version(version):
+            return
+        if part != (None, None, None, None):
+            self._core.discard(*part)
+        elif version is not None:
+            self._core.follow_version(version)
+        else:
+            self._core.clear()
 
     async def aclear(
         self,
         *,
         namespace: str | None = None,
+        filter: Any = None,  # noqa: A002
         ids: Collection[str] | None = None,
         older_than: float | None = None,
+        version: Hashable | None = None,
     ) -> None:
         """Async version of :meth:`clear`."""
-        await asyncio.to_thread(self.clear, namespace=namespace, ids=ids, older_than=older_than)
+        await asyncio.to_thread(
+            self.clear,
+            namespace=namespace,
+            filter=filter,
+            ids=ids,
+            older_than=older_than,
+            version=version,
+        )
 
     def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
         """Write what is cached to a file, for :meth:`load`.

@@ -34,10 +34,17 @@ from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.core.threads import in_executor, in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Explanation, Hit, QueryCache
+from ragcache_integrations.query_cache.redis import RedisQueryCache
 from ragcache_integrations.query_cache.types import unanswered
 from ragcache_integrations.query_cache.warming import start_warm_up
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
-from ragcache_integrations.retrievers.keys import TextIdentity, namespace_of, normalize_text
+from ragcache_integrations.retrievers.keys import (
+    TextIdentity,
+    filter_mark,
+    marks_of,
+    namespace_mark,
+    normalize_text,
+)
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Request,
@@ -252,35 +259,56 @@ class RetrieverCore(Generic[T]):
         self._caches.clear()
 
     def discard(
-        self, namespace: str | None, ids: Collection[str] | None, older_than: float | None
-    ) -> int:
+        self,
+        namespace: str | None,
+        filters: Any,
+        ids: Collection[str] | None,
+        older_than: float | None,
+    ) -> None:
         """Forget some of the answers, those for which everything holds that is not ``None``.
 
         Args:
             namespace: They are this tenant's, whose embeddings are forgotten, too.
+            filters: They were found under this filter, or ``filter_key``.
             ids: They hold one of these documents.
             older_than: They were found longer ago than this, in seconds.
 
-        Returns:
-            How many there were.
-
         Raises:
-            ConfigurationError: The cache is shared, which is cleared as a whole only.
+            ConfigurationError: The filter is no plain data.
         """
-        if namespace is not None and ids is None and older_than is None:
-            self._embedder.forget(namespace)
-        cache, wanted = self._caches.current, None if ids is None else frozenset(ids)
+        marks = [] if filters is None else [filter_mark(filters)]
+        if namespace is not None:
+            if not marks and ids is None and older_than is None:
+                self._embedder.forget(namespace)
+            marks.append(namespace_mark(namespace))
+        cache = self._caches.to_tell(None)
         if cache is None:
-            return 0
+            return
+        if isinstance(cache, RedisQueryCache):
+            before = None if older_than is None else time.time() - older_than
+            cache.discard(marks, ids=ids, before=before)
+            return
 
         def matches(key: Hashable, candidates: Sequence[Candidate[T]], age: float) -> bool:
             return (
-                (namespace is None or namespace_of(key) == namespace)
-                and (older_than is None or age > older_than)
-                and (wanted is None or any(document.id in wanted for document in candidates))
+                (older_than is None or age > older_than)
+                and (ids is None or any(document.id in held for document in candidates))
+                and marks_of(key).issuperset(marks)
             )
 
-        return in_memory(cache).discard(matches)
+        held = frozenset(ids or ())
+        cache.discard(matches)
+
+    def is_of_version(self, version: Hashable) -> bool:
+        """Whether all answers were found under this version of the store."""
+        return self._version == version
+
+    def follow_version(self, version: Hashable) -> None:
+        """Forget every answer if the store is of another version than they are."""
+        with self._version_lock:
+            if version != self._version:
+                self._caches.clear(wait=True)
+            self._version = version
 
     def forget(self, request: Request[T]) -> int:
         """Forget all answers that the cache would give to a question; return how many.

@@ -15,6 +15,7 @@ from ragcache_integrations.query_cache import Metric, QueryCache
 from ragcache_integrations.query_cache.certificates import UNIT_SLACK
 from ragcache_integrations.query_cache.redis import DocumentSource, RedisQueryCache, shared_settings
 from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.retrievers.keys import marks_of
 from ragcache_integrations.retrievers.stores import StoreFacts
 
 from .knobs import CacheKnobs
@@ -181,7 +182,11 @@ class LazyCache(Generic[T]):
         if self._now is None and self._server is not None:
             # Nobody knows what vectors another process adds: their lengths are not relied on.
             shared = RedisQueryCache[T](
-                self._server, dim, documents=self._documents, **self._arguments
+                self._server,
+                dim,
+                documents=self._documents,
+                marks=marks_of,
+                **self._arguments,
             )
             self._now = (shared, False)
         if self._now is None:

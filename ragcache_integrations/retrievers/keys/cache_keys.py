@@ -26,15 +26,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.sharing import Identity
 
 __all__ = [
     "OPAQUE",
     "FrozenArguments",
     "Naming",
+    "filter_mark",
     "freeze_arguments",
+    "marks_of",
     "nameless_values",
-    "namespace_of",
+    "namespace_mark",
     "opaque_values",
     "request_key",
 ]
@@ -74,6 +77,8 @@ _GENERATED = {
     *("__replace__", "__orig_bases__", "__parameters__", "model_config", "model_post_init"),
     *("__getstate__", "__setstate__", "__annotate_func__", "__annotations_cache__"),
 }
+_FILTERS = {"filter", "filters", "expr", "where_document"}
+"""Arguments of the frameworks' and the stores' searches that say which documents may be found."""
 _MAX_DEPTH = 32
 """Containers within containers; what is deeper, or contains itself, is opaque."""
 
@@ -234,11 +239,36 @@ def nameless_values(frozen: FrozenArguments, naming: Naming) -> tuple[str, ...]:
     return tuple(path for path, value in frozen.opaque if not naming.names(value))
 
 
-def namespace_of(key: Hashable) -> Hashable:
-    """Return the namespace of a cache key, which may be part of a longer key."""
-    while isinstance(key, tuple) and key:
+def namespace_mark(namespace: str) -> Hashable:
+    """Return the mark of the cache keys of a namespace."""
+    return ("namespace", namespace)
+
+
+def filter_mark(meaning: Any) -> Hashable:
+    """Return the mark of the cache keys of a filter, or of a ``filter_key``.
+
+    Raises:
+        ConfigurationError: The filter is code, which cannot be compared.
+    """
+    freezer = _Freezer()
+    frozen = freezer.freeze(meaning, "filter")
+    if freezer.opaque:
+        places = " and ".join(place for place, _ in freezer.opaque)
+        msg = f"{places} is no plain data, which could be compared: name its filter_key instead"
+        raise ConfigurationError(msg)
+    return ("filter", frozen)
+
+
+def marks_of(key: Hashable) -> frozenset[Hashable]:
+    """Return the marks of a cache key, which may be part of a longer key."""
+    while isinstance(key, tuple) and key and isinstance(key[0], tuple):
         key = key[0]
-    return key
+    match key:
+        case [str(namespace), filter_key, frozenset() as arguments]:
+            marks = {("filter", value) for name, value in arguments if name in _FILTERS}
+            named = () if filter_key is None else (filter_mark(filter_key),)
+            return frozenset({namespace_mark(namespace), *marks, *named})
+    return frozenset()
 
 
 def opaque_values(arguments: Mapping[str, Any]) -> frozenset[Identity]:

@@ -240,3 +240,19 @@ def test_no_answer_is_old_whatever_happens(server: RedisServer, metric: Any) -> 
                 assert recall == 1
     assert hits > 50
     assert proven > 20 or metric == "ip"
+
+
+async def test_a_part_is_forgotten_by_marks(server: RedisServer) -> None:
+    shelf = Shelf()
+    one, other = (shelf.cache(server, marks=lambda key: [key]) for _ in range(2))
+    query = queries(1)[0]
+    for key in ("a", "b"):
+        shelf.ask(one, query, 1, key)
+    await one.adiscard(["a"], ids=["another"])
+    assert other.lookup(query, 1, "a") is not None
+    await one.adiscard(["a"])
+    assert other.lookup(query, 1, "a") is None
+    assert other.lookup(query, 1, "b") is not None
+    other.discard()
+    assert one.lookup(query, 1, "b") is None
+    await one.aclose()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragcache_integrations.query_cache.entries import Part
 from ragcache_integrations.query_cache.redis.breaker import Breaker
 from ragcache_integrations.query_cache.redis.records import (
     Record,
@@ -18,6 +19,7 @@ from ragcache_integrations.query_cache.redis.records import (
     decode_record,
     embedding_bytes,
     encode_change,
+    encode_part,
     encode_record,
 )
 
@@ -99,6 +101,29 @@ def test_changes(removed: list[str], added: list[tuple[str, float, float]]) -> N
         flipped = bytearray(value)
         flipped[place] ^= 1
         assert decode_change(bytes(flipped), 2) is None
+
+
+@given(
+    marks=st.frozensets(TEXTS, max_size=4),
+    ids=st.none() | st.frozensets(TEXTS, max_size=4),
+    before=st.none() | st.integers(0, 1 << 52),
+)
+def test_parts(marks: frozenset[str], ids: frozenset[str] | None, before: int | None) -> None:
+    part = Part(marks, ids, before)
+    decoded = decode_change(encode_part(part, 2), 2)
+    assert decoded is not None
+    assert (*decoded[:2], decoded[3]) == ((), (), part)
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [b"[[],[],1,null,null]", b"[[],[],[],3,null]", b'[[],[],[],null,"a"]', b"[[],[],[]]", b"[[]]"],
+)
+def test_parts_that_are_none(listed: bytes) -> None:
+    value = encode_part(Part(), 2)
+    header = struct.Struct("<4sIII")
+    mark, *_ = header.unpack_from(value)
+    assert decode_change(header.pack(mark, zlib.crc32(listed), 2, len(listed)) + listed, 2) is None
 
 
 class TestBreaker:

@@ -11,10 +11,11 @@ from langchain_core.documents import Document
 from langchain_core.vectorstores import InMemoryVectorStore
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import QueryBundle, TextNode
+from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 
 from ragcache_integrations import langchain, llama_index
 from ragcache_integrations.errors import ConfigurationError
-from tests.retrievers.cached.langchain.stores import Words
+from tests.retrievers.cached.langchain.stores import Words, faiss_store
 from tests.retrievers.cached.llama_index.indexes import Words as LlamaIndexWords
 
 TEXTS = [f"text {number}" for number in range(30)]
@@ -145,6 +146,35 @@ class TestForgetting:
         ids_of(retriever, "new")
         assert retriever.stats().hits == 1
 
+    def test_what_another_version_of_the_store_gave(self, make: Make) -> None:
+        retriever = make(tolerance=0)
+        ids_of(retriever, "question")
+        retriever.clear(version=1, ids=["nobody"])
+        assert retriever.stats().cache.entries == 1
+        retriever.clear(version=1)  # nobody knows of which version the answer was
+        assert retriever.stats().cache.entries == 0
+        ids_of(retriever, "question")
+        retriever.clear(version=1)
+        retriever.clear(version=1, namespace="")
+        assert retriever.stats().cache.entries == 1
+        retriever.clear(version=2, namespace="another")
+        assert retriever.stats().cache.entries == 1
+        retriever.clear(version=2, namespace="")
+        assert retriever.stats().cache.entries == 0
+
+    def test_news_of_a_version_that_is_asked_for_as_well(self, make: Make) -> None:
+        version = [1]
+        retriever = make(tolerance=0, version=lambda: version[0])
+        ids_of(retriever, "question")
+        retriever.clear(version=1)
+        assert retriever.stats().cache.entries == 1
+        version[0] = 2
+        retriever.clear(version=2)
+        assert retriever.stats().cache.entries == 0
+        ids_of(retriever, "question")
+        ids_of(retriever, "question")
+        assert retriever.stats().hits == 1
+
     def test_everything(self, make: Make) -> None:
         retriever = make(tolerance=0)
         retriever.clear(ids=["nobody"])  # before there is a cache
@@ -157,6 +187,10 @@ class TestForgetting:
         ids_of(retriever, "question")
         with pytest.raises(ConfigurationError, match="older_than must be a number"):
             retriever.clear(older_than=-1)
+        with pytest.raises(ConfigurationError, match=r"no plain data.*filter_key"):
+            retriever.clear(filter=lambda document: True)
+        with pytest.raises(ConfigurationError, match="value that does not change"):
+            retriever.clear(version=[1])
         with pytest.raises(ConfigurationError, match="several ids, got one text: 'text 1'"):
             retriever.clear(ids="text 1")
         for ids in ([1], 1, b"text 1"):  # that are no document's
@@ -180,6 +214,50 @@ class TestForgetting:
         monkeypatch.setattr(retriever._core._searcher, "remember", forget_meanwhile)
         ids_of(retriever, "meanwhile")
         assert retriever.stats().cache.entries == 0
+
+
+def test_what_a_filter_let_through_in_langchain() -> None:
+    retriever: Any = langchain.ApproximateCacheRetriever.from_vectorstore(
+        faiss_store(), k=3, tolerance=0
+    )
+    filters: list[dict[str, Any]] = [{}, {"filter": {"half": 0}}, {"filter": {"half": 1}}]
+    for arguments in filters:
+        retriever.invoke("question", **arguments)
+        retriever.invoke("question", **arguments, search_type="mmr")
+    retriever.clear(filter={"half": 0}, older_than=3600)
+    assert retriever.stats().cache.entries == 6
+    retriever.clear(filter={"half": 0})
+    assert retriever.stats().cache.entries == 4
+    for arguments in (filters[0], filters[2]):
+        retriever.invoke("question", **arguments)
+    assert retriever.stats().hits == 2
+
+
+def test_what_a_named_filter_let_through() -> None:
+    retriever = of_langchain(tolerance=0)
+    for name in ("a", "b"):
+        retriever.invoke("question", filter=lambda document: True, filter_key=name)
+    retriever.clear(filter="a")
+    assert retriever.stats().cache.entries == 1
+    retriever.invoke("question", filter=lambda document: True, filter_key="b")
+    assert retriever.stats().hits == 1
+
+
+def test_what_a_filter_let_through_in_llama_index() -> None:
+    filters = [
+        MetadataFilters(filters=[MetadataFilter(key="half", value=number)]) for number in (0, 1)
+    ]
+    nodes = [TextNode(id_=text, text=text, metadata={"half": 0}) for text in TEXTS]
+    retriever: Any = llama_index.ApproximateCacheRetriever.from_index(
+        VectorStoreIndex(nodes, embed_model=LlamaIndexWords()),
+        k=3,
+        search_kwargs={"filters": filters[0]},
+    )
+    retriever.retrieve("question")
+    retriever.clear(filter=filters[1])
+    assert retriever.stats().cache.entries == 1
+    retriever.clear(filter=filters[0].model_copy(deep=True))
+    assert retriever.stats().cache.entries == 0
 
 
 def test_a_tenant_is_forgotten_with_the_embeddings() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from typing import Any
 
 import faiss
 import pytest
+import redis
 from blockbuster import blockbuster_ctx
 from langchain_community.docstore.in_memory import InMemoryDocstore
 from langchain_community.vectorstores import FAISS
@@ -60,6 +62,93 @@ def cache_stats(retriever: Any) -> SharedCacheStats:
     found = retriever.stats().cache
     assert isinstance(found, SharedCacheStats)
     return found
+
+
+class TestForgettingAPart:
+    """What one process forgets, another does not answer any more."""
+
+    @pytest.fixture
+    def two(self, knobs: Any) -> Any:
+        knobs |= {"tolerance": 0.0, "rerank_factor": 1, "k": 3}
+        return [
+            ApproximateCacheRetriever.from_vectorstore(faiss_store(), **knobs) for _ in range(2)
+        ]
+
+    @staticmethod
+    def hits(retriever: Any, question: str = "question", **arguments: Any) -> bool:
+        """Whether a question hits; it does so from then on."""
+        before = retriever.stats().hits
+        retriever.invoke(question, **arguments)
+        return bool(retriever.stats().hits > before)
+
+    def test_a_namespace(self, two: Any) -> None:
+        for name in ("ann", "bob"):
+            assert not self.hits(two[0], namespace=name)
+            assert self.hits(two[1], namespace=name)
+        two[0].clear(namespace="ann")
+        assert not self.hits(two[1], namespace="ann")
+        assert self.hits(two[1], namespace="bob")
+        assert self.hits(two[0], namespace="ann")
+
+    def test_a_filter(self, two: Any) -> None:
+        for half in (0, 1):
+            assert not self.hits(two[0], filter={"half": half})
+        two[0].clear(filter={"half": 0}, namespace="another")
+        two[0].clear(filter={"half": 0})
+        assert not self.hits(two[1], filter={"half": 0})
+        assert self.hits(two[1], filter={"half": 1})
+        assert self.hits(two[0], filter={"half": 0})
+
+    async def test_documents(self, two: Any) -> None:
+        for question in ("text 1", "text 22"):
+            assert not self.hits(two[0], question)
+        await two[0].aclear(ids=["id 1"])
+        assert not self.hits(two[1], "text 1")
+        assert self.hits(two[1], "text 22")
+
+    def test_what_is_old(self, two: Any) -> None:
+        assert not self.hits(two[0])
+        two[0].clear(older_than=3600)
+        assert self.hits(two[1])
+        time.sleep(0.01)
+        two[0].clear(older_than=0.001)
+        assert not self.hits(two[1])
+        assert self.hits(two[0])
+
+    def test_another_version(self, two: Any) -> None:
+        assert not self.hits(two[0])
+        two[0].clear(version=1)
+        assert not self.hits(two[1])
+        two[0].clear(version=1)
+        assert self.hits(two[0])
+
+    def test_by_a_process_that_has_asked_nothing(self, two: Any) -> None:
+        assert not self.hits(two[0], namespace="ann")
+        two[1].clear(namespace="ann")
+        assert not self.hits(two[0], namespace="ann")
+
+    def test_a_search_under_way(self, two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        searcher = two[0]._core._searcher
+        remember = searcher.remember
+
+        def forget_meanwhile(*arguments: Any) -> Any:
+            two[1].clear(namespace="ann")
+            return remember(*arguments)
+
+        assert not self.hits(two[0], "before", namespace="ann")
+        with monkeypatch.context() as patch:
+            patch.setattr(searcher, "remember", forget_meanwhile)
+            assert not self.hits(two[0], namespace="ann")
+        assert not self.hits(two[1], namespace="ann")
+
+    def test_no_name_is_in_redis(self, two: Any, real: RealRedis) -> None:
+        two[0].invoke("question", namespace="secretname")
+        two[0].clear(namespace="secretname")
+        client = redis.Redis.from_url(real.url)
+        kept = [client.lrange(name, 0, -1) for name in client.keys("*:changes")]
+        client.close()
+        assert any(kept)
+        assert "secretname" not in str(kept)
 
 
 class TestLangChain:
@@ -354,12 +443,10 @@ class TestArguments:
             with pytest.raises(ConfigurationError, match="Redis has it"):
                 method(tmp_path / "file")
 
-    def test_it_is_cleared_as_a_whole_only(self, knobs: Any) -> None:
+    def test_single_questions_are_not_forgotten(self, knobs: Any) -> None:
         retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), **knobs)
         retriever.invoke("question")
-        with pytest.raises(ConfigurationError, match="nor cleared in part"):
-            retriever.clear(namespace="ann")
-        with pytest.raises(ConfigurationError, match="nor cleared in part"):
+        with pytest.raises(ConfigurationError, match="nor forgets single questions"):
             retriever.forget("question")
         retriever.invoke("question")
         assert retriever.stats().hits == 1
