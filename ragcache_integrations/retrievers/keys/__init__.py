@@ -11,13 +11,14 @@ from .cache_keys import (
     opaque_values,
     request_key,
 )
-from .snapshots import Snapshots
+from .snapshots import Snapshot, Snapshots
 from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
 from .wrapped_settings import wrapped_settings
 
 __all__ = [
     "FrozenArguments",
     "Naming",
+    "Snapshot",
     "Snapshots",
     "TextIdentity",
     "TextWindow",

@@ -91,7 +91,7 @@ class FrozenArguments(NamedTuple):
         opaque: The opaque values and where they are, such as ``filter`` or ``params['where'][0]``.
     """
 
-    key: Hashable
+    key: frozenset[Hashable]
     opaque: tuple[tuple[str, Any], ...]
 
 

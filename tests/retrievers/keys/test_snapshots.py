@@ -35,7 +35,7 @@ def test_each_snapshot_is_of_its_own_question(questions: list[dict[str, Any]]) -
     for question in questions:
         arguments.clear()
         arguments |= copy.deepcopy(question)
-        taken.append(snapshots.of(freeze_arguments(arguments), arguments))
+        taken.append(snapshots.of(arguments).copies())
         expected.append(question)
     arguments.clear()
     # By their words, which tell 1 from True.
@@ -47,9 +47,9 @@ def test_each_snapshot_is_of_its_own_question(questions: list[dict[str, Any]]) -
 def test_what_is_changed_deep_within_is_noticed() -> None:
     snapshots = Snapshots()
     arguments: dict[str, Any] = {"filter": {"$and": [{"tenant": ["a"]}]}}
-    before = snapshots.of(freeze_arguments(arguments), arguments)
+    before = snapshots.of(arguments).copies()
     arguments["filter"]["$and"][0]["tenant"][0] = "b"
-    after = snapshots.of(freeze_arguments(arguments), arguments)
+    after = snapshots.of(arguments).copies()
     assert before() == {"filter": {"$and": [{"tenant": ["a"]}]}}
     assert after() == {"filter": {"$and": [{"tenant": ["b"]}]}}
 
@@ -59,17 +59,17 @@ def test_values_that_python_holds_equal_are_told_apart(first: Any, second: Any) 
     snapshots = Snapshots()
     for value in (first, second, first):
         arguments = {"filter": {"page": value}}
-        taken = snapshots.of(freeze_arguments(arguments), arguments)()["filter"]["page"]
+        taken = snapshots.of(arguments).copies()()["filter"]["page"]
         assert (type(taken), taken) == (type(value), value)
 
 
 def test_a_search_that_changes_its_arguments_changes_no_other_search_s() -> None:
     snapshots = Snapshots()
     arguments = {"filter": {"tenant": "a"}}
-    snapshot = snapshots.of(freeze_arguments(arguments), arguments)
+    snapshot = snapshots.of(arguments).copies()
     snapshot()["filter"].pop("tenant")
     assert snapshot() == arguments == {"filter": {"tenant": "a"}}
-    assert snapshots.of(freeze_arguments(arguments), arguments)() == arguments
+    assert snapshots.of(arguments).copies()() == arguments
 
 
 def test_functions_are_never_taken_for_one_another() -> None:
@@ -77,7 +77,7 @@ def test_functions_are_never_taken_for_one_another() -> None:
     snapshots = Snapshots()
     for answer in (True, False, True):
         arguments = {"filter": lambda _, answer=answer: answer}
-        assert snapshots.of(freeze_arguments(arguments), arguments)()["filter"](None) is answer
+        assert snapshots.of(arguments).copies()()["filter"](None) is answer
 
 
 def test_threads_with_different_arguments_get_their_own() -> None:
@@ -87,7 +87,7 @@ def test_threads_with_different_arguments_get_their_own() -> None:
     def ask(tenant: str) -> None:
         for number in range(300):
             arguments = {"filter": {"tenant": tenant, "page": number % 3}}
-            taken = snapshots.of(freeze_arguments(arguments), arguments)()
+            taken = snapshots.of(arguments).copies()()
             if taken != arguments:
                 wrong.append(taken)
 
@@ -97,3 +97,24 @@ def test_threads_with_different_arguments_get_their_own() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_what_is_changed_while_it_is_copied_has_the_key_of_the_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As another thread may do, between the key and the copy."""
+    snapshots = Snapshots()
+    arguments = {"filter": {"tenant": "a"}}
+    deep_copy = copy.deepcopy
+
+    def change_before(value: Any) -> Any:
+        arguments["filter"]["tenant"] = "b"
+        return deep_copy(value)
+
+    monkeypatch.setattr(copy, "deepcopy", change_before)
+    snapshot = snapshots.of(arguments)
+    monkeypatch.undo()
+    assert snapshot.arguments == {"filter": {"tenant": "b"}}
+    assert snapshot.frozen == freeze_arguments(snapshot.arguments)
+    arguments["filter"]["tenant"] = "a"
+    assert snapshots.of(arguments).copies()() == {"filter": {"tenant": "a"}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from functools import partial
@@ -181,13 +180,14 @@ class StoreRequests(Requests):
             check_store_arguments(self._store, search_type, call.arguments, self._facts.arguments)
         arguments = self._search_kwargs | call.arguments
         k = _first(call.k, arguments.pop("k", None), self._knobs.k)
-        frozen = freeze_arguments(arguments)
+        snapshot = self._snapshots.of(arguments)
+        frozen = snapshot.frozen
         key, opaque = self._key(call, frozen)
         # Nearly every question comes with the arguments of the one before.
         same, (planned, plan) = (search_type, frozen.key), self._last
         if plan is None or planned != same or frozen.opaque:
-            snapshot = (lambda: arguments) if opaque else self._snapshots.of(frozen, arguments)
-            plan = self._plan(search_type, arguments, snapshot)
+            copies = (lambda: arguments) if opaque else snapshot.copies()
+            plan = self._plan(search_type, snapshot.arguments, copies)
             self._last = same, plan  # as one: another thread must not mix two of them
         return Request(
             (call.query,),
@@ -202,7 +202,7 @@ class StoreRequests(Requests):
             cut=plan.cut,
         )
 
-    def _plan(self, search_type: str, arguments: Mapping[str, Any], snapshot: Arguments) -> _Plan:
+    def _plan(self, search_type: str, arguments: Mapping[str, Any], copies: Arguments) -> _Plan:
         facts, filters = self._facts, "filter" in arguments
         if filters and facts.filters_afterwards and self._knobs.guarantee is not None:
             kind = type(self._store).__name__
@@ -214,8 +214,8 @@ class StoreRequests(Requests):
         fixed = search_type != "similarity" or not arguments.keys() <= self._harmless
         by_distance = search_type == "similarity" and not facts.by_text
         return _Plan(
-            self._searches.search(search_type, arguments, snapshot),
-            self._searches.asearch(search_type, arguments, snapshot),
+            self._searches.search(search_type, arguments, copies),
+            self._searches.asearch(search_type, arguments, copies),
             fixed=fixed,
             ranked=by_distance and (facts.vectors is None or not fixed),
             cut=filters and facts.filters_afterwards and not fixed,
@@ -228,6 +228,7 @@ class StagedRequests(Requests):
     def __init__(self, knobs: CacheKnobs, staged: StagedFaissRetriever) -> None:
         super().__init__(knobs, {"filter": staged.filter})
         self._staged = staged
+        self._snapshots = Snapshots()
 
     @override
     def make(self, call: Call) -> Request[Document]:
@@ -236,10 +237,10 @@ class StagedRequests(Requests):
         check_staged_arguments(call)
         own = call.arguments.get("filter")
         filters = self._staged.filter if own is None else own
-        search = {} if filters is None else {"filter": filters}
-        key, opaque = self._key(call, freeze_arguments(search))
+        snapshot = self._snapshots.of({} if filters is None else {"filter": filters})
+        key, opaque = self._key(call, snapshot.frozen)
         if not opaque:
-            filters = copy.deepcopy(filters)
+            filters = snapshot.copies()().get("filter")
 
         def request(count: int) -> StagedRequest:
             return StagedRequest((call.query,), count, filters, call.interval)

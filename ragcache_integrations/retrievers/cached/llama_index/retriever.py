@@ -54,6 +54,7 @@ from ragcache_integrations.retrievers.embedder import Embedding, Texts
 from ragcache_integrations.retrievers.keys import (
     FrozenArguments,
     Naming,
+    Snapshot,
     Snapshots,
     freeze_arguments,
     nameless_values,
@@ -480,28 +481,28 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         # No LLM call of another namespace may recognise what this span finds, and retrieve() tells.
         REQUESTS.set_namespace(current_run(), self._knobs.namespace, and_around=True)
 
-        frozen = self._frozen(query)
+        snapshot, search_kwargs = self._snapshots.of(self._search_kwargs), self._search_kwargs
+        frozen = self._frozen(query, snapshot)
         key, opaque = self._request_key(frozen)
-        search_kwargs = self._search_kwargs
-        snapshot = (lambda: search_kwargs) if opaque else self._snapshots.of(frozen, search_kwargs)
+        copies = (lambda: search_kwargs) if opaque else snapshot.copies()
 
         def retriever(count: int) -> BaseRetriever:
             if self._index is None:
                 return self._wrapped
-            return self._index_retriever(count, snapshot())
+            return self._index_retriever(count, copies())
 
         # Not retrieve(), here and below: it would follow the nodes that stand for objects and
         # answer this question from them. Our own retrieve() does that, again for each question.
         def search(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
             bundle = replace(query, embedding=embedding.tolist())
             if self._bring is not None:
-                return self._bring(embedding, count, {**snapshot(), "query_bundle": bundle})
+                return self._bring(embedding, count, {**copies(), "query_bundle": bundle})
             return retriever(count)._retrieve(bundle)  # noqa: SLF001
 
         async def asearch(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
             bundle = replace(query, embedding=embedding.tolist())
             if self._abring is not None:
-                return await self._abring(embedding, count, {**snapshot(), "query_bundle": bundle})
+                return await self._abring(embedding, count, {**copies(), "query_bundle": bundle})
             return await retriever(count)._aretrieve(bundle)  # noqa: SLF001
 
         # The first nodes of such a search need not be what it finds where fewer are wanted.
@@ -526,15 +527,18 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         if self._blocks or (self._bring is not None and self._abring is None):
             request.asearch = request.aplain = None
         if self._index is None:
-            request.is_current = lambda: self._frozen(query).key == frozen.key
+            request.is_current = lambda: self._frozen(query, snapshot).key == frozen.key
         return request if self._staged is None else _in_stages(request, self._staged, interval)
 
-    def _frozen(self, query: QueryBundle) -> FrozenArguments:
-        arguments = {**self._settable(), "image_path": query.image_path}
+    def _frozen(self, query: QueryBundle, snapshot: Snapshot) -> FrozenArguments:
+        settable = self._settable() if self._index is None else {}
+        arguments = {**settable, "image_path": query.image_path}
         if self._knobs.tolerance == 0:
             # A bundle may bring other texts to embed, and a wrapped retriever read this one.
             arguments["query_str"] = content_id(query.query_str)
-        return freeze_arguments(arguments)
+        others = freeze_arguments(arguments)
+        search = snapshot.frozen
+        return FrozenArguments(search.key | others.key, search.opaque + others.opaque)
 
     def _request_key(self, frozen: FrozenArguments) -> tuple[Hashable, tuple[str, ...]]:
         filter_key = self._knobs.filter_key
