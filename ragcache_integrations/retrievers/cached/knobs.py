@@ -69,7 +69,8 @@ class CacheKnobs(BaseModel):
             of the text. A true distance: L2,
             or for unit vectors the chord ``sqrt(2 - 2 cos)``. Larger values hit more often and
             go wrong more often. ``None`` is 0.3 for documents that are re-ranked, and 0.05 for
-            others. ``auto`` learns it: see ``target_recall``.
+            others, also with ``rerank_factor=1``, which leaves nothing to choose from. ``auto``
+            learns it: see ``target_recall``.
         capacity: The most questions remembered, for ``cache_index="flat"``.
         eviction: Which question is forgotten for a new one: ``lru`` or ``fifo``.
         metric: How documents are ranked: ``l2``, ``cosine`` or ``ip``. ``None`` takes the store's

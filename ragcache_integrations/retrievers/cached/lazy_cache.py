@@ -222,6 +222,9 @@ def _tolerances(knobs: CacheKnobs) -> dict[str, Any]:
     """Return the tolerances of answers that are re-ranked and that are not."""
     if knobs.tolerance is not None:  # somebody chose it
         return {"tolerance": knobs.tolerance, "unranked_tolerance": None}
+    if knobs.rerank_factor == 1 and knobs.guarantee is None:
+        # Of as many as are returned, re-ranking changes the order alone.
+        return {"tolerance": UNRANKED_TOLERANCE, "unranked_tolerance": None}
     return {"tolerance": RERANKED_TOLERANCE, "unranked_tolerance": UNRANKED_TOLERANCE}
 
 

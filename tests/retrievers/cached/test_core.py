@@ -177,6 +177,16 @@ class TestRetrieve:
         core_over(shelf, tolerance=1.0, rerank_factor=1)
         assert caplog.records == []
 
+    @pytest.mark.parametrize(("factor", "hits"), [(1, 0), (2, 1)])
+    def test_the_default_is_strict_where_no_more_are_fetched_than_returned(
+        self, factor: int, hits: int
+    ) -> None:
+        shelf = Shelf()
+        core = core_over(shelf, vectors=shelf.vectors, rerank_factor=factor)
+        core.retrieve(asked(shelf, "10"))
+        core.retrieve(asked(shelf, "10.2"))
+        assert core.stats().hits == hits
+
     def test_a_larger_k_is_searched_for_and_a_smaller_one_is_not(self) -> None:
         shelf = Shelf()
         core = core_over(shelf, k=3)
