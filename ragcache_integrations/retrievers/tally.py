@@ -14,14 +14,17 @@ from ragcache_integrations.query_cache import QueryCacheStats
 __all__ = ["FailureCount", "RetrieverStats", "Tally"]
 
 
+_OUTCOMES = ("hits", "misses", "shared", "failures")
+
+
 @dataclass(frozen=True, slots=True)
 class RetrieverStats:
     """What a retriever did since it was made.
 
-    ``requests = hits + misses + shared + failures`` while none is under way.
+    ``requests = hits + misses + shared + failures``.
 
     Attributes:
-        requests: Questions asked.
+        requests: Questions answered, or ended by an exception.
         hits: Answered from the cache.
         misses: Answered by a new search.
         shared: Answered by the search that the same question, asked at the same time, had begun.
@@ -68,7 +71,7 @@ class Tally:
         self._unranked = unranked
         # Any: whole numbers and seconds, as the fields say.
         self._sums: dict[str, Any] = asdict(RetrieverStats())
-        del self._sums["cache"], self._sums["unranked"]
+        del self._sums["cache"], self._sums["unranked"], self._sums["requests"]
 
     def add(self, **amounts: float) -> None:
         """Add to some of the sums."""
@@ -89,7 +92,9 @@ class Tally:
     def stats(self, cache: QueryCacheStats | None) -> RetrieverStats:
         """Return the sums as they are now."""
         with self._lock:
-            return RetrieverStats(**self._sums, unranked=self._unranked, cache=cache)
+            sums = self._sums.copy()
+        requests = sum(sums[outcome] for outcome in _OUTCOMES)
+        return RetrieverStats(requests=requests, **sums, unranked=self._unranked, cache=cache)
 
 
 class FailureCount:

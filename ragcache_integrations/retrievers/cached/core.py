@@ -337,11 +337,10 @@ class RetrieverCore(Generic[T]):
         return partial(unanswered, question.private, question.cache.tolerance)
 
     def _begin(self, request: Request[T]) -> bool:
-        """Check and count a request; return whether there is nothing to embed."""
+        """Check a request; return whether there is nothing to embed."""
         unread = not request.texts and request.embedding is None
         texts = ("",) if unread and request.plain is not None else request.texts
         check_question(texts, request.embedding, request.k)
-        self._tally.add(requests=1)
         return unread
 
     def _plain(self, request: Request[T], begun: float) -> Retrieval[T]:
@@ -485,12 +484,6 @@ class RetrieverCore(Generic[T]):
         )
         return replace(stage, documents=tuple(documents))
 
-    def _texts(self, request: Request[T]) -> Texts:
-        if not self._knobs.normalize_text:
-            return request.texts
-        # A text of white space and the like alone is a question nevertheless.
-        return tuple(normalize_text(text) or text for text in request.texts)
-
     def _follow_version(self, version_of_store: Callable[[], object]) -> None:
         """Forget every answer if the store is of another version than they are."""
         version = version_of_store()
@@ -505,7 +498,8 @@ class RetrieverCore(Generic[T]):
     def _ask(self, request: Request[T]) -> Question[T]:
         if self._knobs.version is not None:
             self._follow_version(self._knobs.version)
-        started, texts = time.perf_counter(), self._texts(request)
+        started = time.perf_counter()
+        texts = _normalize(request.texts) if self._knobs.normalize_text else request.texts
         if request.embedding is None:
             embedding, role = self._embedder.embed(texts, request.namespace)
         else:
@@ -515,7 +509,8 @@ class RetrieverCore(Generic[T]):
     async def _aask(self, request: Request[T]) -> Question[T]:
         if self._knobs.version is not None:
             await self._in_thread(self._follow_version, self._knobs.version)
-        started, texts = time.perf_counter(), self._texts(request)
+        started = time.perf_counter()
+        texts = _normalize(request.texts) if self._knobs.normalize_text else request.texts
         if request.embedding is None:
             embedding, role = await self._embedder.aembed(texts, request.namespace)
         else:
@@ -623,6 +618,11 @@ class RetrieverCore(Generic[T]):
             trace.hit, trace.distance, trace.age = True, hit.distance, hit.age
             trace.reranked, trace.recall_bound = hit.reranked, hit.recall_bound
         return Retrieval(documents, trace)
+
+
+def _normalize(texts: Texts) -> Texts:
+    # A text of white space and the like alone is a question nevertheless.
+    return tuple(normalize_text(text) or text for text in texts)
 
 
 def _candidates_of(answer: Answer[T]) -> Sequence[Candidate[T]]:

@@ -70,10 +70,12 @@ class Requests(ABC):
     def _namespace(self, call: Call) -> str:
         return self._knobs.namespace if call.namespace is None else call.namespace
 
-    def _key(self, call: Call, frozen: FrozenArguments) -> tuple[Hashable, tuple[str, ...]]:
+    def _key(
+        self, call: Call, namespace: str, frozen: FrozenArguments
+    ) -> tuple[Hashable, tuple[str, ...]]:
         """Return a call's cache key, and the places of opaque values without a name."""
         filter_key = self._knobs.filter_key if call.filter_key is None else call.filter_key
-        key = request_key(frozen, self._namespace(call), filter_key)
+        key = request_key(frozen, namespace, filter_key)
         if not frozen.opaque:
             return key, ()
         naming = Naming(
@@ -98,10 +100,11 @@ class WrappedRequests(Requests):
         retriever, outer = self._retriever, call.config()
         arguments = read_wrapped_arguments(retriever, call)
         configurable = configurable_of(outer)
+        namespace = self._namespace(call)
 
         def key() -> tuple[Hashable, tuple[str, ...]]:
             settings = wrapped_settings(retriever) | settings_of(configurable) | arguments
-            return self._key(call, freeze_arguments(settings))
+            return self._key(call, namespace, freeze_arguments(settings))
 
         before, opaque = key()
         blocks = bool(arguments) and is_blocking(retriever)
@@ -117,7 +120,7 @@ class WrappedRequests(Requests):
                 else lambda _, __: retriever.ainvoke(call.query, config, **arguments),
                 k=_first(call.k, self._knobs.k),
                 key=before,
-                namespace=self._namespace(call),
+                namespace=namespace,
                 opaque=opaque,
                 is_current=lambda: key()[0] == before,
                 ranked=False,
@@ -181,8 +184,8 @@ class StoreRequests(Requests):
         arguments = self._search_kwargs | call.arguments
         k = _first(call.k, arguments.pop("k", None), self._knobs.k)
         snapshot = self._snapshots.of(arguments)
-        frozen = snapshot.frozen
-        key, opaque = self._key(call, frozen)
+        frozen, namespace = snapshot.frozen, self._namespace(call)
+        key, opaque = self._key(call, namespace, frozen)
         # Nearly every question comes with the arguments of the one before.
         same, (planned, plan) = (search_type, frozen.key), self._last
         if plan is None or planned != same or frozen.opaque:
@@ -195,7 +198,7 @@ class StoreRequests(Requests):
             plan.asearch,
             k=k,
             key=(key, search_type, k) if plan.fixed else key,
-            namespace=self._namespace(call),
+            namespace=namespace,
             opaque=opaque,
             ranked=plan.ranked,
             annotate=self._knobs.annotate,
@@ -238,7 +241,8 @@ class StagedRequests(Requests):
         own = call.arguments.get("filter")
         filters = self._staged.filter if own is None else own
         snapshot = self._snapshots.of({} if filters is None else {"filter": filters})
-        key, opaque = self._key(call, snapshot.frozen)
+        namespace = self._namespace(call)
+        key, opaque = self._key(call, namespace, snapshot.frozen)
         if not opaque:
             filters = snapshot.copies()().get("filter")
 
@@ -250,7 +254,7 @@ class StagedRequests(Requests):
             lambda embedding, count: core.search(embedding, request(count)),
             k=_first(call.k, self._knobs.k),
             key=key,
-            namespace=self._namespace(call),
+            namespace=namespace,
             opaque=opaque,
             annotate=self._knobs.annotate,
             stages=lambda embedding, count: core.search_stages(embedding, request(count)),
