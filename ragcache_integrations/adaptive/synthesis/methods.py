@@ -112,11 +112,13 @@ class _Job:
         if not self._chunks:
             return Synthesised(NOTHING_TO_READ, self._config.method)
         window = Window(self._asker, self._settings)
-        if self._config.method == "stuff":
-            return (yield from self._stuff(window))
-        if self._config.method == "map_reduce":
-            return (yield from self._map_reduce(window))
-        return (yield from self._map_rerank(window))
+        match self._config.method:
+            case "stuff":
+                return (yield from self._stuff(window))
+            case "map_reduce":
+                return (yield from self._map_reduce(window))
+            case "map_rerank":
+                return (yield from self._map_rerank(window))
 
     # stuff
 
