@@ -77,7 +77,9 @@ class Source(Generic[T]):
         read: Reads documents by id, given with the scores that they had, for a shared cache;
             ``None`` for each that is gone.
         score: Returns the score that the store gave a document, if documents carry it.
-        embed_documents: Embeds documents, shape (count, dim); needed for ``vectors="embed"``.
+        embed_documents: Embeds documents' texts, shape (count, dim); needed, as is the next, for
+            ``vectors="embed"``.
+        text_of: Returns the text of a document that is embedded.
         window: Returns whether the embedding model leaves out a part of a text, if that is known.
         fingerprint: Returns the fingerprint of a document's text.
     """
@@ -93,7 +95,8 @@ class Source(Generic[T]):
     decode: Callable[[Any], T] | None = None
     read: Callable[[Sequence[tuple[str, float | None]]], Sequence[T | None]] | None = None
     score: Callable[[T], float | None] | None = None
-    embed_documents: Callable[[Sequence[T]], ArrayLike] | None = None
+    embed_documents: Callable[[list[str]], ArrayLike] | None = None
+    text_of: Callable[[T], str] | None = None
     window: TextWindow | None = None
     fingerprint: Callable[[str], str] = field(
         default_factory=lambda: lru_cache(_FINGERPRINTS)(content_id)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, VectorsPendingError
@@ -54,19 +55,26 @@ def _unread(ids: Sequence[str]) -> NoReturn:
 
 
 class DocumentEmbedder(Generic[T]):
-    """Embeds documents that were retrieved, each once, in a thread.
+    """Embeds documents that were retrieved, each text once, in a thread.
 
     Args:
-        embed: Embeds documents, shape (count, dim).
+        embed: Embeds texts, shape (count, dim).
+        text_of: Returns the text of a document that is embedded: with metadata, in LlamaIndex.
         executor: Runs what is off the path of requests.
     """
 
-    def __init__(self, embed: Callable[[Sequence[T]], ArrayLike], executor: Executor) -> None:
+    def __init__(
+        self,
+        embed: Callable[[list[str]], ArrayLike],
+        text_of: Callable[[T], str],
+        executor: Executor,
+    ) -> None:
         self._embed = embed
+        self._text_of = text_of
         self._executor = executor
         self._lock = make_lock()
         self._embedding = make_lock()  # one call at a time, so that nothing is embedded twice
-        self._vectors: Memo[tuple[str, str], Vectors] = Memo(_CAPACITY)
+        self._vectors: Memo[str, Vectors] = Memo(_CAPACITY)  # by their texts' hashes
         self._warned = False
         renew_after_fork(self)
 
@@ -85,40 +93,38 @@ class DocumentEmbedder(Generic[T]):
         Returns:
             ``None`` where a thread embeds them.
         """
-        vectors = self._known(candidates)
+        texts = [self._text_of(candidate.document) for candidate in candidates]
+        keys = list(map(content_id, texts))
+        vectors = self._known(keys)
         if vectors is None:
-            self._executor.submit(self._embed_missing, candidates, use)
+            self._executor.submit(self._embed_missing, texts, keys, use)
         return vectors
 
-    def _known(self, candidates: Sequence[Candidate[T]]) -> Vectors | None:
+    def _known(self, keys: Sequence[str]) -> Vectors | None:
         with self._lock:
-            vectors = [self._vectors.get(_key(candidate)) for candidate in candidates]
+            vectors = [self._vectors.get(key) for key in keys]
         known = [vector for vector in vectors if vector is not None]
         return np.stack(known) if known and len(known) == len(vectors) else None
 
     def _embed_missing(
-        self, candidates: Sequence[Candidate[T]], use: Callable[[Vectors], object]
+        self, texts: Sequence[str], keys: Sequence[str], use: Callable[[Vectors], object]
     ) -> None:
         try:
             with self._embedding:
                 with self._lock:
-                    documents = {
-                        _key(candidate): candidate.document
-                        for candidate in candidates
-                        if _key(candidate) not in self._vectors
+                    missing = {
+                        key: text
+                        for key, text in zip(keys, texts, strict=True)
+                        if key not in self._vectors
                     }
-                if documents:
-                    rows = np.asarray(self._embed(list(documents.values())), dtype=np.float32)
+                if missing:
+                    rows = np.asarray(self._embed(list(missing.values())), dtype=np.float32)
                     with self._lock:
-                        self._vectors.update(zip(documents, rows, strict=True))
-            vectors = self._known(candidates)
+                        self._vectors.update(zip(missing, rows, strict=True))
+            vectors = self._known(keys)
             if vectors is not None:  # else they are more than are kept
                 use(vectors)
         except Exception:  # the answer is served; it is only not re-ranked for other questions
             level = logging.DEBUG if self._warned else logging.WARNING
             self._warned = True
             logger.log(level, "Documents could not be embedded to be re-ranked", exc_info=True)
-
-
-def _key(candidate: Candidate[T]) -> tuple[str, str]:
-    return candidate.id, candidate.fingerprint

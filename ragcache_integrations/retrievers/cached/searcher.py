@@ -58,8 +58,10 @@ class Searcher(Generic[T]):
         self._tally = tally
         self._documents: DocumentEmbedder[T] | None = None
         if embeds_documents:
-            assert source.embed_documents is not None  # noqa: S101 - every store's adapter has it
-            self._documents = DocumentEmbedder(source.embed_documents, executor)
+            embed, text_of = source.embed_documents, source.text_of
+            assert embed is not None  # noqa: S101 - every store's adapter has both
+            assert text_of is not None  # noqa: S101
+            self._documents = DocumentEmbedder(embed, text_of, executor)
         self._warned = False
 
     def begin(self, question: Question[T]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import asdict
 from functools import partial
+from operator import attrgetter
 from typing import Any, Self, Unpack
 
 from langchain_core.callbacks import (
@@ -192,9 +193,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
                 encode=encode_document,
                 decode=decode_document,
                 read=self._reader(facts),
-                embed_documents=lambda documents: embeddings.embed_documents(
-                    [document.page_content for document in documents]
-                ),
+                embed_documents=embeddings.embed_documents,
+                text_of=attrgetter("page_content"),
                 window=window_of(embeddings),
             ),
         )

@@ -245,9 +245,8 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
                 decode=decode_node,
                 read=_reader(index, staged),
                 score=lambda node: node.score,
-                embed_documents=lambda nodes: model.get_text_embedding_batch(
-                    [node.node.get_content(MetadataMode.EMBED) for node in nodes]
-                ),
+                embed_documents=model.get_text_embedding_batch,
+                text_of=lambda node: node.node.get_content(MetadataMode.EMBED),
                 window=window_of(model),
             ),
         )

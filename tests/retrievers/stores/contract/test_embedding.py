@@ -12,7 +12,7 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from llama_index.core import VectorStoreIndex
-from llama_index.core.schema import BaseNode
+from llama_index.core.schema import BaseNode, TextNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
@@ -270,6 +270,18 @@ class TestLlamaIndex:
             wait_for_vectors(retriever, f"question {number}")
         assert sorted(words._documents) == sorted(f"text {number}" for number in range(COUNT))
         self.check_hits(index, retriever)
+
+    def test_other_metadata_of_the_same_text_are_embedded(self, index: VectorStoreIndex) -> None:
+        """They are a part of what LlamaIndex embeds."""
+        retriever = LlamaIndexRetriever.from_index(
+            index, k=K, vectors="embed", rerank_factor=20, metric="cosine"
+        )
+        for topic in ("one", "two", "three"):
+            node = TextNode(id_=uuid_of(0), text="text 0", metadata={"topic": topic})
+            index.insert_nodes([node])
+            retriever.retrieve("question 0")
+            wait_for_vectors(retriever, "question 0")
+            self.check_hits(index, retriever)
 
     def test_a_function_of_the_user_s(self, index: VectorStoreIndex) -> None:
         store = index.vector_store
