@@ -288,7 +288,8 @@ def write(reader: Reader, folder: Path) -> None:
         "pad_token_id": 2,
         "dtype": "bfloat16",
     }
-    generation = {"bos_token_id": 0, "eos_token_id": 1, "do_sample": False}
+    # Servers take the temperature from here where a client names none.
+    generation = {"bos_token_id": 0, "eos_token_id": 1, "do_sample": False, "temperature": 0.0}
     for name, content in (
         ("config.json", config),
         ("generation_config.json", generation),

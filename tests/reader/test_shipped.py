@@ -31,6 +31,14 @@ def test_where_it_is_installed_it_is_the_default(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.engine
+def test_a_client_that_names_no_temperature_gets_greedy_answers() -> None:
+    from vllm.config import ModelConfig  # noqa: PLC0415 - takes seconds
+
+    model = ModelConfig(model=str(ragcache_reader.path()))
+    assert model.get_diff_sampling_param() == {"temperature": 0.0}
+
+
+@pytest.mark.engine
 def test_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CHOICE)
     texts = {one.id: one.text for one in load_passages()}
