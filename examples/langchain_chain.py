@@ -1,6 +1,6 @@
 """A LangChain chain whose retriever and model are ours; `01_langchain_retriever.ipynb` explains it.
 
-The model is the bundled one with random weights, whose answers are noise: give ChatRAGCache yours.
+The model is the bundled one: pass yours as ChatRAGCache(model=...).
 """
 
 from langchain_community.vectorstores import FAISS

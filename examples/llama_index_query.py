@@ -1,6 +1,6 @@
 """A LlamaIndex query engine with our retriever and LLM; `02_llama_index_retriever.ipynb` explains.
 
-The model is the bundled one with random weights, whose answers are noise: give RAGCacheLLM yours.
+The model is the bundled one: pass yours as RAGCacheLLM(model=...).
 """
 
 from llama_index.core import VectorStoreIndex

