@@ -104,12 +104,21 @@ def _staged(found: Any) -> str:
     )
 
 
+def _same_answers(found: Any) -> str:
+    same, total = found["same_answers"]
+    return f"{same} of {total} answers equal"
+
+
+def _exact(found: Any) -> str:
+    return f"{found['exact']['equal']} of {found['exact']['prompts']} answers equal"
+
+
 def _speculation(found: Any) -> str:
     return (
         f"first token {times(found['ttft_ratio_low_load'])} times sooner than search first, "
         f"generate then, at low load, {times(found['ttft_ratio_saturated'])} saturated, with slow "
         f"searches of 100 to 400 ms; {times(found['ttft_ratio']['local search, load 0.2'])} with a "
-        "fast search on the same two cores"
+        f"fast search on the same two cores; {_same_answers(found)}"
     )
 
 
@@ -119,7 +128,7 @@ def _tree(found: Any) -> str:
         f"{times(found['ttft_ratio_best'])} times sooner at best, "
         f"{times(found['ttft_ratio_worst'])} at worst; on a CPU **no gain** where "
         f"stock vLLM is given the host tier's memory, too: "
-        f"{times(found['ttft_ratio_same_total_memory'])}"
+        f"{times(found['ttft_ratio_same_total_memory'])}; {_exact(found)}"
     )
 
 
@@ -224,18 +233,16 @@ def _short_proven(found: Any) -> str:
 
 
 def _short_speculation(found: Any) -> str:
-    same, total = found["same_answers"]
     local = found["ttft_ratio"]["local search, load 0.2"]
     return (
-        f"{sooner(found['ttft_ratio_low_load'])} | {same} of {total} answers equal | fast local "
+        f"{sooner(found['ttft_ratio_low_load'])} | {_same_answers(found)} | fast local "
         f"search: {local[0]:.2f}x"
     )
 
 
 def _short_tree(found: Any) -> str:
     return (
-        f"up to {sooner(found['ttft_ratio_best'])} | {found['exact']['equal']} of "
-        f"{found['exact']['prompts']} answers equal | at worst "
+        f"up to {sooner(found['ttft_ratio_best'])} | {_exact(found)} | at worst "
         f"{found['ttft_ratio_worst'][0]:.2f}x; if vLLM gets the same memory "
         f"{found['ttft_ratio_same_total_memory'][0]:.2f}x"
     )
