@@ -100,7 +100,11 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
     # A filter is none of the harmless arguments: it takes away from the k nearest rows, so that
     # more documents come back where more are fetched.
     return replace(
-        facts, search=searches(store), exhaustive=searches(scanning), filters_afterwards=True
+        facts,
+        search=searches(store),
+        exhaustive=searches(scanning),
+        filters_afterwards=True,
+        arguments=frozenset({"prefilter", "query_type", "metrics"}),
     )
 
 

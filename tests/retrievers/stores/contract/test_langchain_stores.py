@@ -264,6 +264,18 @@ class TestLanceDB:
         assert retriever.invoke("question") == own(store, "question")
         assert len(retriever.invoke("question")) == 1
 
+    def test_filters_before_the_search(self, tmp_path: Path) -> None:
+        store = LanceDB(connection=lancedb.connect(tmp_path), embedding=Words(), mode="append")
+        filled(store)
+        retriever = wrap(store)
+        arguments: dict[str, Any] = {"filter": "metadata.half = 0", "prefilter": True}
+        for _ in range(2):
+            found = retriever.invoke("question", None, **arguments)
+            assert found == own(store, "question", **arguments)
+            assert len(found) == K
+        with pytest.raises(ConfigurationError, match="did you mean prefilter"):
+            retriever.invoke("question", None, prefilters=True)
+
     def test_an_index_of_another_metric(self, tmp_path: Path) -> None:
         store = LanceDB(connection=lancedb.connect(tmp_path), embedding=Words(), mode="append")
         documents = [document(number) for number in range(300)]
