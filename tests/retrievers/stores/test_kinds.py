@@ -105,6 +105,11 @@ class TestRegistering:
         assert found == StoreFacts(doubt="it is not known how Database searches")
         assert "Nothing is known of the Database: no such attribute" in caplog.text
 
+    def test_one_name_is_no_tuple_of_names(self) -> None:
+        name: Any = KIND.classes[0]
+        with pytest.raises(ConfigurationError, match=r"must be a tuple of names, such as \('"):
+            StoreKind("My store", name, "nobody", facts)
+
     def test_spellings_of_ids(self) -> None:
         register_store(
             StoreKind("Numbers", KIND.classes, "nobody", facts, spellings=lambda one: (str(one),))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.stores.facts import StoreFacts, full_name, is_kind
 
 __all__ = ["EXPONENTIAL_SCORES", "StoreKind", "text_or_number", "text_unchanged"]
@@ -49,6 +50,9 @@ class StoreKind:
         proofs: Whether answers can be proven: ``known`` where it is found out that a search goes
             over all documents, ``exhaustive`` where it can be made to, ``flat`` where it can with
             a flat index, ``declared`` where the application must say so, else ``no``.
+
+    Raises:
+        ConfigurationError: ``classes`` is one name, whose letters would be taken for names.
     """
 
     name: str
@@ -59,6 +63,12 @@ class StoreKind:
     recognises: Callable[[Any], bool] | None = None
     vectors_come_along: bool = False
     proofs: Literal["known", "exhaustive", "flat", "declared", "no"] = "no"
+
+    def __post_init__(self) -> None:
+        """Check the classes."""
+        if isinstance(self.classes, str):
+            msg = f"classes must be a tuple of names, such as ({self.classes!r},), got one name"
+            raise ConfigurationError(msg)
 
     def includes(self, store: object) -> bool:
         """Whether a store is of this kind."""
