@@ -275,7 +275,7 @@ def test_every_public_module_says_what_it_exports_and_is_about() -> None:
         assert "__all__ = [" in source, name
 
 
-HEAVY = ("torch", "vllm", "numba", "transformers", "faiss", "sentence_transformers")
+HEAVY = ("torch", "vllm", "numba", "transformers", "faiss", "onnxruntime")
 FRAMEWORKS = ("langchain_core", "llama_index")
 
 
@@ -360,8 +360,9 @@ def test_the_locked_versions_satisfy_every_requirement() -> None:
         if line and not line.startswith("#"):
             name, version = line.split("==")
             locked[re.sub(r"[-_.]+", "-", name).lower()] = version
-    reader = tomllib.loads((ROOT / "reader" / "pyproject.toml").read_text(encoding="utf-8"))
-    locked[reader["project"]["name"]] = reader["project"]["version"]
+    for folder in ("reader", "minilm"):
+        own = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
+        locked[own["project"]["name"]] = own["project"]["version"]
     wanted = list(PYPROJECT["project"]["dependencies"])
     for extra, lines in PYPROJECT["project"]["optional-dependencies"].items():
         wanted += lines if extra != "vllm" else []

@@ -14,7 +14,7 @@ pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 
 if [ $# -eq 1 ] && command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
     pip install --quiet --upgrade 'pip>=25.1'
-    pip install --quiet ./reader
+    pip install --quiet ./reader ./minilm
     pip install --quiet --editable '.[all,docs,vllm]' --group dev
     exit
 fi
@@ -25,4 +25,5 @@ pip install --quiet --no-deps "$torch" 2>/dev/null ||
     pip install --quiet --no-deps "$torch" --index-url https://download.pytorch.org/whl/cpu
 pip install --quiet --no-deps --requirement "$requirements"
 pip install --quiet --no-deps --no-build-isolation ./reader
+pip install --quiet --no-deps ./minilm
 pip install --quiet --no-deps --no-build-isolation --editable .

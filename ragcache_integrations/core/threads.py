@@ -1,15 +1,16 @@
-"""Runs blocking functions for coroutines."""
+"""Threads: how many there is room for, and blocking functions for coroutines."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-__all__ = ["in_executor", "in_thread"]
+__all__ = ["in_executor", "in_thread", "usable_cores"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,3 +57,10 @@ async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs)
         if not future.cancelled():
             future.exception()  # retrieved, so that asyncio does not warn about it
         raise
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may use, at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

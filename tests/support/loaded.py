@@ -10,7 +10,7 @@ for module in (
     "ragcache_integrations.llama_index",
     "langchain_community.vectorstores",
     "llama_index.core",
-    "sentence_transformers",
+    "onnxruntime",
     "faiss",
     "ipykernel.kernelapp",
 ):

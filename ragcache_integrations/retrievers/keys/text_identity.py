@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.embeddings import MiniLM
 from ragcache_integrations.retrievers.embedder import Texts
 
 __all__ = ["TextIdentity", "TextWindow", "normalize_text", "window_of"]
@@ -23,7 +24,7 @@ TextWindow = Callable[[str], bool]
 PROMPT_TOKENS = 32
 """Tokens of the window that are left for what a model's class writes before a question."""
 
-# Where classes around a sentence-transformers model keep it; none of them is public.
+# Where classes of frameworks keep the model; none of them is public.
 _INNER = ("_model", "model", "_client", "client", "_embed_model", "underlying_embeddings")
 _MAX_DEPTH = 4
 
@@ -63,14 +64,16 @@ class TextIdentity:
 def window_of(model: object) -> TextWindow:
     """Return a function that returns whether a model leaves out the end of a text.
 
-    Knows the models of sentence-transformers, in any class of a framework; other models are assumed
-    to read everything. The model is looked for at the first call, which must come after a first
-    embedding, since some models are loaded by that.
+    Knows the offline embedding model and the models of sentence-transformers, in any class of a
+    framework; other models are assumed to read everything. The model is looked for at the first
+    call, which must come after a first embedding, since some models are loaded by that.
     """
 
     @functools.cache
     def window() -> TextWindow | None:
-        inner = next(_sentence_transformers(model, _MAX_DEPTH), None)
+        inner = next(_models_with_window(model, _MAX_DEPTH), None)
+        if isinstance(inner, MiniLM):
+            return inner.leaves_out
         return None if inner is None else _window_of_tokens(inner)
 
     def is_cut(text: str) -> bool:
@@ -80,14 +83,14 @@ def window_of(model: object) -> TextWindow:
     return is_cut
 
 
-def _sentence_transformers(model: object, depth: int) -> Iterator[Any]:
-    if _reads_tokens(model):
+def _models_with_window(model: object, depth: int) -> Iterator[Any]:
+    if isinstance(model, MiniLM) or _reads_tokens(model):
         yield model
     elif depth:
         for name in _INNER:
             inner = getattr(model, "__dict__", {}).get(name) or _private(model, name)
             if inner is not None and not isinstance(inner, str):
-                yield from _sentence_transformers(inner, depth - 1)
+                yield from _models_with_window(inner, depth - 1)
 
 
 def _private(model: object, name: str) -> object:
