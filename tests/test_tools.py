@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -156,3 +157,32 @@ tests/fuzz/test_lint.py::test_one:
     def test_a_part_for_each_file(self) -> None:
         folder = TOOLS.parent / "tests" / "fuzz"
         assert [(folder / f"test_{part}.py").is_file() for part in tool("fuzz").PARTS] == [True] * 8
+
+
+class TestTryInstall:
+    """The other rows take gigabytes: ``make try-install``."""
+
+    @pytest.mark.slow
+    def test_the_retriever_in_a_new_environment(self, tmp_path: Path) -> None:
+        reach = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(tmp_path)]
+        if subprocess.run([*reach, "hatchling"], check=False, capture_output=True).returncode:
+            pytest.skip("no package index")
+        done = subprocess.run(
+            [sys.executable, str(TOOLS / "try_install.py"), "retriever-langchain"],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.splitlines()[-1].endswith("ok")
+
+    @pytest.mark.parametrize("framework", ["langchain", "llama-index"])
+    def test_the_page_has_the_code_of_every_row(self, framework: str) -> None:
+        module = tool("try_install")
+        for kind in module.KINDS.values():
+            code = module.code(kind, framework)
+            compile(code, "page", "exec")
+            assert "assert ' '.join(" in code
+            assert ("OwnEmbeddings(" in code) is kind.own_embeddings
+            assert ("MiniLMEmbeddings" in code) is not kind.own_embeddings
+            assert ("max_tokens" in code) is kind.engine

@@ -1,4 +1,4 @@
-"""The command line: ``ragcache serve``, ``demo``, ``eval``, ``lint``, ``profile``, ``report``."""
+"""The command line: ``ragcache serve``, ``demo``, ``doctor`` and others."""
 
 from .command import main
 

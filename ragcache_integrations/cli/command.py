@@ -1,4 +1,4 @@
-"""``ragcache demo | serve | profile | lint | eval | report``: thin over the Python API."""
+"""The command ``ragcache``: thin over the Python API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ragcache_integrations import __version__
 from ragcache_integrations.errors import RAGCacheError
 
 from .demo import add_demo
+from .doctor import add_doctor
 from .eval import add_eval
+from .install_engine import add_install_engine
 from .lint import add_lint
 from .profile import add_profile
 from .report import add_report
@@ -66,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     add_lint(commands)
     add_eval(commands)
     add_report(commands)
+    add_doctor(commands)
+    add_install_engine(commands)
     for command in commands.choices.values():  # whose usage is shown where an option is unknown
         command.set_defaults(parser=command)
     return parser

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
+
+# As the embedding model does: its thread would keep forked children from exiting.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 for module in (
     "ragcache_integrations.engine.in_vllm.driver",

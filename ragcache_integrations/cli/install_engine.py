@@ -1,0 +1,94 @@
+"""``ragcache install-engine``: the engine for this machine, in versions that go together."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib.resources import as_file, files
+from importlib.util import find_spec
+from pathlib import Path
+
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["add_install_engine", "has_gpu"]
+
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+"""The package index of PyTorch's builds without CUDA."""
+
+NVIDIA_SMI_SECONDS = 30.0
+
+
+def add_install_engine(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "install-engine",
+        help="install the bundled engine, vLLM, for this machine",
+        description=(
+            "Install vLLM into the environment of this command. On a machine with an NVIDIA GPU, "
+            "pip chooses the versions. On others, the build for CPUs is installed in exact "
+            "versions that go together (x86-64 Linux); they replace other versions of the same "
+            "packages, so use a new environment where that matters."
+        ),
+    )
+    parser.set_defaults(command=_install_engine)
+    parser.add_argument("--dry-run", action="store_true", help="only print the commands")
+    parser.add_argument(
+        "--device",
+        choices=["cpu", "cuda"],
+        help="what the engine will run on (default: cuda where nvidia-smi lists a GPU)",
+    )
+
+
+def has_gpu() -> bool:
+    """Whether NVIDIA's driver lists a GPU."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return False
+    try:
+        answer = subprocess.run(  # noqa: S603 - NVIDIA's own tool
+            [tool, "-L"], check=False, capture_output=True, timeout=NVIDIA_SMI_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return answer.returncode == 0
+
+
+def _install_engine(options: argparse.Namespace) -> int:
+    install = _installer()
+    if (options.device or ("cuda" if has_gpu() else "cpu")) == "cuda":
+        return _run([*install, "ragcache-integrations[vllm]"], dry=options.dry_run)
+    with as_file(files("ragcache_integrations.engine") / "cpu.txt") as versions:
+        return _install_for_cpu([*install, "--no-deps"], versions, dry=options.dry_run)
+
+
+def _install_for_cpu(install: list[str], versions: Path, *, dry: bool) -> int:
+    lines = versions.read_text(encoding="utf-8").splitlines()
+    (torch,) = (line for line in lines if line.startswith("torch=="))
+    everything = [*install, "--requirement", str(versions)]
+    if not dry and _runs([*install, torch]):  # an index of the user's has the build
+        return _run(everything, dry=dry)
+    return _run([*install, torch, "--index-url", TORCH_INDEX], dry=dry) or _run(everything, dry=dry)
+
+
+def _installer() -> list[str]:
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "install"]
+    uv = shutil.which("uv")
+    if uv is None:
+        msg = f"this environment has no pip: {sys.executable} -m ensurepip"
+        raise ConfigurationError(msg)
+    return [uv, "pip", "install", "--python", sys.executable]
+
+
+def _runs(command: list[str]) -> bool:
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0  # noqa: S603 - pip
+
+
+def _run(command: list[str], *, dry: bool) -> int:
+    """Print a command and run it; returns its exit status."""
+    sys.stdout.write(f"{shlex.join(command)}\n")
+    sys.stdout.flush()
+    return 0 if dry else subprocess.run(command, check=False).returncode  # noqa: S603 - pip

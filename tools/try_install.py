@@ -1,0 +1,216 @@
+"""Installs the wheels into new environments, as users do, and runs the quickstart's code there.
+
+    python tools/try_install.py [ROW ...]
+
+A row is a kind of user and a framework, such as ``retriever-langchain``; without names, all rows
+are tried. Each gets an environment with its framework, then the package with its extras. What that
+adds is measured, packages that have no place there are looked for, the Python blocks of
+``docs/quickstart.md`` run as they stand, and so does ``ragcache doctor``. The exit status is 1 if
+anything fails. Needs a package index, and for the engine about 6 GB in the temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "quickstart.md"
+MEGABYTE = 1_000_000
+
+FRAMEWORKS = {"langchain": "langchain-core", "llama-index": "llama-index-core"}
+TITLES = {"langchain": "LangChain", "llama-index": "LlamaIndex"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of user.
+
+    Attributes:
+        extras: Extras of the package, beside the framework's.
+        limit: The most megabytes that the package may add to the framework; ``None`` for no limit.
+        unwanted: Distributions that must not be there, by the beginning of their names.
+        blocks: How many Python blocks of the framework's section run.
+        own_embeddings: Whether embeddings of the user's own take the place of the offline model.
+        engine: Whether the engine and its default model are installed.
+    """
+
+    extras: tuple[str, ...]
+    limit: int | None
+    unwanted: tuple[str, ...]
+    blocks: int = 1
+    own_embeddings: bool = False
+    engine: bool = False
+
+
+KINDS = {
+    "retriever": Kind(
+        (), 250, ("torch", "numba", "nvidia", "onnxruntime", "triton"), own_embeddings=True
+    ),
+    "embeddings": Kind(("embeddings",), 400, ("torch", "numba", "nvidia", "triton")),
+    "engine": Kind(("embeddings",), None, ("nvidia", "torchvision"), blocks=2, engine=True),
+}
+
+# What the page's question and its rephrasing have in common are words of six letters and more.
+OWN_EMBEDDINGS = {
+    "langchain": """
+from langchain_core.embeddings import Embeddings
+
+class OwnEmbeddings(Embeddings):
+    def embed_query(self, text):
+        vector = [1e-3] * 384
+        for word in text.split():
+            vector[sum(map(ord, word)) % 384] += len(word) > 5
+        return vector
+
+    def embed_documents(self, texts):
+        return [self.embed_query(text) for text in texts]
+""",
+    "llama-index": """
+from llama_index.core.base.embeddings.base import BaseEmbedding
+
+class OwnEmbeddings(BaseEmbedding):
+    def _get_query_embedding(self, text):
+        vector = [1e-3] * 384
+        for word in text.split():
+            vector[sum(map(ord, word)) % 384] += len(word) > 5
+        return vector
+
+    _get_text_embedding = _get_query_embedding
+
+    async def _aget_query_embedding(self, text):
+        return self._get_query_embedding(text)
+""",
+}
+
+
+class Failure(Exception):  # noqa: N818 - a result, not a mistake
+    """A row does not do what it should. The text says what."""
+
+
+def main() -> int:
+    """Try the rows that are named; returns the exit status."""
+    rows = [f"{kind}-{framework}" for kind in KINDS for framework in FRAMEWORKS]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(rows)}")
+    chosen = parser.parse_args().rows or rows
+    if unknown := set(chosen) - set(rows):
+        parser.error(f"no such row: {', '.join(sorted(unknown))}")
+    failed = False
+    with TemporaryDirectory(prefix="ragcache-try-") as temporary:
+        wheels = Path(temporary) / "wheels"
+        folders = [ROOT]
+        if not all(row.startswith("retriever") for row in chosen):
+            folders += [ROOT / "minilm", ROOT / "reader"]
+        build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(wheels)]
+        run([*build, *map(str, folders)])
+        print(f"{'row':24} {'adds MB':>8} {'limit':>6} {'seconds':>8}  result")
+        for row in chosen:
+            kind, _, framework = row.partition("-")
+            start = time.monotonic()
+            try:
+                size = try_row(KINDS[kind], framework, wheels, Path(temporary) / row)
+                result, added = "ok", f"{size:.0f}"
+            except Failure as failure:
+                failed, result, added = True, f"FAILED: {failure}", "?"
+            seconds = time.monotonic() - start
+            limit = KINDS[kind].limit or "-"
+            print(f"{row:24} {added:>8} {limit:>6} {seconds:>8.0f}  {result}", flush=True)
+    return int(failed)
+
+
+def try_row(kind: Kind, framework: str, wheels: Path, folder: Path) -> float:
+    """Install and run a row.
+
+    Returns:
+        The megabytes that the package adds to the framework.
+
+    Raises:
+        Failure: Something is not as it should be.
+    """
+    venv.create(folder, with_pip=True)
+    install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    install += ["--find-links", str(wheels)]
+    run([*install, FRAMEWORKS[framework]])
+    before = megabytes(folder)
+    (wheel,) = wheels.glob("ragcache_integrations-*.whl")
+    run([*install, f"{wheel}[{','.join((framework, *kind.extras))}]"])
+    if kind.engine:
+        run([*install, "ragcache-reader"])
+        run([str(folder / "bin" / "ragcache"), "install-engine", "--device", "cpu"])
+    added = megabytes(folder) - before
+    if kind.limit is not None and added > kind.limit:
+        msg = f"it adds {added:.0f} MB, more than {kind.limit}"
+        raise Failure(msg)
+    names = sorted(path.name.lower() for path in folder.glob("lib/*/site-packages/*.dist-info"))
+    if unwanted := [name for name in names if name.startswith(kind.unwanted)]:
+        msg = f"it brings {', '.join(unwanted)}"
+        raise Failure(msg)
+    script = folder / "page.py"
+    script.write_text(code(kind, framework), encoding="utf-8")
+    run([str(folder / "bin" / "python"), str(script)])
+    run([str(folder / "bin" / "ragcache"), "doctor"])
+    return added
+
+
+def code(kind: Kind, framework: str) -> str:
+    """The page's code, which fails if it does not print what the page says."""
+    _, _, section = PAGE.read_text(encoding="utf-8").partition(f"\n## {TITLES[framework]}\n")
+    section = re.split(r"^## ", section, maxsplit=1, flags=re.MULTILINE)[0]
+    blocks = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    if len(blocks) < kind.blocks:
+        msg = f"{PAGE.name} has {len(blocks)} Python blocks under {TITLES[framework]}"
+        raise Failure(msg)
+    text = "".join(blocks[: kind.blocks])
+    expected = re.findall(r"^print\((.*)\)  # (.+)$", text, re.MULTILINE)
+    text += "".join(
+        f"assert ' '.join(map(str, ({values},))) == {line!r}\n" for values, line in expected[-1:]
+    )
+    if kind.own_embeddings:
+        text = re.sub(r"^from .*, MiniLMEmbeddings\n", _without, text, flags=re.MULTILINE)
+        text = OWN_EMBEDDINGS[framework] + text.replace("MiniLMEmbeddings", "OwnEmbeddings")
+    # An engine has processes, which must not run the script again.
+    return f"if __name__ == '__main__':\n{re.sub('^(?=.)', '    ', text, flags=re.MULTILINE)}"
+
+
+def _without(line: re.Match[str]) -> str:
+    return line[0].replace(", MiniLMEmbeddings", "")
+
+
+def megabytes(folder: Path) -> float:
+    """The size of the files in an environment."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(path.stat().st_size for path in files) / MEGABYTE
+
+
+def run(command: list[str]) -> None:
+    """Run a command outside the repository.
+
+    Raises:
+        Failure: Its exit status is not 0; with the end of its output.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    answer = subprocess.run(  # noqa: S603 - our own commands
+        command,
+        check=False,
+        cwd=Path(sys.prefix),
+        env=environment | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if answer.returncode:
+        msg = f"{' '.join(command)}\n{answer.stdout[-3000:]}"
+        raise Failure(msg)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
