@@ -35,6 +35,9 @@ class Snapshot(NamedTuple):
         return partial(copy.deepcopy, self.arguments)
 
 
+_NOTHING = Snapshot(freeze_arguments({}), {})
+
+
 class Snapshots:
     """Copies arguments where they differ from those of the last question.
 
@@ -47,8 +50,10 @@ class Snapshots:
 
     def of(self, arguments: Mapping[str, Any]) -> Snapshot:
         """Return arguments as they are now: a later change affects no answer under their key."""
+        if not arguments:
+            return _NOTHING
         frozen = freeze_arguments(arguments)
-        if not arguments or frozen.opaque:  # opaque ones have equal keys although they are not
+        if frozen.opaque:  # opaque ones have equal keys although they are not
             return Snapshot(frozen, arguments)
         last, copied = self._last
         if last != frozen.key:
