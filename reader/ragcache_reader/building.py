@@ -60,7 +60,7 @@ def digest() -> str:
     return content.hexdigest()
 
 
-def build(folder: Path, base: Path | None = None, delta: Path = DELTA) -> None:
+def build(folder: Path, base: Path | None = None, delta: Path | None = DELTA) -> None:
     """Write the model into a folder, in the format of Hugging Face transformers.
 
     It takes 5 to 20 seconds and 1.2 GB of memory; the folder takes 271 MB.
@@ -68,7 +68,7 @@ def build(folder: Path, base: Path | None = None, delta: Path = DELTA) -> None:
     Args:
         folder: Where; it must be there.
         base: The GGUF file; that of the installed distribution by default.
-        delta: What is added to its weights.
+        delta: What is added to its weights; ``None`` for nothing.
 
     Raises:
         MissingBaseError: There is no such file.
@@ -77,7 +77,7 @@ def build(folder: Path, base: Path | None = None, delta: Path = DELTA) -> None:
     began = time.monotonic()
     model = gguf.read(base_path() if base is None else base)
     weights = smollm2.weights(model)
-    changes = load_file(delta)
+    changes = {} if delta is None else load_file(delta)
     parts = {name.removeprefix("model.layers.").removesuffix(".weight") for name in weights}
     changed = {name.rpartition(".")[0] for name in changes}
     if changed - parts:

@@ -73,7 +73,10 @@ class _Reader:
             raise ValueError(msg)
         known = {self._string(): self._value(self._number("I")) for _ in range(facts)}
         places = [self._place() for _ in range(tensors)]
-        alignment = int(known.get("general.alignment", 32))
+        alignment = known.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            msg = f"its tensors are aligned to {alignment!r} bytes"
+            raise ValueError(msg)
         begin = -(-self._at // alignment) * alignment
         return Gguf(
             known,
@@ -91,6 +94,9 @@ class _Reader:
             msg = f"tensors of kind {kind} are not understood, only of {sorted(_BYTES)}"
             raise ValueError(msg)
         count = math.prod(shape)
+        if count % _BLOCK:
+            msg = f"a tensor has {count} numbers, which is no multiple of {_BLOCK}"
+            raise ValueError(msg)
         size = count // _BLOCK * _BYTES[kind]
         packed = np.frombuffer(self._content[at : at + size], np.uint8)
         if len(packed) < size:
