@@ -77,7 +77,7 @@ def tensors() -> dict[str, tuple[NDArray[np.float32], int]]:
         "blk.0.ffn_down": ((WIDTH, INNER), Q4_1),
     }
     return {
-        f"{name}.weight": (dice.integers(-8, 8, shape).astype(np.float32) / 4, kind)
+        f"{name}.weight": (dice.integers(-8, 8, shape).astype(np.float32) / np.float32(4), kind)
         for name, (shape, kind) in shapes.items()
     }
 
@@ -147,7 +147,7 @@ def test_transformers_reads_what_is_built(file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     building.build(folder, file, tmp_path / "delta")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     assert model.dtype == torch.bfloat16
     up, down = (torch.tensor(matrix).float() for matrix in delta.values())
     right = torch.tensor(tensors()["blk.0.ffn_up.weight"][0]) + up @ down

@@ -9,15 +9,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from ragcache_integrations.adaptive.synthesis.prompts import NOT_FOUND
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.core.rendering import PromptRenderer
 from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.evaluation.datasets.base import SYSTEM
 from ragcache_integrations.resources import load_passages, load_questions
 from reader.teaching import lessons, library, train
 from reader.teaching.layout import Layout, Page, Question
@@ -62,7 +65,7 @@ def layout(base: Path) -> Layout:
 
 
 @pytest.fixture(scope="module")
-def theirs(base: Path, network: Network) -> AutoModelForCausalLM:
+def theirs(base: Path, network: Network) -> Any:
     """The same weights in transformers."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
     model.load_state_dict(network.merged(), strict=False)
@@ -78,9 +81,7 @@ def prompt_of(base: Path, question: Question) -> tuple[list[int], list[tuple[int
 
 
 @torch.no_grad()
-def answer_of(
-    model: AutoModelForCausalLM, prompt: list[int], spans: list[tuple[int, int]], links: int
-) -> list[int]:
+def answer_of(model: Any, prompt: list[int], spans: list[tuple[int, int]], links: int) -> list[int]:
     """Eight tokens by transformers, which reuses the KV cache of each document at its place."""
     stored = []
     for begin, end in spans:
@@ -94,7 +95,8 @@ def answer_of(
         places = torch.arange(at, end)[None]
         out = model(torch.tensor([prompt[at:end]]), position_ids=places, past_key_values=cache)
         at = end
-        return out.logits[0, -1]
+        logits: torch.Tensor = out.logits[0, -1]
+        return logits
 
     for (begin, end), layers in zip(spans, stored, strict=True):
         compute(min(begin + links, end))
@@ -112,7 +114,7 @@ def answer_of(
 
 @pytest.mark.parametrize("links", [None, 0, 5, 16])
 def test_what_is_learnt_is_what_is_served(
-    base: Path, network: Network, layout: Layout, theirs: AutoModelForCausalLM, links: int | None
+    base: Path, network: Network, layout: Layout, theirs: Any, links: int | None
 ) -> None:
     page = Page(PAGE.documents, PAGE.questions, PAGE.system, links=links)
     packed = layout.packed(page, answered=False)
@@ -127,7 +129,7 @@ def test_what_is_learnt_is_what_is_served(
 
 
 def test_losses_are_those_of_each_question_alone(
-    network: Network, layout: Layout, theirs: AutoModelForCausalLM, base: Path
+    network: Network, layout: Layout, theirs: Any, base: Path
 ) -> None:
     packed = layout.packed(PAGE)
     assert packed is not None
@@ -187,8 +189,8 @@ def test_pages(text: library.Library, layout: Layout) -> None:
     for page in pages:
         content = " ".join(page.documents)
         for question in page.questions:
-            if page.system == lessons.SYSTEM and question.text.endswith("\nAnswer:"):
-                assert question.answer in content or question.answer == lessons.NOT_FOUND
+            if page.system == SYSTEM and question.text.endswith("\nAnswer:"):
+                assert question.answer in content or question.answer == NOT_FOUND
 
 
 def test_a_library_comes_back(text: library.Library, tmp_path: Path) -> None:
