@@ -73,7 +73,7 @@ class Layout:
             out. Memory grows with both: 3 GB where both are reached.
     """
 
-    def __init__(self, tokenizer: object, longest: int = 1024, room: int = 448) -> None:
+    def __init__(self, tokenizer: object, longest: int = 1152, room: int = 448) -> None:
         self._renderer = PromptRenderer(tokenizer)  # type: ignore[arg-type]
         self._longest, self._room = longest, room
         self.end = int(tokenizer.eos_token_id)  # type: ignore[attr-defined]
