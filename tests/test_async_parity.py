@@ -68,7 +68,8 @@ IMMEDIATE = {
     ModularPrompt: set(),
     ModularQueryEngine: {"with_prompt"},
     # Pickling knows no coroutines.
-    RetrieverCore: {"stats", "clear", "discard"},
+    # What waits for Redis here is called in a thread by the retrievers' own aclear.
+    RetrieverCore: {"stats", "clear", "discard", "is_of_version", "follow_version"},
     CacheFiles: {"dump", "restore"},
     Speculator: {"stats", "interval"},
     LangChainRetriever: {"stats", "attach", "detach"},
@@ -95,7 +96,7 @@ IMMEDIATE = {
     EngineAsker: {"limits", "count_tokens", "count_prompt"},
     LangChainAsker: {"limits", "count_tokens", "count_prompt"},
     LlamaIndexAsker: {"limits", "count_tokens", "count_prompt"},
-    embeddings.MiniLM: set(),
+    embeddings.MiniLM: {"leaves_out"},
     DocumentOrder: {"arrange", "arrange_all", "report", "clear", "stats"},
     OrderDocuments: {"report", "clear", "stats"},
     CacheFriendlyOrder: {"report", "clear", "stats"},
