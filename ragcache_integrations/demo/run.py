@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,6 +37,7 @@ __all__ = ["NEEDED", "TURN", "DemoResult", "FrameworkResult", "run_demo", "strea
 
 NEEDED = {
     "vllm": "vllm",
+    "transformers": "vllm",
     "faiss": "faiss",
     "ragcache_minilm": "embeddings",
     "onnxruntime": "embeddings",
@@ -208,6 +210,8 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
             # Imported here one after another: concurrent imports may see half-imported modules.
             for module, extra in NEEDED.items():
                 require(module, feature="The demo", extra=extra)
+            # These two import what they name when it is first asked for.
+            _ = sys.modules["transformers"].AutoTokenizer, sys.modules["vllm"].AsyncEngineArgs
             from .corpus import Corpus  # noqa: PLC0415 - slow
             from .langchain import (  # noqa: PLC0415 - slow
                 TimedEmbeddings,

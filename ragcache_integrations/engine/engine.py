@@ -16,6 +16,7 @@ from typing import Any, Unpack
 from ragcache_integrations.core.checks import check_seconds
 from ragcache_integrations.core.closing import AsyncCloseable, Closeable
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.generation import (
     CallOptions,
     Generation,
@@ -450,14 +451,19 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         return f"RAGCacheEngine(model={self.model!r}, {state})"
 
 
+# Of two threads that import transformers at once, one may see half of it.
+_LOADING = make_lock()
+
+
 def _load_tokenizer(settings: EngineSettings) -> Any:
-    transformers = require("transformers", feature="The local engine", extra="vllm")
     name = settings.vllm_args.get("tokenizer") or settings.model
     arguments = {
         key: settings.vllm_args[key] for key in TOKENIZER_ARGUMENTS if key in settings.vllm_args
     }
     try:
-        return transformers.AutoTokenizer.from_pretrained(name, **arguments)
+        with _LOADING:
+            transformers = require("transformers", feature="The local engine", extra="vllm")
+            return transformers.AutoTokenizer.from_pretrained(name, **arguments)
     except (OSError, ValueError, KeyError) as error:
         msg = f"no tokenizer for the model {name!r}: {error}"
         raise ModelNotFoundError(msg) from error
