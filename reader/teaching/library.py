@@ -21,6 +21,7 @@ from typing import Any
 
 from ragcache_integrations.evaluation.datasets.qmsum import chunked
 from reader.training.corpus import Asked, Corpus, nearest
+from reader.training.corpus import _lines as read_lines
 from reader.training.corpus import _meaning_representations as read_qamr
 from reader.training.corpus import _squad as read_squad
 
@@ -125,7 +126,7 @@ def gather(data: Path, extra: Path) -> Library:
         read_qamr(part, path.read_text(encoding="utf-8"))
         found.append((path.stem, part))
     library = Library()
-    reported = {row["question"].lower() for row in _lines(SAMPLE / "questions.jsonl.gz")}
+    reported = {row["question"].lower() for row in read_lines(SAMPLE / "questions.jsonl.gz")}
     library.kept = list(_chosen(dict(found), reported))
     never = [
         *(one.passage for one in library.kept),
@@ -163,16 +164,16 @@ def gather(data: Path, extra: Path) -> Library:
 def _natural_questions(folder: Path) -> Corpus:
     corpus = Corpus()
     asked: dict[str, list[tuple[str, list[str]]]] = {}
-    for row in _lines(folder / "questions.jsonl"):
+    for row in read_lines(folder / "questions.jsonl"):
         asked.setdefault(row["passage_id"], []).append((row["question"], row["answers"]))
-    for row in _lines(folder / "passages.jsonl.gz"):
+    for row in read_lines(folder / "passages.jsonl.gz"):
         corpus.add(row["text"], asked.get(row["id"], ()), row.get("title", ""))
     return corpus
 
 
 def _reported_passages() -> Iterator[dict[str, Any]]:
-    names = {row["passage_id"] for row in _lines(SAMPLE / "questions.jsonl.gz")}
-    return (row for row in _lines(SAMPLE / "passages.jsonl.gz") if row["id"] in names)
+    names = {row["passage_id"] for row in read_lines(SAMPLE / "questions.jsonl.gz")}
+    return (row for row in read_lines(SAMPLE / "passages.jsonl.gz") if row["id"] in names)
 
 
 def _chosen(found: dict[str, Corpus], reported: set[str]) -> Iterator[Kept]:
@@ -214,7 +215,7 @@ def _studies(path: Path) -> Iterator[Study]:
 
 
 def _meetings(path: Path) -> Iterator[Meeting]:
-    for row in _lines(path):
+    for row in read_lines(path):
         turns = [f"{turn['speaker']}: {turn['content']}" for turn in row["meeting_transcripts"]]
         ranges = chunked(turns)
         queries = [*row["general_query_list"], *row["specific_query_list"]]
@@ -241,14 +242,6 @@ def _meetings(path: Path) -> Iterator[Meeting]:
 def _runs(passage: str) -> set[tuple[str, ...]]:
     words = re.findall(r"\w+", passage.lower())
     return set(zip(*(words[begin:] for begin in range(SHARED)), strict=False))
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    packed = path.read_bytes()
-    text = (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode()
-    return [json.loads(line) for line in text.splitlines() if line]
 
 
 def save(library: Library, path: Path) -> None:

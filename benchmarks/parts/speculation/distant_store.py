@@ -112,15 +112,19 @@ class DistantStore:
         self._slow_down(self._store)
 
     def _slow_down(self, store: VectorStore) -> None:
-        """Let every search take as much longer as is wanted at that time."""
-        inner: Any = store._PGVectorStore__vs  # type: ignore[attr-defined]  # noqa: SLF001
-        query = inner._AsyncPGVectorStore__query_collection  # noqa: SLF001
+        """Let every search take as much longer as is wanted at that time.
+
+        In the class's own query, which every search ends in, by text or by vector, with vectors or
+        without, in a coroutine or not; nothing public is called by all of them.
+        """
+        inner: Any = store._PGVectorStore__vs  # type: ignore[attr-defined]  # noqa: SLF001 - see above; mangled
+        query = inner._AsyncPGVectorStore__query_collection  # noqa: SLF001 - see above
 
         async def slow(*positional: Any, **named: Any) -> Any:
             await asyncio.sleep(self._seconds)
             return await query(*positional, **named)
 
-        inner._AsyncPGVectorStore__query_collection = slow  # noqa: SLF001
+        inner._AsyncPGVectorStore__query_collection = slow  # noqa: SLF001 - see above
 
     def guessing(self, seed: int, beforehand: int, seconds: float, **knobs: Any) -> Guessing:
         """Return a retriever of its own, with a query cache that questions have filled.

@@ -303,10 +303,16 @@ class RetrieverCore(Generic[T]):
         """Whether all answers were found under this version of the store."""
         return self._version == version
 
-    def follow_version(self, version: Hashable) -> None:
-        """Forget every answer if the store is of another version than they are."""
+    def follow_version(self, version: Hashable, *, unknown: bool = True) -> None:
+        """Forget every answer if the store is of another version than they are.
+
+        Args:
+            version: The store's version.
+            unknown: Whether to forget answers whose version nobody has named yet.
+        """
         with self._version_lock:
-            if version != self._version:
+            named = unknown or self._version is not _NO_VERSION
+            if named and version != self._version:
                 self._caches.clear(wait=True)
             self._version = version
 
@@ -392,10 +398,11 @@ class RetrieverCore(Generic[T]):
     def _guessed_stages(self, request: Request[T]) -> Generator[DocumentStage[T]]:
         """Yield a guess, where one pays, and the answer."""
         begun = time.perf_counter()
-        if not request.texts and request.embedding is None:
-            yield only_stage(self.retrieve(request), begun)
+        if self._begin(request):
+            with self._failures:
+                retrieval = self._plain(request, begun)
+            yield only_stage(retrieval, begun)
             return
-        self._begin(request)
         with self._failures:
             question = self._ask(request)
             guess = self._guess(question)
@@ -410,10 +417,11 @@ class RetrieverCore(Generic[T]):
 
     async def _aguessed_stages(self, request: Request[T]) -> AsyncGenerator[DocumentStage[T]]:
         begun = time.perf_counter()
-        if not request.texts and request.embedding is None:
-            yield only_stage(await self.aretrieve(request), begun)
+        if self._begin(request):
+            with self._failures:
+                retrieval = await self._aplain(request, begun)
+            yield only_stage(retrieval, begun)
             return
-        self._begin(request)
         with self._failures:
             question = await self._aask(request)
             guess = self._guess(question)
@@ -485,15 +493,12 @@ class RetrieverCore(Generic[T]):
         return replace(stage, documents=tuple(documents))
 
     def _follow_version(self, version_of_store: Callable[[], object]) -> None:
-        """Forget every answer if the store is of another version than they are."""
+        """Ask for the store's version, and follow it."""
         version = version_of_store()
         if not isinstance(version, Hashable):  # it may be changed, and equal to itself nevertheless
             msg = f"version= must return a value that does not change, got {version!r:.100}"
             raise ConfigurationError(msg)
-        with self._version_lock:
-            if self._version is not _NO_VERSION and version != self._version:
-                self._caches.clear(wait=True)
-            self._version = version
+        self.follow_version(version, unknown=False)
 
     def _ask(self, request: Request[T]) -> Question[T]:
         if self._knobs.version is not None:
