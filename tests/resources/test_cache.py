@@ -1,4 +1,8 @@
+import resource
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,6 +37,38 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="no"):
         build_once(tmp_path / "a", build)
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """No file grows beyond this number of bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_where_there_is_no_room_the_error_says_so_and_nothing_is_left(tmp_path: Path) -> None:
+    def build(folder: Path) -> None:
+        (folder / "fits").write_bytes(bytes(500))
+        (folder / "too large").write_bytes(bytes(5000))
+
+    with room_for(1000), pytest.raises(ConfigurationError, match=r"no room .*RAGCACHE_HOME"):
+        build_once(tmp_path / "model", build)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_errors_of_a_build_are_its_own(tmp_path: Path) -> None:
+    def build(folder: Path) -> None:
+        (folder / "missing").read_bytes()
+
+    with pytest.raises(FileNotFoundError):
+        build_once(tmp_path / "model", build)
     assert list(tmp_path.iterdir()) == []
 
 
