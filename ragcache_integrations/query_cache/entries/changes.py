@@ -23,6 +23,7 @@ T = TypeVar("T")
 Vectors = NDArray[np.float32]
 
 _REMEMBERED = 256
+_ROUNDING = 2.0**-20
 
 
 @dataclass(frozen=True)
@@ -34,25 +35,36 @@ class Part:
         ids: They hold one of these documents; ``None``: any.
         before: They were inserted before this moment, in microseconds since 1970; ``None``:
             at any time.
+        near: Their key is within a distance of this query, prepared, shape (dim,); ``None``:
+            anywhere.
     """
 
     marks: frozenset[str] = frozenset()
     ids: frozenset[str] | None = None
     before: int | None = None
+    near: tuple[Vectors, float] | None = None
 
-    def holds(self, marks: Collection[str], ids: Iterable[str], born: int) -> bool:
+    def holds(self, marks: Collection[str], ids: Iterable[str], born: int, query: Vectors) -> bool:
         """Whether an entry belongs to it.
 
         Args:
             marks: The marks of its cache key.
             ids: Ids of the documents that it holds.
             born: When it was inserted, in microseconds.
+            query: Its key, prepared, shape (dim,).
         """
         return (
             self.marks <= set(marks)
             and (self.before is None or born < self.before)
             and (self.ids is None or not self.ids.isdisjoint(ids))
+            and (self.near is None or _is_within(*self.near, query))
         )
+
+
+def _is_within(center: Vectors, distance: float, query: Vectors) -> bool:
+    apart = float(np.linalg.norm(center.astype(np.float64) - query))
+    # No entry may stay that the kernels, which sum in another order, find within the distance.
+    return apart <= distance * (1 + _ROUNDING)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class Decisions(Generic[T]):
         self._fixed = 0.0 if settings.tolerance == "auto" else as_number(settings.tolerance)
         unranked = settings.unranked_tolerance
         self._unranked = self._fixed if unranked is None else min(unranked, self._fixed)
+        self._reranks = settings.vectors is not None
         self._proves = settings.proves
         self._required = settings.required_bound
         self._target = settings.target_recall
@@ -51,6 +52,11 @@ class Decisions(Generic[T]):
     def limit(self) -> float:
         """How far keys are looked for: proofs may allow what the tolerance learnt does not."""
         return math.inf if self.adaptive is not None and self._proves else self.tolerance
+
+    @property
+    def farthest(self) -> float:
+        """The largest distance at which any entry answers an unproven lookup, now."""
+        return self.tolerance if self._reranks else self._unranked
 
     def limit_of(self, entry: Entry[T]) -> float:
         """How far an unproven lookup may be from the key of an entry to hit."""

@@ -313,6 +313,32 @@ class RedisQueryCache(BaseQueryCache[T]):
         """Async version of :meth:`discard`."""
         await self._adeliver(self._operations.requests.forgettings(marks, ids, before))
 
+    def forget(self, q: ArrayLike, k: int, key: Hashable = None) -> int:
+        """Drop the entries of all processes that would answer a query.
+
+        It is passed on as in :meth:`discard`. Entries as near that serve fewer than k go, too.
+
+        Args:
+            q: As for :meth:`lookup`.
+            k: As for :meth:`lookup`.
+            key: As for :meth:`lookup`.
+
+        Returns:
+            How many there were, as far as is known.
+
+        Raises:
+            ConfigurationError: ``q``, ``k`` or ``key`` cannot be used.
+        """
+        count = self._run(self._operations.count(q, k, key))
+        self._deliver(self._operations.forgetting(q, key))
+        return count
+
+    async def aforget(self, q: ArrayLike, k: int, key: Hashable = None) -> int:
+        """Async version of :meth:`forget`."""
+        count = await self._arun(self._operations.count(q, k, key))
+        await self._adeliver(self._operations.forgetting(q, key))
+        return count
+
     async def aclear(self) -> None:
         """Async version of :meth:`clear`."""
         await self._adeliver(self._operations.requests.clearings())

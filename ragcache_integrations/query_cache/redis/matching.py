@@ -204,6 +204,26 @@ class Matching(Generic[T]):
             )
         return outcome
 
+    def count(self, query: Vectors, k: int, fetched: Sequence[Fetched], now: int) -> int:
+        """Return how many entries would answer a query, were they the nearest.
+
+        Args:
+            query: As for :meth:`find`.
+            k: As for :meth:`find`.
+            fetched: As for :meth:`find`.
+            now: As for :meth:`find`.
+
+        Raises:
+            Exception: Any error of the store while documents or vectors are read.
+        """
+        table: EntryTable[T] = EntryTable(self._settings, self._kernels, 0.0)
+        reach = self.decisions.tolerance
+        entries = self._entries(table, query, k, fetched, now, reach, Outcome())
+        return sum(
+            read.serves >= k and read.distance <= self.decisions.limit_of(read.new.entry)
+            for read in entries
+        )
+
     def radius(self, key: Vectors, candidates: Sequence[Candidate[T]], *, complete: bool) -> float:
         """Return within which of a new entry's key every document is known.
 
@@ -297,7 +317,8 @@ class Matching(Generic[T]):
             return None
         ids, moment = [document[0] for document in record.documents], born // _MICROSECOND
         if any(
-            change.forgotten is not None and change.forgotten.holds(fetched.marks, ids, moment)
+            change.forgotten is not None
+            and change.forgotten.holds(fetched.marks, ids, moment, record.key)
             for change in changes
         ):
             return None

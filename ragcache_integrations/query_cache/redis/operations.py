@@ -47,6 +47,7 @@ Plan = Generator[list[Request], list[Any], R]
 :class:`~.link.UnreachableError`, and returns its result."""
 
 _NO_TIME = b"0" * 16
+_UNREAD = "A shared entry's documents could not be read"
 _COUNTED_HERE = ("failed", "skipped", "lost", "corrupt")
 
 
@@ -171,6 +172,26 @@ class Operations(Generic[T]):
         except UnreachableError:
             return self._count_lost()
 
+    def count(self, q: ArrayLike, k: int, key: Hashable) -> Plan[int]:
+        """Count the entries that would answer a query; 0 where Redis does not say."""
+        query, k, requests = self._ask(q, k, key, noting=False)
+        try:
+            taken = self._take(requests, (yield requests))
+        except UnreachableError:
+            return 0
+        if taken is None:
+            return 0
+        try:
+            return self.matching.count(query, k, *taken)
+        except Exception:  # an error of the store's; they are forgotten nevertheless
+            logger.log(self._level(), _UNREAD, exc_info=True)
+            return 0
+
+    def forgetting(self, q: ArrayLike, key: Hashable) -> list[Request]:
+        """Return the requests that make every shard forget what would answer a query."""
+        query = self.matching.vectors.prepare_query(q)
+        return self.requests.forgettings([key], near=(query, self.matching.decisions.farthest))
+
     def _ask(
         self, q: ArrayLike, k: int, key: Hashable, *, noting: bool = True
     ) -> tuple[Vectors, int, list[Request]]:
@@ -235,10 +256,14 @@ class Operations(Generic[T]):
         try:
             return self.matching.find(query, k, entries, now, far=far)
         except Exception:  # an error of the store's: the search that follows will raise it
-            level = logging.DEBUG if self._warned else logging.WARNING
-            self._warned = True
-            logger.log(level, "A shared entry's documents could not be read", exc_info=True)
+            logger.log(self._level(), _UNREAD, exc_info=True)
             return None
+
+    def _level(self) -> int:
+        """Return the level at which an error of the store is logged: the first as a warning."""
+        level = logging.DEBUG if self._warned else logging.WARNING
+        self._warned = True
+        return level
 
     def _take(
         self, requests: list[Request], replies: list[Any]

@@ -165,9 +165,14 @@ def encode_part(part: Part, dim: int) -> bytes:
     Processes that know of no such parts take it for an unknown change, and forget everything.
     """
     ids = None if part.ids is None else sorted(part.ids)
-    listed = json.dumps([[], [], sorted(part.marks), ids, part.before], separators=(",", ":"))
-    body = listed.encode("ascii")
-    return _CHANGE.pack(_FORMAT, zlib.crc32(body), dim, len(body)) + body
+    fields: list[object] = [[], [], sorted(part.marks), ids, part.before]
+    center = b""
+    if part.near is not None:
+        center = part.near[0].astype("<f4").tobytes()
+        fields.append(part.near[1])
+    listed = json.dumps(fields, separators=(",", ":")).encode("ascii")
+    body = center + listed
+    return _CHANGE.pack(_FORMAT, zlib.crc32(body), dim, len(listed)) + body
 
 
 def decode_change(
@@ -188,20 +193,32 @@ def decode_change(
     try:
         first, second, *others = json.loads(value[end:])
         removed, added = tuple(_texts(first)), tuple(_texts(second))
-        part = _part(*others) if others else None
-        vectors = np.frombuffer(value[_CHANGE.size : end], dtype="<f4").reshape(len(added), dim)
+        rows = np.frombuffer(value[_CHANGE.size : end], dtype="<f4").reshape(-1, dim)
+        wide = rows.astype(np.float32)
+        vectors, centers = wide[: len(added)], wide[len(added) :]
+        part = _part(centers, *others) if others else None
+        if len(rows) != len(added) + (part is not None and part.near is not None):
+            return None
     except (TypeError, ValueError, RecursionError):
         return None
-    wide = vectors.astype(np.float32)
-    return (removed, added, wide, part) if np.isfinite(wide).all() else None
+    return (removed, added, vectors, part) if np.isfinite(wide).all() else None
 
 
-def _part(marks: object, ids: object, before: object) -> Part:
+def _part(
+    centers: Vectors, marks: object, ids: object, before: object, distance: object = None
+) -> Part:
     if before is not None and type(before) is not int:
         msg = "a moment must be a whole number"
         raise TypeError(msg)
+    near = None
+    if distance is not None:
+        reach = as_number(distance)
+        if not reach >= 0 or len(centers) != 1:
+            msg = "a part near a query must have one query, and a distance of at least 0"
+            raise ValueError(msg)
+        near = centers[0], reach
     held = None if ids is None else frozenset(_texts(ids))
-    return Part(frozenset(_texts(marks)), held, before)
+    return Part(frozenset(_texts(marks)), held, before, near)
 
 
 def _texts(value: object) -> list[str]:

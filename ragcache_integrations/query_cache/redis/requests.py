@@ -198,24 +198,29 @@ class Requests:
         return self._to_all(encode_change(removed, added, vectors))
 
     def forgettings(
-        self, marks: Iterable[Hashable], ids: Collection[str] | None, before: float | None
+        self,
+        marks: Iterable[Hashable],
+        ids: Collection[str] | None = None,
+        before: float | None = None,
+        near: tuple[Vectors, float] | None = None,
     ) -> list[Request]:
         """Return the requests that make every shard forget a part.
 
         Args:
-            marks: Of its cache keys.
+            marks: Of its cache keys, each of which is a mark of itself.
             ids: Of documents, one of which its entries hold.
             before: When its entries were inserted, in seconds since 1970.
+            near: A prepared query, and how far from it their keys are at most.
         """
         hashed = frozenset(map(self._names.partition, marks))
         moment = None if before is None else int(before * 1e6)
-        part = Part(hashed, None if ids is None else frozenset(ids), moment)
+        part = Part(hashed, None if ids is None else frozenset(ids), moment, near)
         return self._to_all(encode_part(part, self._settings.dim))
 
     def _marks(self, key: Hashable) -> frozenset[str]:
         """Return the marks of a cache key, as hashes."""
         marks = () if self._marks_of is None else self._marks_of(key)
-        return frozenset(map(self._names.partition, marks))
+        return frozenset(map(self._names.partition, (key, *marks)))
 
     def _to_all(self, change: bytes) -> list[Request]:
         """Return the requests that send every shard a change, or clear it where that is large."""

@@ -96,17 +96,17 @@ class CacheControls:
     def forget(self, question: Any, **call: Any) -> int:
         """Forget what the cache would answer to a question, for instance because it was wrong.
 
-        The next question like it searches the store.
+        The next question like it searches the store. Of a shared cache all processes forget.
 
         Args:
             question: The question.
             **call: As for the question that was answered, such as ``namespace`` in LangChain.
 
         Returns:
-            How many answers were forgotten.
+            How many answers were forgotten; of a shared cache, as far as Redis could be asked.
 
         Raises:
-            ConfigurationError: An argument cannot be used, or the cache is shared.
+            ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
         return self._core.forget(self._request_of(question, call))

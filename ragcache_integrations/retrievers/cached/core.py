@@ -66,7 +66,6 @@ from .question import (
     Question,
     documents_of,
     final_stage,
-    in_memory,
     note_of,
     only_stage,
     plain_answer,
@@ -320,7 +319,7 @@ class RetrieverCore(Generic[T]):
         """Forget all answers that the cache would give to a question; return how many.
 
         Raises:
-            ConfigurationError: As for :meth:`retrieve`; or the cache is shared.
+            ConfigurationError: As for :meth:`retrieve`.
             EmbeddingError: As for :meth:`retrieve`.
             Exception: Any error of the embedding model.
         """
@@ -330,12 +329,15 @@ class RetrieverCore(Generic[T]):
     async def aforget(self, request: Request[T]) -> int:
         """Async version of :meth:`forget`."""
         check_question(request.texts, request.embedding, request.k)
-        return self._forget(await self._aask(request))
+        question = await self._aask(request)
+        if question.cache.immediate:
+            return self._forget(question)
+        return await self._in_thread(self._forget, question)
 
     def _forget(self, question: Question[T]) -> int:
         if question.private:
             return 0
-        return in_memory(question.cache).forget(question.query, question.k, question.key)
+        return question.cache.forget(question.query, question.k, question.key)
 
     def _explainer(self, question: Question[T]) -> Callable[[], Explanation]:
         if not question.private:

@@ -150,7 +150,7 @@ def in_memory(cache: AnyCache[T]) -> QueryCache[T]:
     """
     if isinstance(cache, QueryCache):
         return cache
-    msg = "a shared cache is neither saved nor loaded, nor forgets single questions: Redis has it"
+    msg = "a shared cache is neither saved nor loaded: Redis has it"
     raise ConfigurationError(msg)
 
 

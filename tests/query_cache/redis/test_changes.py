@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache import Candidate
 from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
 from ragcache_integrations.query_cache.redis.records import LARGEST_CHANGE
 from tests.query_cache.scenes import share_found
@@ -256,3 +259,104 @@ async def test_a_part_is_forgotten_by_marks(server: RedisServer) -> None:
     other.discard()
     assert one.lookup(query, 1, "b") is None
     await one.aclose()
+
+
+class TestForgettingAQuestion:
+    """What would answer a question goes, of all processes, and nothing else."""
+
+    @pytest.mark.parametrize("metric", ["l2", "cosine", "ip"])
+    def test_what_is_near_of_the_same_key(self, server: RedisServer, metric: Any) -> None:
+        shelf = Shelf(metric)
+        one, other = (shelf.cache(server, marks=lambda key: [key]) for _ in range(2))
+        query = queries(1)[0]
+        places = [query, near(query, 0.9 * one.tolerance), -query]
+        for key in ("a", "b"):
+            for place in places:
+                one.insert(place, shelf.search(place, 12), key)
+        assert other.forget(query, 3, "a") == 2
+        assert other.forget(query, 3, "a") == 0
+        for cache in (one, other):
+            assert cache.lookup(query, 3, "a") is None
+            assert cache.lookup(query, 3, "b") is not None
+            assert cache.lookup(places[2], 3, "a") is not None
+
+    def test_only_so_far_as_what_is_not_reranked_answers(self, server: RedisServer) -> None:
+        shelf = Shelf()
+        cache = shelf.cache(server, vectors=None, exact_search=False, unranked_tolerance=0.1)
+        query = queries(1)[0]
+        away = near(query, 0.3)
+        for place in (query, away):
+            cache.insert(place, shelf.search(place, 3))
+        assert cache.forget(query, 3) == 1
+        assert cache.lookup(query, 3) is None
+        assert cache.lookup(away, 3) is not None
+
+    async def test_by_coroutines(self, server: RedisServer) -> None:
+        two = Two(server)
+        assert await two.one.aforget(near(two.query, 0.2), 3) == 1
+        assert two.ids() is None
+        assert await two.one.aforget(two.query, 3) == 0
+        await two.one.aclose()
+
+    def test_a_search_that_began_before_is_forgotten(self, server: RedisServer) -> None:
+        two = Two(server, exact_search=False)
+        version, found = two.one.store_version, two.shelf.search(two.query, 12)
+        assert two.other.forget(two.query, 3) == 1
+        two.one.insert(near(two.query, 0.1), found, store_version=version)
+        assert two.ids() is None
+        two.shelf.ask(two.other, two.query)
+        assert two.ids() == two.best()
+
+    def test_though_the_documents_cannot_be_read(self, server: RedisServer) -> None:
+        two = Two(server)
+
+        def fail(_: Any) -> Any:
+            raise OSError("the store is away")
+
+        assert two.shelf.cache(server, documents=fail).forget(two.query, 3) == 0
+        assert two.ids() is None
+
+    def test_nothing_is_known_of_a_redis_that_is_away(self, server: RedisServer) -> None:
+        cache = Shelf().cache(RedisServer("redis://127.0.0.1:1", timeout=0.1, change_timeout=0.1))
+        assert cache.forget(queries(1)[0], 3) == 0
+        assert cache.stats().owed > 0
+        cache.close()
+
+    @pytest.mark.parametrize("arguments", [("no vector", 3), (queries(1)[0], 0)])
+    def test_wrong_arguments_forget_nothing(self, server: RedisServer, arguments: Any) -> None:
+        two = Two(server)
+        with pytest.raises(ConfigurationError):
+            two.one.forget(*arguments)
+        assert two.ids() == two.best()
+
+    def test_nobody_is_answered_with_what_was_forgotten_before_asking(
+        self, server: RedisServer
+    ) -> None:
+        """Several threads of two processes ask while the truth changes, which only forget tells."""
+        shelf, query = Shelf(), queries(1)[0]
+        caches = [shelf.cache(server, documents=None, vectors=None, exact_search=False)] * 2
+        caches += [shelf.cache(server, documents=None, vectors=None, exact_search=False)] * 2
+        truth, forgotten, done = [0], [0], threading.Event()
+
+        def ask(cache: RedisQueryCache[str], seed: int) -> int:
+            hits = 0
+            while not done.is_set():
+                least, asked = forgotten[0], near(query, 0.1, seed)
+                hit = cache.lookup(asked, 1)
+                if hit is None:
+                    version, found = cache.store_version, truth[0]
+                    candidate: Candidate[Any] = Candidate("answer", None, str(found))
+                    cache.insert(asked, [candidate], store_version=version)
+                else:
+                    hits += 1
+                    assert int(hit.candidates[0].fingerprint) >= least
+            return hits
+
+        with ThreadPoolExecutor(len(caches)) as pool:
+            askers = [pool.submit(ask, cache, seed) for seed, cache in enumerate(caches)]
+            for number in range(1, 150):
+                truth[0] = number
+                caches[number % len(caches)].forget(query, 1)
+                forgotten[0] = number
+            done.set()
+        assert sum(asker.result() for asker in askers) > 0

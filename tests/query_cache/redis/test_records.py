@@ -107,23 +107,55 @@ def test_changes(removed: list[str], added: list[tuple[str, float, float]]) -> N
     marks=st.frozensets(TEXTS, max_size=4),
     ids=st.none() | st.frozensets(TEXTS, max_size=4),
     before=st.none() | st.integers(0, 1 << 52),
+    near=st.none() | st.tuples(st.tuples(FLOATS, FLOATS), st.floats(0, allow_nan=False)),
 )
-def test_parts(marks: frozenset[str], ids: frozenset[str] | None, before: int | None) -> None:
-    part = Part(marks, ids, before)
-    decoded = decode_change(encode_part(part, 2), 2)
+def test_parts(
+    marks: frozenset[str],
+    ids: frozenset[str] | None,
+    before: int | None,
+    near: tuple[tuple[float, float], float] | None,
+) -> None:
+    center = None if near is None else (np.array(near[0], dtype=np.float32), near[1])
+    value = encode_part(Part(marks, ids, before, center), 2)
+    decoded = decode_change(value, 2)
     assert decoded is not None
-    assert (*decoded[:2], decoded[3]) == ((), (), part)
+    removed, added, vectors, part = decoded
+    assert part is not None
+    assert (removed, added, len(vectors)) == ((), (), 0)
+    assert (part.marks, part.ids, part.before) == (marks, ids, before)
+    kept = None if part.near is None else (tuple(part.near[0].tolist()), part.near[1])
+    assert kept == near
+    assert decode_change(value, 3) is None
 
 
 @pytest.mark.parametrize(
     "listed",
-    [b"[[],[],1,null,null]", b"[[],[],[],3,null]", b'[[],[],[],null,"a"]', b"[[],[],[]]", b"[[]]"],
+    [
+        *(b"[[],[],1,null,null]", b"[[],[],[],3,null]", b'[[],[],[],null,"a"]', b"[[],[],[]]"),
+        *(b"[[]]", b"[[],[],[],null,null,1]", b"[[],[],[],null,null,null,1]"),
+    ],
 )
 def test_parts_that_are_none(listed: bytes) -> None:
-    value = encode_part(Part(), 2)
+    assert decode_change(change_of(b"", listed), 2) is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "distance"),
+    [
+        *(([1, 2], b"-1"), ([1, 2], b"NaN"), ([1, 2], b'"a"'), ([1, 2], b"true")),
+        *(([1, 2], b"null"), ([1], b"1"), ([1, 2, 3, 4], b"1"), ([1, np.inf], b"1")),
+    ],
+)
+def test_parts_near_no_query(numbers: list[float], distance: bytes) -> None:
+    listed = b"[[],[],[],null,null," + distance + b"]"
+    assert decode_change(change_of(np.array(numbers, "<f4").tobytes(), listed), 2) is None
+
+
+def change_of(vectors: bytes, listed: bytes) -> bytes:
     header = struct.Struct("<4sIII")
-    mark, *_ = header.unpack_from(value)
-    assert decode_change(header.pack(mark, zlib.crc32(listed), 2, len(listed)) + listed, 2) is None
+    mark, *_ = header.unpack_from(encode_part(Part(), 2))
+    body = vectors + listed
+    return header.pack(mark, zlib.crc32(body), 2, len(listed)) + body
 
 
 class TestBreaker:

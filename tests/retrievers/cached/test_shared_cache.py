@@ -151,6 +151,54 @@ class TestForgettingAPart:
         assert "secretname" not in str(kept)
 
 
+class TestForgettingAQuestion:
+    """A question that one process forgets, in either framework, is searched for by all."""
+
+    @pytest.fixture(params=["langchain", "llama_index"])
+    def two(self, request: Any, knobs: Any) -> Any:
+        if request.param == "langchain":
+            make = ApproximateCacheRetriever.from_vectorstore
+            retrievers = [make(faiss_store(), **knobs) for _ in range(2)]
+            return [(retriever, retriever.invoke) for retriever in retrievers]
+        indexes = [LlamaIndexRetriever.from_index(faiss_index(), **knobs) for _ in range(2)]
+        return [(retriever, retriever.retrieve) for retriever in indexes]
+
+    def test_what_is_like_it_goes(self, two: Any) -> None:
+        (one, ask_one), (other, ask_other) = two
+        for question in ("question", "another one"):
+            ask_one(question)
+        assert other.forget("question~1") == 1
+        assert other.forget("question~1") == 0
+        ask_one("question")
+        ask_one("another one")
+        assert (one.stats().misses, one.stats().hits) == (3, 1)
+        ask_other("question")
+        assert other.stats().hits == 1
+
+    async def test_coroutines_block_nothing(self, two: Any) -> None:
+        (one, ask_one), (other, _) = two
+        await asyncio.to_thread(ask_one, "question")
+        with blockbuster_ctx("ragcache_integrations"):
+            assert await other.aforget("question") == 1
+            assert await one.aforget("question") == 0
+
+    def test_a_search_under_way(self, two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        (one, ask_one), (other, ask_other) = two
+        searcher = one._core._searcher
+        remember = searcher.remember
+
+        def forget_meanwhile(*arguments: Any) -> Any:
+            other.forget("question")
+            return remember(*arguments)
+
+        ask_one("before")
+        with monkeypatch.context() as patch:
+            patch.setattr(searcher, "remember", forget_meanwhile)
+            ask_one("question")
+        ask_other("question")
+        assert other.stats().hits == 0
+
+
 class TestLangChain:
     @pytest.mark.parametrize("name", STORES)
     def test_one_asks_for_all(self, name: str, knobs: Any) -> None:
@@ -442,14 +490,6 @@ class TestArguments:
         for method in (retriever.save, retriever.load):
             with pytest.raises(ConfigurationError, match="Redis has it"):
                 method(tmp_path / "file")
-
-    def test_single_questions_are_not_forgotten(self, knobs: Any) -> None:
-        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), **knobs)
-        retriever.invoke("question")
-        with pytest.raises(ConfigurationError, match="nor forgets single questions"):
-            retriever.forget("question")
-        retriever.invoke("question")
-        assert retriever.stats().hits == 1
 
     def test_a_missing_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def missing(*_: Any, **options: Any) -> Any:
