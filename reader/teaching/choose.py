@@ -128,8 +128,17 @@ class Asker:
         return str(self._layout.decode(tokens)).strip()
 
 
-def figures(asker: Asker, asked: Sequence[Case], ways: Sequence[str]) -> dict[str, list[float]]:
-    """F1 and share of exact answers of each way; for ``missing`` the share that says so."""
+def figures(
+    asker: Asker, asked: Sequence[Case], ways: Sequence[str], kept: dict[str, list[str]]
+) -> dict[str, list[float]]:
+    """F1 and share of exact answers of each way; for ``missing`` the share that says so.
+
+    Args:
+        asker: Who is asked.
+        asked: The questions.
+        ways: How.
+        kept: Gets the answers of each way.
+    """
     dice = random.Random(4)
 
     def beside(case: Case) -> list[str]:
@@ -152,7 +161,7 @@ def figures(asker: Asker, asked: Sequence[Case], ways: Sequence[str]) -> dict[st
     }
     scores = {}
     for way in ways:
-        said = [every[way](case) for case in asked]
+        said = kept[way] = [every[way](case) for case in asked]
         answers = [case[0].answers or (NOT_FOUND,) for case in asked]
         if way == "missing":
             scores[way] = [round(float(np.mean([found_nothing(one) for one in said])), 3)]
@@ -178,7 +187,9 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--questions", type=int, default=60)
     parser.add_argument("--first", type=int, default=0, help="questions to leave out before")
+    parser.add_argument("--device", default="cpu", help="cpu, or a GPU such as cuda")
     parser.add_argument("--source", default="nq", help="which of the questions")
+    parser.add_argument("--answers", type=Path, help="file that gets the answers")
     parser.add_argument("--ways", nargs="+", default=["first", "five", "links 16", "links 0"])
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -194,10 +205,18 @@ def main() -> None:
     delta = Delta(Shape.read(options.base), rank)
     if tensors:
         delta.put(tensors)
-    network = Network(options.base, delta)
+    network = Network(options.base, delta.to(options.device), device=options.device)
     network.merge()
     asker = Asker(network, Layout(AutoTokenizer.from_pretrained(options.base)))
-    scores = figures(asker, asked, options.ways)
+    kept: dict[str, list[str]] = {}
+    scores = figures(asker, asked, options.ways, kept)
+    if options.answers:
+        rows = [
+            {"question": case[0].text, "source": case[0].source, "answers": case[0].answers}
+            | {way: said[place] for way, said in kept.items()}
+            for place, case in enumerate(asked)
+        ]
+        options.answers.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
     seconds = round(time.monotonic() - began)
     print(json.dumps({"questions": len(asked)} | scores | {"seconds": seconds}))
 

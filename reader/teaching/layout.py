@@ -71,11 +71,17 @@ class Layout:
         longest: Tokens that may be shared; a page with more is left out.
         room: Tokens of all questions together, with their answers; those that do not fit are left
             out. Memory grows with both: 3 GB where both are reached.
+
+    Attributes:
+        most: Tokens of a page that is read whole, answers included.
+        end: The token that ends an answer.
+        decode: Turns tokens into text.
     """
 
     def __init__(self, tokenizer: object, longest: int = 1152, room: int = 448) -> None:
         self._renderer = PromptRenderer(tokenizer)  # type: ignore[arg-type]
         self._longest, self._room = longest, room
+        self.most = longest + room
         self.end = int(tokenizer.eos_token_id)  # type: ignore[attr-defined]
         self.decode = tokenizer.decode  # type: ignore[attr-defined]
 

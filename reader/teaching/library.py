@@ -34,7 +34,7 @@ NEAR = 12
 """Neighbours of a passage that are known."""
 NATURAL_QUESTIONS = 200
 """Passages of Natural Questions that are kept out to choose by."""
-SQUAD_PAGES = 5
+SQUAD_PAGES = 8
 """Share of SQuAD's pages that are kept out, in per cent."""
 STUDIES, MEETINGS = 200, 15
 """Of PubMedQA and QMSum that are kept out: the first of each file."""

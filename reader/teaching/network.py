@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Delta", "Network", "Packed", "Shape", "Stretch"]
+__all__ = ["Delta", "Network", "Packed", "Rows", "Shape", "Stretch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,96 @@ class Packed:
         """How many tokens all questions read, those included that they do not see."""
         return len(self.tokens) - sum(self.lengths)
 
+    def to(self, device: torch.device) -> Packed:
+        """The same with its tensors on a device."""
+        stretches = [replace(part, unseen=part.unseen.to(device)) for part in self.stretches]
+        return replace(self, stretches=stretches, **_moved(self, device))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Pages side by side in rows of one length, for devices that compute much at once.
+
+    Attributes:
+        tokens: Ids, of shape ``(rows, length)``, as are the next four.
+        places: At which position of its page each stands.
+        pages: Which page each belongs to; -1 where nothing stands.
+        groups: Who belongs together within a page: 0 for what is computed in place,
+            above it for each document that is encoded by itself, below it for each question.
+        final: Whether what is computed in place, and questions, see it.
+        said: Tokens of the answers, their ends included.
+        learnt: Indices of tokens from which the next one is to be foretold, counted over all rows.
+        next: That next token.
+        weights: What each counts.
+    """
+
+    tokens: Tensor
+    places: Tensor
+    pages: Tensor
+    groups: Tensor
+    final: Tensor
+    said: Sequence[int]
+    learnt: Tensor
+    next: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, packed: Sequence[Packed], length: int) -> Rows:
+        """Put pages into as few rows as their order of size allows.
+
+        Args:
+            packed: The pages, none of which is longer than a row.
+            length: Tokens of a row.
+        """
+        rooms: list[int] = []
+        spots: list[tuple[int, Packed]] = []
+        for page in sorted(packed, key=lambda page: -len(page.tokens)):
+            row = next(
+                (at for at, room in enumerate(rooms) if room >= len(page.tokens)), len(rooms)
+            )
+            if row == len(rooms):
+                rooms.append(length)
+            spots.append(((row + 1) * length - rooms[row], page))
+            rooms[row] -= len(page.tokens)
+        size = len(rooms) * length
+        tokens, places, groups = (torch.zeros(size, dtype=torch.long) for _ in range(3))
+        pages, final = torch.full((size,), -1), torch.zeros(size, dtype=torch.bool)
+        for number, (first, page) in enumerate(spots):
+            begin, whole = first, slice(first, first + len(page.tokens))
+            tokens[whole], places[whole], pages[whole] = page.tokens, page.places, number
+            for at, part in enumerate(page.stretches):
+                # A document that is encoded by itself sees nothing from the page's beginning.
+                own = at if part.keys.start else 0
+                groups[begin + part.queries.start : begin + part.queries.stop] = own
+            final[begin + page.read] = True
+            begin += page.shared
+            for at, question in enumerate(page.lengths):
+                groups[begin : begin + question] = -1 - at
+                begin += question
+        shape = (len(rooms), length)
+        return cls(
+            tokens.view(shape),
+            places.view(shape),
+            pages.view(shape),
+            groups.view(shape),
+            final.view(shape),
+            [length for _, page in spots for length in page.said],
+            torch.cat([begin + page.learnt for begin, page in spots]),
+            torch.cat([page.next for _, page in spots]),
+            torch.cat([page.weights for _, page in spots]),
+        )
+
+    def to(self, device: torch.device) -> Rows:
+        """The same with its tensors on a device."""
+        return replace(self, **_moved(self, device))
+
+    def seen(self) -> Tensor:
+        """Of shape ``(rows, length, length)``: whether a token sees another."""
+        groups, others = self.groups[:, :, None], self.groups[:, None, :]
+        within = self.pages[:, :, None] == self.pages[:, None, :]
+        before = self.places[:, :, None] >= self.places[:, None, :]
+        return within & before & ((groups == others) | (self.final[:, None, :] & (groups <= 0)))
+
 
 class Delta(nn.Module):
     """What is learnt: for each matrix the product of two of low rank.
@@ -176,11 +267,19 @@ class Network:
         folder: The model whose weights stay, in the format of transformers.
         delta: What is added to them.
         kind: Of the numbers that are multiplied.
+        device: Where it computes; the delta is there already.
     """
 
-    def __init__(self, folder: Path, delta: Delta, kind: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        delta: Delta,
+        kind: torch.dtype = torch.bfloat16,
+        device: str = "cpu",
+    ) -> None:
         self.shape, self.delta, self._kind = Shape.read(folder), delta, kind
-        weights = load_file(folder / "model.safetensors")
+        self.device = torch.device(device)
+        weights = load_file(folder / "model.safetensors", device=device)
         self._weights = {name: weight.to(kind) for name, weight in weights.items()}
         self._embeddings = self._weights["model.embed_tokens.weight"]
         self._groups: dict[tuple[int, tuple[str, ...]], Tensor] = {}
@@ -189,11 +288,12 @@ class Network:
                 parts = [self._weights.pop(_full(layer, name)) for name in names]
                 self._groups[layer, names] = torch.cat(parts)
         half = self.shape.head_dim // 2
-        self._turns = self.shape.theta ** -(torch.arange(half) / half)
+        self._turns = self.shape.theta ** -(torch.arange(half, device=self.device) / half)
 
-    def loss(self, page: Packed) -> tuple[Tensor, Tensor]:
+    def loss(self, page: Packed | Rows) -> tuple[Tensor, Tensor]:
         """Weighted sum of the losses, and which of the tokens would have been said, greedily."""
-        hidden, _ = self._hidden(page)
+        page = page.to(self.device)
+        hidden = self._hidden_of_rows(page) if isinstance(page, Rows) else self._hidden(page)[0]
         logits = functional.linear(hidden[page.learnt].to(self._kind), self._embeddings).float()
         losses = functional.cross_entropy(logits, page.next, reduction="none")
         return (losses * page.weights).sum(), logits.detach().argmax(-1) == page.next
@@ -207,6 +307,7 @@ class Network:
             end: The token that ends an answer.
             most: Tokens of an answer.
         """
+        page = page.to(self.device)
         hidden, caches = self._hidden(page)
         said, begin = [], page.shared
         for number, length in enumerate(page.lengths):
@@ -234,7 +335,7 @@ class Network:
         shape = self.shape
         cosine, sine = self._angles(page.places)
         state = functional.embedding(page.tokens, self._embeddings).float()
-        index, valid, unseen = _padded(page.lengths, page.shared)
+        index, valid, unseen = (made.to(self.device) for made in _padded(page.lengths, page.shared))
         keep = not torch.is_grad_enabled()
         caches: tuple[list[_Pair], list[_Pair]] = [], []
         for layer in range(shape.layers):
@@ -253,9 +354,32 @@ class Network:
             state = self._after(layer, state, mixed)
         return self._normed("model.norm", state), caches
 
+    def _hidden_of_rows(self, rows: Rows) -> Tensor:
+        """Of all rows, one behind the other."""
+        shape, (count, length) = self.shape, rows.tokens.shape
+        cosine, sine = self._angles(rows.places.flatten())
+        state = functional.embedding(rows.tokens.flatten(), self._embeddings).float()
+        scores = torch.zeros(count, 1, length, length, dtype=self._kind, device=self.device)
+        scores = scores.masked_fill(~rows.seen()[:, None], -torch.inf)
+        scores = scores.expand(-1, shape.heads, -1, -1)
+        for layer in range(shape.layers):
+            queries, keys, values = (
+                part.view(count, length, -1, shape.head_dim).transpose(1, 2)
+                for part in self._projected(layer, state, cosine, sine)
+            )
+            groups = shape.heads // shape.kv_heads
+            mixed = functional.scaled_dot_product_attention(
+                queries,
+                keys.repeat_interleave(groups, 1),
+                values.repeat_interleave(groups, 1),
+                scores,
+            )
+            state = self._after(layer, state, mixed.transpose(1, 2).reshape(count * length, -1))
+        return self._normed("model.norm", state)
+
     def _step(self, token: int, place: int, cache: list[_Pair]) -> Tensor:
         state = self._embeddings[token].float()[None]
-        cosine, sine = self._angles(torch.tensor([place]))
+        cosine, sine = self._angles(torch.tensor([place], device=self.device))
         for layer in range(self.shape.layers):
             queries, keys, values = self._projected(layer, state, cosine, sine)
             before = cache[layer]
@@ -334,6 +458,15 @@ _GROUPS = (
     ("mlp.down_proj",),
 )
 """Matrices with the same input."""
+
+
+def _moved(holder: Packed | Rows, device: torch.device) -> dict[str, Any]:
+    values = {field.name: getattr(holder, field.name) for field in fields(holder)}
+    return {
+        name: value.to(device, non_blocking=True)
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
 
 
 def _full(layer: int, name: str, suffix: str = ".weight") -> str:

@@ -1,4 +1,4 @@
-"""Teaches SmolLM2 on CPU cores, one process for each, and goes on where it was.
+"""Teaches SmolLM2 on CPU cores, one process for each, or on a GPU, and goes on where it was.
 
 ``python -m reader.teaching.train --library FILE --base FOLDER --out FOLDER`` takes numbered
 steps, each of which is learnt from the pages of that number: the same however often it was stopped.
@@ -14,7 +14,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,14 +24,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.multiprocessing import get_context
+from torch.utils.data import DataLoader, Dataset
 from transformers import AutoTokenizer
 
 from .layout import Layout
-from .lessons import Lessons
+from .lessons import COUNTS, LINKS, Lessons
 from .library import load
-from .network import Delta, Network, Shape
+from .network import Delta, Network, Rows, Shape
 
-__all__ = ["Recipe", "train"]
+__all__ = ["Accelerator", "Class", "Paths", "Recipe", "train"]
+
+LINKS_MOST = len(COUNTS) * max(LINKS)
+"""Tokens by which a page that is read block by block may be longer than one that is read whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +108,7 @@ class Pupil:
             Sum of losses, answers, tokens foretold, those that were said right, and answers that
             were said right from beginning to end.
         """
-        begin = 0
-        for parameter in self._delta.parameters():
-            end = begin + parameter.numel()
-            parameter.data.copy_(self._weights[begin:end].view_as(parameter))
-            parameter.grad = gradient[begin:end].view_as(parameter)
-            begin = end
+        _view(self._delta, self._weights, gradient)
         totals = [0.0] * 5
         for slot in slots:
             while self._pause is not None and self._pause.exists():
@@ -119,61 +118,148 @@ class Pupil:
                 continue
             loss, right = self._network.loss(page)
             loss.backward()  # type: ignore[no-untyped-call] # torch's
-            begin, whole = 0, 0
-            for length in page.said:
-                whole += bool(right[begin : begin + length].all())
-                begin += length
-            counts = (float(loss.detach()), len(page.said), len(right), int(right.sum()), whole)
+            counts = _totals(loss, right, page.said)
             totals = [total + count for total, count in zip(totals, counts, strict=True)]
         return totals
 
 
+class Class:
+    """Gradients of steps by CPU cores, which share a step's pages.
+
+    Args:
+        paths: Where things are.
+        recipe: How it is learnt.
+        processes: How many learn beside each other.
+    """
+
+    def __init__(self, paths: Paths, recipe: Recipe, processes: int) -> None:
+        self.weights = _shared(_flat(Delta(Shape.read(paths.base), recipe.rank, recipe.seed)))
+        self._gradients = [_shared(torch.zeros_like(self.weights)) for _ in range(processes)]
+        self._pages = recipe.pages
+        context = get_context("spawn")
+        self._counter = context.Value("i", 0)
+        self._pipes: list[Connection] = []
+        for gradient in self._gradients[1:]:
+            ours, theirs = context.Pipe()
+            arguments = (paths, recipe, self.weights, gradient, self._counter, theirs)
+            context.Process(target=_other, args=arguments, daemon=True).start()
+            self._pipes.append(ours)
+        self._pupil = Pupil(paths, recipe, self.weights)
+
+    def steps(self, first: int, until: int) -> Iterator[tuple[Tensor, list[float]]]:
+        """Sum of a step's gradients, and the totals of :meth:`Pupil.learn`, step by step."""
+        for step in range(first, until):
+            self._counter.value = 0
+            for gradient in self._gradients:
+                gradient.zero_()
+            for pipe in self._pipes:
+                pipe.send(step)
+            rows = [self._pupil.learn(step, _taken(self._counter, self._pages), self._gradients[0])]
+            rows += [pipe.recv() for pipe in self._pipes]
+            totals = [sum(column) for column in zip(*rows, strict=True)]
+            yield torch.stack(self._gradients).sum(0), totals
+
+    def close(self) -> None:
+        """End the other processes."""
+        for pipe in self._pipes:
+            pipe.send(None)
+
+
+class Accelerator:
+    """Gradients of steps by a GPU, for which CPU cores lay out pages.
+
+    Args:
+        paths: Where things are.
+        recipe: How it is learnt.
+        processes: How many lay out pages.
+        device: The GPU, by torch's name.
+    """
+
+    def __init__(self, paths: Paths, recipe: Recipe, processes: int, device: str) -> None:
+        delta = Delta(Shape.read(paths.base), recipe.rank, recipe.seed).to(device)
+        self.weights = _flat(delta)
+        self._gradient = torch.zeros_like(self.weights)
+        _view(delta, self.weights, self._gradient)
+        self._network = Network(paths.base, delta, device=device)
+        self._paths, self._recipe, self._processes = paths, recipe, processes
+
+    def steps(self, first: int, until: int) -> Iterator[tuple[Tensor, list[float]]]:
+        """As :meth:`Class.steps`."""
+        loader = DataLoader(
+            _Steps(self._paths, self._recipe),
+            batch_size=None,
+            sampler=range(first, until),
+            num_workers=self._processes,
+            multiprocessing_context="spawn" if self._processes else None,
+            prefetch_factor=4 if self._processes else None,
+            pin_memory=self.weights.is_cuda,
+        )
+        for rows in loader:
+            self._gradient.zero_()
+            loss, right = self._network.loss(rows)
+            loss.backward()  # type: ignore[no-untyped-call] # torch's
+            yield self._gradient, _totals(loss, right, rows.said)
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+
+class _Steps(Dataset[Rows]):
+    """The pages of each step, laid out in rows."""
+
+    def __init__(self, paths: Paths, recipe: Recipe) -> None:
+        self._paths, self._recipe = paths, recipe
+        self._drawer: tuple[Lessons, Layout] | None = None
+
+    def __getitem__(self, step: int) -> Rows:
+        if self._drawer is None:  # Each process reads the library once.
+            torch.set_num_threads(1)
+            tokenizer = AutoTokenizer.from_pretrained(self._paths.base)
+            self._drawer = Lessons(load(self._paths.library)), Layout(tokenizer)
+        lessons, layout = self._drawer
+        packed = [
+            layout.packed(lessons.page(f"{self._recipe.seed} {step} {slot}"))
+            for slot in range(self._recipe.pages)
+        ]
+        return Rows.of([page for page in packed if page is not None], layout.most + LINKS_MOST)
+
+
 def train(
-    paths: Paths, recipe: Recipe, *, processes: int, until: int, ending: int, keep: float
+    teacher: Class | Accelerator,
+    paths: Paths,
+    recipe: Recipe,
+    *,
+    until: int,
+    ending: int,
+    keep: float,
+    seconds: float,
 ) -> None:
     """Learn, from where it was.
 
     Args:
+        teacher: What computes gradients.
         paths: Where things are.
         recipe: How.
-        processes: How many learn beside each other, a core each.
         until: The step before which it ends.
         ending: Steps before that over which the rate falls to nothing; 0 for a constant rate.
         keep: Seconds after which the state is written to disk again.
+        seconds: Time after which it stops, to go on another time.
     """
     paths.out.mkdir(parents=True, exist_ok=True)
     delta = Delta(Shape.read(paths.base), recipe.rank, recipe.seed)
-    weights = _shared(torch.cat([matrix.detach().flatten() for matrix in delta.parameters()]))
-    gradients = [_shared(torch.zeros_like(weights)) for _ in range(processes)]
+    weights = teacher.weights
     state = {
         "mean": weights.clone(),
         "first": torch.zeros_like(weights),
         "second": torch.zeros_like(weights),
     }
     step = _resume(paths.out / "state.pt", weights, state)
-    context = get_context("spawn")
-    counter = context.Value("i", 0)
-    pipes: list[Connection] = []
-    for gradient in gradients[1:]:
-        ours, theirs = context.Pipe()
-        context.Process(
-            target=_other, args=(paths, recipe, weights, gradient, counter, theirs), daemon=True
-        ).start()
-        pipes.append(ours)
-    pupil = Pupil(paths, recipe, weights)
-    kept, stopped = time.monotonic(), Event()
+    began = kept = time.monotonic()
+    stopped, end = Event(), began + seconds
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    while step < until and not stopped.is_set():
-        began = time.monotonic()
-        counter.value = 0
-        for gradient in gradients:
-            gradient.zero_()
-        for pipe in pipes:
-            pipe.send(step)
-        rows = [pupil.learn(step, _taken(counter, recipe.pages), gradients[0])]
-        rows += [pipe.recv() for pipe in pipes]
-        loss, answers, tokens, right, whole = (sum(column) for column in zip(*rows, strict=True))
-        total = torch.stack(gradients).sum(0) / max(1.0, answers)
+    for gradient, totals in teacher.steps(step, until):
+        loss, answers, tokens, right, whole = totals
+        total = gradient / max(1.0, answers)
         norm = float(total.norm())
         rate = recipe.rate * min(1.0, (step + 1) / recipe.warm_up)
         if ending:
@@ -193,11 +279,14 @@ def train(
         with (paths.out / "losses.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         step += 1
-        if time.monotonic() - kept > keep or step == until or stopped.is_set():
+        began = time.monotonic()
+        last = step == until or stopped.is_set() or began > end
+        if last or began - kept > keep:
             _keep(paths.out, delta, weights, state, step, recipe)
-            kept = time.monotonic()
-    for pipe in pipes:
-        pipe.send(None)
+            kept = began
+        if last:
+            break
+    teacher.close()
 
 
 def _other(
@@ -212,6 +301,26 @@ def _other(
     pupil = Pupil(paths, recipe, weights)
     while (step := pipe.recv()) is not None:
         pipe.send(pupil.learn(step, _taken(counter, recipe.pages), gradient))
+
+
+def _view(delta: Delta, weights: Tensor, gradient: Tensor) -> None:
+    """Let a delta's matrices be parts of two long tensors."""
+    begin = 0
+    for parameter in delta.parameters():
+        end = begin + parameter.numel()
+        parameter.data = weights[begin:end].view_as(parameter)
+        parameter.grad = gradient[begin:end].view_as(parameter)
+        begin = end
+
+
+def _flat(delta: Delta) -> Tensor:
+    return torch.cat([matrix.detach().flatten() for matrix in delta.parameters()])
+
+
+def _totals(loss: Tensor, right: Tensor, said: Sequence[int]) -> list[float]:
+    """Loss, answers, tokens, those that are right, and answers that are right as a whole."""
+    whole = [bool(part.all()) for part in torch.split(right.cpu(), list(said))]
+    return [float(loss.detach()), len(said), len(right), int(right.sum()), sum(whole)]
 
 
 def _shared(tensor: Tensor) -> Tensor:
@@ -248,7 +357,7 @@ def _keep(
     new = folder / "state.new"
     torch.save({"weights": weights, "state": state, "step": step, "recipe": asdict(recipe)}, new)
     new.replace(folder / "state.pt")
-    torch.nn.utils.vector_to_parameters(state["mean"], delta.parameters())
+    torch.nn.utils.vector_to_parameters(state["mean"].cpu(), delta.parameters())
     new = folder / "delta.new"
     tensors = {name: matrix.contiguous() for name, matrix in delta.tensors().items()}
     save_file(tensors, new, metadata={"step": str(step)})
@@ -258,7 +367,7 @@ def _keep(
 def _resume(path: Path, weights: Tensor, state: dict[str, Tensor]) -> int:
     if not path.exists():
         return 0
-    kept = torch.load(path, weights_only=True)
+    kept = torch.load(path, map_location=weights.device, weights_only=True)
     weights.copy_(kept["weights"])
     for name, tensor in state.items():
         tensor.copy_(kept["state"][name])
@@ -273,23 +382,30 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pause", type=Path, help="a file that makes it wait while it is there")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--device", default="cpu", help="cpu, or a GPU such as cuda")
     parser.add_argument(
         "--until", type=int, default=1_000_000, help="the step before which it ends"
     )
     parser.add_argument("--ending", type=int, default=0, help="steps over which the rate falls")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time of this run")
     parser.add_argument("--keep", type=float, default=300.0, help="seconds between states on disk")
     for name, default in asdict(Recipe()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     options = vars(parser.parse_args())
     recipe = Recipe(**{name: options[name] for name in asdict(Recipe())})
     paths = Paths(options["library"], options["base"], options["out"], options["pause"])
+    if options["device"] == "cpu":
+        teacher: Class | Accelerator = Class(paths, recipe, options["processes"])
+    else:
+        teacher = Accelerator(paths, recipe, options["processes"], options["device"])
     train(
+        teacher,
         paths,
         recipe,
-        processes=options["processes"],
         until=options["until"],
         ending=options["ending"],
         keep=options["keep"],
+        seconds=options["seconds"],
     )
 
 

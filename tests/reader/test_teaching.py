@@ -24,7 +24,7 @@ from ragcache_integrations.evaluation.datasets.base import SYSTEM
 from ragcache_integrations.resources import load_passages, load_questions
 from reader.teaching import lessons, library, train
 from reader.teaching.layout import Layout, Page, Question
-from reader.teaching.network import Delta, Network, Shape
+from reader.teaching.network import Delta, Network, Rows, Shape
 from reader.training.corpus import nearest
 
 DOCUMENTS = tuple(f"{passage.title}\n{passage.text[:150]}" for passage in load_passages()[:3])
@@ -154,6 +154,22 @@ def test_links_matter_and_all_links_are_the_whole(network: Network, layout: Layo
     assert len({round(loss, 3) for loss in losses.values()}) == 3
 
 
+def test_rows_are_the_pages(network: Network, layout: Layout) -> None:
+    pages = [
+        layout.packed(Page(PAGE.documents[:count], PAGE.questions, PAGE.system, links=links))
+        for links in (None, 0, 5, 16)
+        for count in (1, 2, 3)
+    ]
+    packed = [page for page in pages if page is not None]
+    rows = Rows.of(packed, 2 * max(len(page.tokens) for page in packed))
+    assert len(packed) == 12 > len(rows.tokens)
+    assert len(rows.said) == sum(len(page.said) for page in packed)
+    loss, right = network.loss(rows)
+    alone = [network.loss(page) for page in packed]
+    assert float(loss.detach()) == pytest.approx(sum(float(one.detach()) for one, _ in alone))
+    assert int(right.sum()) == sum(int(one.sum()) for _, one in alone)
+
+
 @pytest.fixture(scope="module")
 def text() -> library.Library:
     """The bundled sample alone, taken for what is learnt from."""
@@ -263,3 +279,33 @@ def test_a_run_goes_on_where_it_was(text: library.Library, base: Path, tmp_path:
     for name, matrix in weights[0].items():
         torch.testing.assert_close(matrix, weights[1][name], rtol=0, atol=2e-3)
     assert train.Recipe().rank == 32
+
+
+def test_a_gpu_learns_the_same(text: library.Library, base: Path, tmp_path: Path) -> None:
+    """On the CPU, in rows, as a GPU does."""
+    file = tmp_path / "library"
+    library.save(text, file)
+    paths, recipe = train.Paths(file, base, tmp_path / "out", None), train.Recipe(rank=2, pages=6)
+    steps = [
+        [(gradient.clone(), totals) for gradient, totals in teacher.steps(3, 5)]
+        for teacher in (
+            train.Class(paths, recipe, 1),
+            train.Accelerator(paths, recipe, 0, "cpu"),
+        )
+    ]
+    for (first, counts), (second, others) in zip(*steps, strict=True):
+        assert counts[1:3] == others[1:3]
+        assert counts[0] == pytest.approx(others[0], rel=0.02)
+        torch.testing.assert_close(first, second, rtol=0, atol=0.05 * float(first.abs().max()))
+    train.train(
+        train.Accelerator(paths, recipe, 0, "cpu"),
+        paths,
+        recipe,
+        until=9,
+        ending=4,
+        keep=1e9,
+        seconds=1e9,
+    )
+    rows = [json.loads(line) for line in (paths.out / "losses.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(9))
+    assert load_file(paths.out / "delta.safetensors")
