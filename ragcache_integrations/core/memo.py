@@ -63,7 +63,8 @@ class Memo(MutableMapping[K, V]):
 
     def put(self, key: K, value: V) -> list[tuple[K, V]]:
         """Set a value; return what is forgotten for it."""
-        self.pop(key, None)
+        if key in self._values:
+            del self[key]
         size = self._size(key, value)
         if size > self._max_size:
             return []

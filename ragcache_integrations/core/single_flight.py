@@ -96,7 +96,8 @@ class SingleFlight(Generic[V]):
             if value is not None:
                 return value, "found"
             with self._lock:
-                value = self._find_again(find, landed)
+                # Work that ended in the meantime may have stored it.
+                value = None if self.landed == landed else find()
                 if value is not None:
                     return value, "found"
                 flight = self._flights.get(slot)
@@ -135,7 +136,8 @@ class SingleFlight(Generic[V]):
             if value is not None:
                 return value, "found"
             with self._lock:
-                value = self._find_again(find, landed)
+                # Work that ended in the meantime may have stored it.
+                value = None if self.landed == landed else find()
                 if value is not None:
                     return value, "found"
                 slot = own if own in self._flights else (key, None)
@@ -155,10 +157,6 @@ class SingleFlight(Generic[V]):
                     raise abandoned.reason from None
             finally:
                 self._leave(slot, flight)
-
-    def _find_again(self, find: Callable[[], V | None], landed: int) -> V | None:
-        """Look up the value again if work that ended in the meantime may have stored it."""
-        return None if self.landed == landed else find()
 
     def _start(
         self,

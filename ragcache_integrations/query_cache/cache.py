@@ -185,6 +185,7 @@ class QueryCache(BaseQueryCache[T]):
         self._lock = make_lock()
         self._changes = ChangeLog()
         self._counts = dict.fromkeys(COUNTED, 0)
+        self._lifetime = settings.lifetime
         self._next_expiry = 0
         self._table = EntryTable[T](settings, self._kernels, settings.longest or 0.0)
         renew_after_fork(self)
@@ -397,19 +398,19 @@ class QueryCache(BaseQueryCache[T]):
         known = None
         if ranked and vectors is not None:
             known = self._vectors.usable(vectors, len(checked))
+            if known is not None and len(held) < len(documents):
+                rows = {key: row for row, key in reversed(list(enumerate(documents)))}
+                known = known[[rows[key] for key in held]]
         reads = ranked and vectors is None and self._settings.vectors is not None
-        rows = {key: row for row, key in reversed(tuple(enumerate(documents)))}
         while True:
             table = self._table
-            missing, fetched = self._read_missing(table, held) if reads else ([], None)
+            # With what came along, nothing is missing, whatever the pool keeps by then.
+            missing, fetched = self._read_missing(table, held) if reads else (held, known)
             with self._lock:
                 if table is not self._table:  # cleared in the meantime
                     self._counts["dropped"] += 1
                     return False
                 readable = None
-                if known is not None:
-                    missing = table.pool.missing(held)
-                    fetched = known[[rows[key] for key in missing]]
                 if fetched is not None:
                     if not table.pool.acquire_all(held, missing, fetched):
                         continue
@@ -705,7 +706,7 @@ class QueryCache(BaseQueryCache[T]):
 
     def _read_missing(
         self, table: EntryTable[T], held: Sequence[DocumentKey]
-    ) -> tuple[list[DocumentKey], Vectors | None]:
+    ) -> tuple[Sequence[DocumentKey], Vectors | None]:
         """Return which of some documents are not in the pool, and their vectors.
 
         None of them is referenced meanwhile: an insertion of a document that changes while vectors
@@ -725,9 +726,9 @@ class QueryCache(BaseQueryCache[T]):
 
     def _put(self, query: Vectors, entry: Entry[T], version: int) -> bool:
         """Put an entry into the table, up to date; return whether that could be."""
-        table, settings = self._table, self._settings
+        table, metric, lifetime = self._table, self._settings.metric, self._lifetime
         held = () if entry.readable is None else entry.readable.documents
-        caught_up = self._changes.catch_up(entry, query, version, settings.metric)
+        caught_up = self._changes.catch_up(entry, query, version, metric)
         if caught_up is None:
             table.pool.release(held)
             self._counts["dropped"] += 1
@@ -739,20 +740,20 @@ class QueryCache(BaseQueryCache[T]):
             distances = left.readable.distances
             if left is not entry:
                 table.pool.release(set(held).difference(left.readable.documents))
-        radius = known_radius(
-            distances, query, settings.metric, table.longest, complete=entry.complete
-        )
-        self._expire(table)
-        expires = NEVER if settings.lifetime is None else entry.born + settings.lifetime
+        radius = known_radius(distances, query, metric, table.longest, complete=entry.complete)
+        expires = NEVER
+        if lifetime is not None:
+            self._expire(table, lifetime)
+            expires = entry.born + lifetime
         new = NewEntry(query, left, min(radius, newest), newest, expires)
         self._counts["evictions"] += table.put(new)
         self._counts["insertions"] += 1
         return True
 
-    def _expire(self, table: EntryTable[T]) -> None:
+    def _expire(self, table: EntryTable[T], lifetime: int) -> None:
         """Take ended entries out of memory now and then; lookups no longer find them."""
-        now, lifetime = self._clock(), self._settings.lifetime
-        if lifetime is None or now < self._next_expiry:
+        now = self._clock()
+        if now < self._next_expiry:
             return
         self._next_expiry = now + lifetime // 8
         for slot in table.keys.expired(now):

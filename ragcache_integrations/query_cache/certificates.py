@@ -98,7 +98,8 @@ def known_radius(
         return -math.inf
     if complete:
         return math.inf
-    length = float(np.linalg.norm(key.astype(np.float64)))
+    wide = key.astype(np.float64)
+    length = math.sqrt(wide @ wide)
     return safe_radius(float(distances[-1]), metric, len(key), length, longest)
 
 

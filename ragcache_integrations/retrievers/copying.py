@@ -32,12 +32,10 @@ def copy_model(model: M, **update: Any) -> M:
 
 def copy_container(value: Any) -> Any:
     """Copy a list, a dict or a set, and those within."""
-    if isinstance(value, dict):
-        copied = value.copy() if type(value) is dict else dict(value)
-        for name, item in value.items():
-            if isinstance(item, _CONTAINERS):
-                copied[name] = copy_container(item)
-        return copied
-    if isinstance(value, list):
-        return [copy_container(item) if isinstance(item, _CONTAINERS) else item for item in value]
-    return set(value)
+    if isinstance(value, set):
+        return set(value)
+    copied: Any = dict(value) if isinstance(value, dict) else list(value)
+    for place, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(item, _CONTAINERS):
+            copied[place] = copy_container(item)
+    return copied

@@ -99,9 +99,7 @@ class QueryEmbedder:
 
         async def compute() -> Embedding:
             assert aembed is not None  # noqa: S101 - not called otherwise
-            with self._tally.call("embedding"):
-                value = await aembed(texts)
-            return self._remember(key, value)
+            return self._remember(key, await self._tally.atimed("embedding", aembed(texts)))
 
         embedding, role = await self._flights.ado(
             key,
@@ -151,9 +149,7 @@ class QueryEmbedder:
 
     def _compute(self, key: _Key) -> Embedding:
         _, texts = key
-        with self._tally.call("embedding"):
-            value = self._embed(texts)
-        return self._remember(key, value)
+        return self._remember(key, self._tally.timed("embedding", self._embed, texts))
 
     def _remember(self, key: _Key, value: ArrayLike) -> Embedding:
         _, texts = key

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.query_cache import QueryCacheStats
 
 __all__ = ["FailureCount", "RetrieverStats", "Tally"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _OUTCOMES = ("hits", "misses", "shared", "failures")
 
@@ -79,15 +80,25 @@ class Tally:
             for name, amount in amounts.items():
                 self._sums[name] += amount
 
-    @contextmanager
-    def call(self, kind: str) -> Iterator[None]:
-        """Count a call of the ``store`` or the ``embedding`` model, and the time it takes."""
+    def timed(self, kind: str, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the ``store`` or the ``embedding`` model; count that, and the time it takes."""
         started = time.perf_counter()
         try:
-            yield
+            return call(*args, **kwargs)
         finally:
-            seconds = time.perf_counter() - started
-            self.add(**{f"{kind}_calls": 1, f"{kind}_seconds": seconds})
+            self._add_call(kind, started)
+
+    async def atimed(self, kind: str, call: Awaitable[R]) -> R:
+        """Async version of :meth:`timed`."""
+        started = time.perf_counter()
+        try:
+            return await call
+        finally:
+            self._add_call(kind, started)
+
+    def _add_call(self, kind: str, started: float) -> None:
+        seconds = time.perf_counter() - started
+        self.add(**{f"{kind}_calls": 1, f"{kind}_seconds": seconds})
 
     def stats(self, cache: QueryCacheStats | None) -> RetrieverStats:
         """Return the sums as they are now."""

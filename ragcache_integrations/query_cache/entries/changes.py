@@ -153,9 +153,11 @@ class ChangeLog:
             What is left of it, and the distance from the key to the nearest document that it may
             lack; ``None`` where it is out of date.
         """
+        if version == self.version:
+            return entry, math.inf
         changes = self.since(version)
-        if not changes:
-            return None if changes is None else (entry, math.inf)
+        if changes is None:
+            return None
         left = without(entry, {document_id for change in changes for document_id in change.removed})
         newest = math.inf
         known = {candidate.id for candidate in left.candidates}

@@ -38,6 +38,8 @@ class DocumentVectors:
     def __init__(self, settings: Settings, kernels: ModuleType) -> None:
         self._settings = settings
         self._kernels = kernels
+        # Those of cosine are made unit vectors here.
+        self._needs_unit = settings.unit and settings.metric != "cosine"
         self._warned = False
 
     def prepare_query(self, q: ArrayLike) -> Vectors:
@@ -48,7 +50,8 @@ class DocumentVectors:
                 promised, and it is none.
         """
         query = as_query(q, self._settings.dim).copy()
-        self._check_unit("an embedding", query)
+        if self._needs_unit:
+            _check_unit("an embedding", query)
         prepared: Vectors
         length, prepared = self._kernels.prepare(query, self._settings.metric == "cosine")
         if not 0.0 < length < math.inf:
@@ -61,7 +64,8 @@ class DocumentVectors:
         Raises:
             ConfigurationError: ``unit_vectors`` was promised, and one is none.
         """
-        self._check_unit("the documents' vectors", vectors)
+        if self._needs_unit:
+            _check_unit("the documents' vectors", vectors)
         if self._settings.metric != "cosine":
             return vectors
         wide = vectors.astype(np.float64)
@@ -156,11 +160,10 @@ class DocumentVectors:
         """
         return self.prepare_documents(check_vectors(vectors, count, self._settings.dim))
 
-    def _check_unit(self, what: str, vectors: Vectors) -> None:
-        if not self._settings.unit or self._settings.metric == "cosine":
-            return
-        wrong = np.atleast_2d(vectors)[~are_unit(vectors)]
-        if wrong.size:
-            length = float(np.linalg.norm(wrong[0].astype(np.float64)))
-            msg = f"{what} must have length 1, as unit_vectors=True says, got {length:.6g}"
-            raise ConfigurationError(msg)
+
+def _check_unit(what: str, vectors: Vectors) -> None:
+    wrong = np.atleast_2d(vectors)[~are_unit(vectors)]
+    if wrong.size:
+        length = float(np.linalg.norm(wrong[0].astype(np.float64)))
+        msg = f"{what} must have length 1, as unit_vectors=True says, got {length:.6g}"
+        raise ConfigurationError(msg)

@@ -46,11 +46,6 @@ class VectorPool:
         """Return the documents that are not kept."""
         return [key for key in keys if key not in self._rows]
 
-    def acquire_known(self, keys: Iterable[DocumentKey]) -> None:
-        """Reference documents that are kept."""
-        for key in keys:
-            self._references[key] += 1
-
     def acquire(self, keys: Sequence[DocumentKey], vectors: NDArray[np.float32]) -> None:
         """Reference documents, keeping the vectors of those that are new.
 
@@ -84,10 +79,12 @@ class VectorPool:
         Returns:
             Whether that could be; not where others are missing by now.
         """
-        if not set(missing).issuperset(self.missing(keys)):
+        known = set(keys).difference(missing)
+        if not self._rows.keys() >= known:
             return False
         self.acquire(missing, vectors)
-        self.acquire_known(set(keys).difference(missing) if missing else keys)
+        for key in known:
+            self._references[key] += 1
         return True
 
     def release(self, keys: Iterable[DocumentKey]) -> None:
@@ -100,7 +97,7 @@ class VectorPool:
 
     def rows(self, keys: Iterable[DocumentKey]) -> NDArray[np.int64]:
         """Return the row numbers of referenced documents."""
-        return np.array([self._rows[key] for key in keys], dtype=np.int64)
+        return np.array(list(map(self._rows.__getitem__, keys)), dtype=np.int64)
 
     def contents(self) -> tuple[list[DocumentKey], NDArray[np.float32]]:
         """Return the documents and a copy of their vectors, shape (documents, dim)."""

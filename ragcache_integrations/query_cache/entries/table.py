@@ -113,9 +113,9 @@ class EntryTable(Generic[T]):
             self.remove(slot)
             self._fill(slot, new)
             return False
-        count = len(self)
+        count = self._count
         self.add(new)
-        return len(self) == count
+        return self._count == count
 
     def add(self, new: NewEntry[T]) -> int:
         """Add an entry whose embedding and key no other entry has; return its slot."""

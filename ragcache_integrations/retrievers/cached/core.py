@@ -354,16 +354,15 @@ class RetrieverCore(Generic[T]):
     def _plain(self, request: Request[T], begun: float) -> Retrieval[T]:
         """Ask the store without the cache."""
         assert request.plain is not None  # noqa: S101 - checked before
-        with self._tally.call("store"):
-            documents = request.plain(request.k or self._source.k or 0)
+        documents = self._tally.timed("store", request.plain, request.k or self._source.k or 0)
         self._tally.add(misses=1)
         return plain_answer(self._source, request, documents, begun)
 
     async def _aplain(self, request: Request[T], begun: float) -> Retrieval[T]:
         if request.aplain is None:
             return await self._in_thread(self._plain, request, begun)
-        with self._tally.call("store"):
-            documents = await request.aplain(request.k or self._source.k or 0)
+        searching = request.aplain(request.k or self._source.k or 0)
+        documents = await self._tally.atimed("store", searching)
         self._tally.add(misses=1)
         return plain_answer(self._source, request, documents, begun)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -29,7 +29,7 @@ from .lazy_cache import AnyCache
 __all__ = [
     "Answer",
     "Question",
-    "candidate_of",
+    "candidates_of",
     "documents_of",
     "final_stage",
     "in_memory",
@@ -117,12 +117,16 @@ def note_of(hit: Hit[Any] | None) -> Note:
     return Note(hit=True, distance=hit.distance, recall_bound=hit.recall_bound, age=hit.age)
 
 
-def candidate_of(source: Source[T], document: T) -> Candidate[T]:
-    """Return a document as the cache keeps it."""
-    document_id, text = source.identify(document)
-    fingerprint = source.fingerprint(text)
-    score = None if source.score is None else source.score(document)
-    return Candidate(document_id or fingerprint, document, fingerprint, score)
+def candidates_of(source: Source[T], documents: Iterable[T]) -> tuple[Candidate[T], ...]:
+    """Return documents as the cache keeps them."""
+    identify, fingerprint_of, score_of = source.identify, source.fingerprint, source.score
+    candidates = []
+    for document in documents:
+        document_id, text = identify(document)
+        fingerprint = fingerprint_of(text)
+        score = None if score_of is None else score_of(document)
+        candidates.append(Candidate(document_id or fingerprint, document, fingerprint, score))
+    return tuple(candidates)
 
 
 def documents_of(source: Source[T]) -> DocumentSource[T] | None:
@@ -135,7 +139,7 @@ def documents_of(source: Source[T]) -> DocumentSource[T] | None:
         ids_and_scores: Sequence[tuple[str, float | None]], /
     ) -> list[Candidate[T] | None]:
         return [
-            None if document is None else candidate_of(source, document)
+            None if document is None else candidates_of(source, [document])[0]
             for document in read(ids_and_scores)
         ]
 

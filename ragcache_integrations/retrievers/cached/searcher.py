@@ -20,7 +20,7 @@ from ragcache_integrations.retrievers.tally import Tally
 from .document_embedder import DocumentEmbedder
 from .follower import Follower
 from .lazy_cache import LazyCache
-from .question import Question, candidate_of, in_memory
+from .question import Question, candidates_of, in_memory
 
 __all__ = ["Searcher"]
 
@@ -78,23 +78,23 @@ class Searcher(Generic[T]):
             Exception: Any error of the store.
         """
         count = self.begin(question)
-        with self._tally.call("store"):
-            documents = question.request.search(question.embedding, count)
+        search = question.request.search
+        documents = self._tally.timed("store", search, question.embedding, count)
         return self.remember(question, documents, count)
 
     async def asearch(self, question: Question[T]) -> tuple[Candidate[T], ...]:
         """Async version of :meth:`search`, for a question whose search is a coroutine."""
-        assert question.request.asearch is not None  # noqa: S101 - not called otherwise
+        search = question.request.asearch
+        assert search is not None  # noqa: S101 - not called otherwise
         count = self.begin(question)
-        with self._tally.call("store"):
-            documents = await question.request.asearch(question.embedding, count)
+        documents = await self._tally.atimed("store", search(question.embedding, count))
         return await in_executor(self._executor, self.remember, question, documents, count)
 
     def remember(
         self, question: Question[T], documents: Sequence[T], count: int
     ) -> tuple[Candidate[T], ...]:
         """Cache what a search of ``count`` documents found; return it as candidates."""
-        candidates = self._candidates(documents)
+        candidates = candidates_of(self._source, documents)
         vectors = documents.vectors if isinstance(documents, SearchResults) else None
         # An empty result may come from a store that is still to be filled: not worth keeping.
         is_current = question.request.is_current
@@ -144,26 +144,22 @@ class Searcher(Generic[T]):
         else:
             self._follower.insert_nameless(question.cache, question.version, insert)
 
-    def _candidates(self, documents: Sequence[T]) -> tuple[Candidate[T], ...]:
-        return tuple([candidate_of(self._source, document) for document in documents])
-
     def check(self, question: Question[T]) -> None:
         """Report the store's result for a question that the cache has answered."""
         request = question.request.unobserved or question.request
-        with self._tally.call("store"):
-            documents = request.search(question.embedding, question.wanted)
+        documents = self._tally.timed("store", request.search, question.embedding, question.wanted)
         self._report(question, documents)
 
     async def acheck(self, question: Question[T]) -> None:
         """Async version of :meth:`check`."""
         request = question.request.unobserved or question.request
         assert request.asearch is not None  # noqa: S101 - not called otherwise
-        with self._tally.call("store"):
-            documents = await request.asearch(question.embedding, question.wanted)
+        searching = request.asearch(question.embedding, question.wanted)
+        documents = await self._tally.atimed("store", searching)
         self._report(question, documents)
 
     def _report(self, question: Question[T], documents: Sequence[T]) -> None:
         cache = in_memory(question.cache)
         if cache.store_version == question.version:  # else it is another store's answer
-            key = question.key
-            cache.report(question.query, question.k, self._candidates(documents), key)
+            candidates = candidates_of(self._source, documents)
+            cache.report(question.query, question.k, candidates, question.key)

@@ -15,6 +15,7 @@ from collections.abc import (
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Self, Unpack
 
 import llama_index.core.instrumentation as instrument
@@ -244,7 +245,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
                 encode=encode_node,
                 decode=decode_node,
                 read=_reader(index, staged),
-                score=lambda node: node.score,
+                score=attrgetter("score"),
                 embed_documents=model.get_text_embedding_batch,
                 text_of=lambda node: node.node.get_content(MetadataMode.EMBED),
                 window=window_of(model),
@@ -531,7 +532,9 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
 
     def _frozen(self, query: QueryBundle, snapshot: Snapshot) -> FrozenArguments:
         settable = self._settable() if self._index is None else {}
-        arguments = {**settable, "image_path": query.image_path}
+        arguments = dict(settable)
+        if query.image_path is not None:
+            arguments["image_path"] = query.image_path
         if self._knobs.tolerance == 0:
             # A bundle may bring other texts to embed, and a wrapped retriever read this one.
             arguments["query_str"] = content_id(query.query_str)
@@ -541,8 +544,10 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
 
     def _request_key(self, frozen: FrozenArguments) -> tuple[Hashable, tuple[str, ...]]:
         filter_key = self._knobs.filter_key
-        opaque = nameless_values(frozen, Naming(filter_key, own=self._own))
-        return request_key(frozen, self._knobs.namespace, filter_key), opaque
+        key = request_key(frozen, self._knobs.namespace, filter_key)
+        if not frozen.opaque:
+            return key, ()
+        return key, nameless_values(frozen, Naming(filter_key, own=self._own))
 
     def _settable(self) -> dict[str, Any]:
         """Return the settings that affect the search and may be changed."""
