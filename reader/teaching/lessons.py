@@ -27,8 +27,11 @@ OTHERS = 0.4
 """Share of the pages that begin with a passage of any source."""
 RICH = 3
 """Questions about a passage from which on it is put next to others for their sake."""
-BLOCKS = 0.5
-"""Share of these pages."""
+BLOCKS = 0.75
+"""Share of the pages that are read block by block."""
+SWAPPED = 0.75
+"""Share of the pages in which answers are exchanged for others of their kind, in the documents, too,
+so that what is known of a passage does not help: only reading does."""
 COUNTS = (1.2, 1.4, 1.4, 1.4, 3.4, 1.0)
 """How often there are one, two and more documents, in proportion."""
 MOST = 20
@@ -72,6 +75,10 @@ YES_NO = (
     "Question: Do the documents say that {question}?\nAnswer (yes or no):",
 )
 SUMMARY_WORDS = (20, 30, 40, 40, 40, 60)
+_ASKED_FOR = re.compile(
+    r"\b(?:who|whom|whose|when|where|how (?:many|much|long|old|far|tall)|(?:what|which) \w+)\b"
+)
+_SMALL = {"of", "the", "and", "de", "in", "for", "von", "a"}
 _ARTICLE = re.compile(r"^(?:the|an?)\s+(?=\w)", re.IGNORECASE)
 
 
@@ -116,6 +123,11 @@ class Lessons:
             source: [place for place in self._places if library.sources[place] == source]
             for source in SEARCH_SOURCES
         }
+        self._kinds: dict[str, list[str]] = {}
+        for questions in self._by_place.values():
+            for question in questions:
+                answer = _bare(question.answers)
+                self._kinds.setdefault(_kind(question.text, answer), []).append(answer)
         self._dice = random.Random(0)
 
     def page(self, name: str) -> Page:
@@ -386,7 +398,7 @@ class Lessons:
         texts, tasks = self._read([place], missing=0.5)
         return place, texts, tasks
 
-    def _read(self, places: Sequence[int], missing: float = 0.15) -> tuple[list[str], list[_Task]]:
+    def _read(self, places: Sequence[int], missing: float = 0.12) -> tuple[list[str], list[_Task]]:
         """Texts of passages, and questions about them; that share of them is answered nowhere."""
         dice = self._dice
         longest = dice.choice((2, 3, 4)) if dice.random() < SHORTENED else None
@@ -407,6 +419,8 @@ class Lessons:
                     tasks.append(_Task(made.text, _bare([made.answer]), text))
         dice.shuffle(tasks)
         tasks = tasks[:MOST]
+        if dice.random() < SWAPPED:
+            texts, tasks = self._exchanged(texts, tasks)
         wanted = missing / (1 - missing) * max(1, len(tasks))
         count = int(wanted) + (dice.random() < wanted % 1)
         content = " ".join(texts).lower()
@@ -416,6 +430,34 @@ class Lessons:
                 tasks.append(other)
         dice.shuffle(tasks)
         return texts, tasks
+
+    def _exchanged(
+        self, texts: Sequence[str], tasks: Sequence[_Task]
+    ) -> tuple[list[str], list[_Task]]:
+        """The same with other answers, in the texts, too."""
+        dice = self._dice
+        questions = " ".join(task.text.lower() for task in tasks)
+        new, answers = list(texts), [task.answer for task in tasks]
+        homes = [texts.index(task.document or "") for task in tasks]
+        for place, answer in enumerate(answers):
+            kind = _kind(tasks[place].text, answer)
+            if not kind or answer.lower() in questions:
+                continue
+            other = dice.choice(self._kinds.get(kind, [answer]))
+            standing = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)")
+            if any(other.lower() in text.lower() for text in new):
+                continue
+            changed = [standing.sub(lambda _, other=other: other, text) for text in new]
+            rest = [*answers[:place], other, *answers[place + 1 :]]
+            # Answers that overlap with this one, and other ways to write it, stand in its way.
+            if all(
+                said in changed[home] for said, home in zip(rest, homes, strict=True)
+            ) and not any(answer.lower() in text.lower() for text in changed):
+                new, answers = changed, rest
+        return new, [
+            replace(task, answer=answer, document=new[home])
+            for task, answer, home in zip(tasks, answers, homes, strict=True)
+        ]
 
     def _missing(self, places: Sequence[int], content: str) -> _Task | None:
         """A question about another passage, a near one in most cases."""
@@ -453,6 +495,16 @@ class Lessons:
             return _capped(passage)
         begin = self._dice.randrange(len(parts) - longest + 1)
         return _capped(" ".join(parts[begin : begin + longest]))
+
+
+def _kind(question: str, answer: str) -> str:
+    """What is asked for, and what the answer looks like; empty where it is no name and no number."""
+    match = _ASKED_FOR.search(question.lower())
+    words = [word for word in answer.split() if word not in _SMALL]
+    if match is None or not all(word[0].isupper() or word[0].isdigit() for word in words):
+        return ""
+    shape = " ".join(re.sub(r"\d", "9", word) if word[0].isdigit() else "A" for word in words[:3])
+    return f"{match[0]}: {shape}"
 
 
 def _worded(answers: Iterable[str], text: str) -> Iterator[str]:
