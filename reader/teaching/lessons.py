@@ -30,8 +30,8 @@ RICH = 3
 BLOCKS = 0.75
 """Share of the pages that are read block by block."""
 SWAPPED = 0.75
-"""Share of the pages in which answers are exchanged for others of their kind, in the documents, too,
-so that what is known of a passage does not help: only reading does."""
+"""Share of the pages in which answers are exchanged for others of their kind, in the documents,
+too, so that what is known of a passage does not help: only reading does."""
 COUNTS = (1.2, 1.4, 1.4, 1.4, 3.4, 1.0)
 """How often there are one, two and more documents, in proportion."""
 MOST = 20
@@ -498,7 +498,7 @@ class Lessons:
 
 
 def _kind(question: str, answer: str) -> str:
-    """What is asked for, and what the answer looks like; empty where it is no name and no number."""
+    """What is asked for, and the look of the answer; empty where it is no name and no number."""
     match = _ASKED_FOR.search(question.lower())
     words = [word for word in answer.split() if word not in _SMALL]
     if match is None or not all(word[0].isupper() or word[0].isdigit() for word in words):
