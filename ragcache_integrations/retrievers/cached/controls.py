@@ -86,6 +86,9 @@ class CacheControls:
         if isinstance(questions, str | bytes):
             msg = f"questions must be several texts, got one: {questions!r:.100}"
             raise ConfigurationError(msg)
+        if not isinstance(questions, Iterable):
+            msg = f"questions must be several texts, such as a list of them, got {questions!r:.100}"
+            raise ConfigurationError(msg)
         # LlamaIndex's bundles have no hash; the search of equal ones is shared anyway.
         different = {
             question if isinstance(question, str) else id(question): question

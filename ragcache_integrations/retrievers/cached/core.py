@@ -121,7 +121,8 @@ class RetrieverCore(Generic[T]):
         self._source = source
         self.default_k = source.k
         self._caches = LazyCache[T](knobs, source.facts, source.tag, documents_of(source))
-        self.follower = Follower(self._caches, source.facts.vectors)
+        proves = knobs.guarantee is not None and knobs.version is None
+        self.follower = Follower(self._caches, source.facts.vectors, required=proves)
         unranked = why_unranked(source.facts)
         chosen = knobs.tolerance in {0, "auto"} or None not in {
             knobs.tolerance,

@@ -32,19 +32,30 @@ class Follower(Generic[T]):
     Args:
         caches: Makes the cache.
         vectors: Reads the documents' vectors, where the store can give them.
+        required: Whether answers rest on every change being noticed.
     """
 
-    def __init__(self, caches: LazyCache[T], vectors: VectorSource | None) -> None:
+    def __init__(
+        self, caches: LazyCache[T], vectors: VectorSource | None, *, required: bool = False
+    ) -> None:
         self._caches = caches
         self._vectors = vectors
+        self._required = required
         self._lock = make_lock()
         self._has_nameless = False
 
     def follow(self, store: object, methods: StoreMethods) -> None:
-        """Follow what changes through an object, if it can be watched."""
+        """Follow what changes through an object, if it can be watched.
+
+        Raises:
+            ConfigurationError: It cannot, and answers rest on it.
+        """
         try:
             watch(store, methods, self)
         except ConfigurationError as error:
+            if self._required:
+                msg = f"{error}; a guarantee needs version= then, to know of them"
+                raise ConfigurationError(msg) from error
             logger.warning("%s. Call clear() after changes", error)
 
     def documents_changed(self, change: Change) -> None:

@@ -108,6 +108,7 @@ class CacheKnobs(BaseModel):
         start_tolerance: For ``tolerance="auto"``: a tolerance to believe in until it is disproved.
         follow_changes: Whether answers follow what is added to, deleted from or updated in the
             store through the very object that is wrapped. Its class becomes one derived from it.
+            Where they do not, a ``guarantee`` needs ``version``.
         annotate: Whether documents come back with ``metadata["query_cache"]``, a dict of ``hit``,
             ``distance``, ``recall_bound`` and ``age``.
         tag: Names the embedding model and the store, so that ``load`` refuses what was saved

@@ -271,6 +271,26 @@ def _metric(metric: Metric | None, store: Metric | None) -> Metric:
     return metric or store or "l2"
 
 
+def _check_noticed(knobs: CacheKnobs, facts: StoreFacts) -> None:
+    """Check that the cache gets to know of every change of the store, as a guarantee needs."""
+    if knobs.version is not None:
+        return
+    if facts.outside and not knobs.sole_writer:
+        msg = (
+            f"guarantee={knobs.guarantee!r} over a store that others can write to needs to know of "
+            "it: version=, a function that returns another value once the store has changed, or "
+            "sole_writer=True, if nobody else does"
+        )
+        raise ConfigurationError(msg)
+    if not knobs.follow_changes:
+        msg = (
+            f"guarantee={knobs.guarantee!r} with follow_changes=False needs to know of changes: "
+            "version=, a function that returns another value once the store has changed (and the "
+            "same one if it never does)"
+        )
+        raise ConfigurationError(msg)
+
+
 def _is_exact(knobs: CacheKnobs, facts: StoreFacts) -> bool:
     """Return whether the store's search is exact; see that it carries what is asked for."""
     if facts.inexact and knobs.exact_search:
@@ -285,13 +305,7 @@ def _is_exact(knobs: CacheKnobs, facts: StoreFacts) -> bool:
     exact = facts.exact if knobs.exact_search is None else knobs.exact_search
     if knobs.guarantee is None:
         return exact
-    if facts.outside and not knobs.sole_writer and knobs.version is None:
-        msg = (
-            f"guarantee={knobs.guarantee!r} over a store that others can write to needs to know of "
-            "it: version=, a function that returns another value once the store has changed, or "
-            "sole_writer=True, if nobody else does"
-        )
-        raise ConfigurationError(msg)
+    _check_noticed(knobs, facts)
     if exact and facts.vectors is not None:
         if _metric(knobs.metric, facts.metric) == "ip" and facts.lengths is None:
             msg = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -68,6 +69,12 @@ class TestWarming:
         retriever = make()
         with pytest.raises(ConfigurationError, match="several texts, got one: 'question'"):
             retriever.warm("question")
+        wrongs: tuple[Any, ...] = (None, 3, asyncio.Queue())
+        for wrong in wrongs:
+            with pytest.raises(ConfigurationError, match=r"such as a list of them, got"):
+                retriever.warm(wrong)
+            with pytest.raises(ConfigurationError, match=r"such as a list of them, got"):
+                asyncio.run(retriever.awarm(wrong))
         with pytest.raises(ConfigurationError, match="workers must be a whole number"):
             retriever.warm(["question"], workers=0)
         with pytest.raises((ConfigurationError, TypeError), match="nonsense"):

@@ -187,6 +187,16 @@ class TestBadInput:
             (Store(1).facts(), {"ttl": math.nan}, "ttl"),
             (Store(1).facts(exact=False, doubt="why"), {"guarantee": 1}, "but why; where it"),
             (StoreFacts(exact=True), {"guarantee": 1}, "vectors cannot be read"),
+            (
+                Store(1).facts(),
+                {"guarantee": 1, "follow_changes": False},
+                "guarantee=1.0 with follow_changes=False needs to know of changes: version=",
+            ),
+            (
+                Store(1).facts(),
+                {"guarantee": 1, "follow_changes": False, "sole_writer": True},
+                "guarantee=1.0 with follow_changes=False",
+            ),
         ],
     )
     def test_it_is_said_before_the_first_question(
@@ -194,3 +204,7 @@ class TestBadInput:
     ) -> None:
         with pytest.raises(ConfigurationError, match=said):
             made(facts, **knobs)
+
+    def test_a_version_says_what_is_not_followed(self) -> None:
+        knobs = {"guarantee": 1, "follow_changes": False, "version": lambda: 0}
+        assert settings(made(Store(1).facts(), **knobs).for_query(UNIT)).guarantee == 1

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.vectorstores import InMemoryVectorStore
+from llama_index.core import VectorStoreIndex
+from llama_index.core.schema import TextNode
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import (
@@ -19,10 +21,13 @@ from ragcache_integrations.langchain import (
     StoreKind,
     register_store,
 )
+from ragcache_integrations.llama_index import ApproximateCacheRetriever as LlamaIndexRetriever
 from ragcache_integrations.retrievers.cached.langchain.stores import facts_of, methods_of
 from ragcache_integrations.retrievers.stores import LANGCHAIN_KINDS, LLAMA_INDEX_KINDS, kinds
 from tests.retrievers.cached.langchain.stores import Words as LangChainWords
+from tests.retrievers.cached.llama_index.indexes import Words as LlamaIndexWords
 
+SIMPLE = "llama_index.core.vector_stores.simple.SimpleVectorStore"
 EVERY = [*LANGCHAIN_KINDS, *LLAMA_INDEX_KINDS]
 
 
@@ -103,12 +108,47 @@ class TestRegistering:
         register_store(StoreKind("Broken", KIND.classes, "nobody", fail))
         found = facts_of(database(), ())
         assert found == StoreFacts(doubt="it is not known how Database searches")
-        assert "Nothing is known of the Database: no such attribute" in caplog.text
+        assert "Nothing is known of this Broken: no such attribute" in caplog.text
 
-    def test_one_name_is_no_tuple_of_names(self) -> None:
-        name: Any = KIND.classes[0]
-        with pytest.raises(ConfigurationError, match=r"must be a tuple of names, such as \('"):
-            StoreKind("My store", name, "nobody", facts)
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ({"name": 3}, "name must be a string, got 3"),
+            ({"classes": "a.B"}, r"must be a tuple of names, such as \('a.B',\), got one name"),
+            ({"classes": ("a.B", 3)}, r"tuple of names as module.Class, got \('a.B', 3\)"),
+            ({"classes": None}, "tuple of names as module.Class, got None"),
+            ({"distribution": None}, "distribution must be a string, got None"),
+            ({"facts": StoreFacts()}, "facts must be a function of one argument, got StoreFacts"),
+            ({"spellings": None}, "spellings must be a function of one argument, got None"),
+            ({"recognises": True}, "recognises must be a function of one argument or None, got"),
+            ({"vectors_come_along": "no"}, "vectors_come_along must be True or False, got 'no'"),
+            ({"proofs": "exhaustiv"}, "proofs must be one of.*did you mean 'exhaustive'"),
+        ],
+    )
+    def test_what_is_no_kind(self, arguments: dict[str, Any], words: str) -> None:
+        usual: dict[str, Any] = {
+            "name": "My store", "classes": KIND.classes, "distribution": "nobody", "facts": facts,
+        }  # fmt: skip
+        with pytest.raises(ConfigurationError, match=words):
+            StoreKind(**usual | arguments)
+
+    @pytest.mark.parametrize("wrong", [3, None, StoreFacts(), StoreKind])
+    def test_only_kinds_are_registered(self, wrong: Any) -> None:
+        with pytest.raises(ConfigurationError, match="kind must be a StoreKind, got"):
+            register_store(wrong)
+        assert not kinds._registered
+
+    @pytest.mark.parametrize("wrong", [None, {"metric": "cosine"}, StoreFacts])
+    def test_facts_of_another_type(self, wrong: Any) -> None:
+        register_store(StoreKind("Wrong", KIND.classes, "nobody", lambda _: wrong))
+        with pytest.raises(
+            ConfigurationError, match="facts of the kind 'Wrong' must return a StoreFacts, got"
+        ):
+            ApproximateCacheRetriever.from_vectorstore(database())
+        register_store(StoreKind("Wrong", (SIMPLE,), "nobody", lambda _: wrong))
+        index = VectorStoreIndex([TextNode(text="text")], embed_model=LlamaIndexWords())
+        with pytest.raises(ConfigurationError, match="must return a StoreFacts"):
+            LlamaIndexRetriever.from_index(index)
 
     def test_spellings_of_ids(self) -> None:
         register_store(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
@@ -19,8 +18,6 @@ from ragcache_integrations.retrievers.stores import (
 
 __all__ = ["facts_of", "has_blocking_coroutines", "identify_by", "methods_of", "reader_of"]
 
-logger = logging.getLogger(__name__)
-
 _BASE = "langchain_core.vectorstores.base"
 # Their coroutines compute in the event loop.
 _COMPUTING = ("langchain_community.vectorstores.faiss", "langchain_core.vectorstores.in_memory")
@@ -33,12 +30,8 @@ def facts_of(
     """Return what is known of a store, searched by vector with arguments of some names."""
     unknown = f"it is not known how {type(store).__name__} searches"
     kind = kind_of(store, LANGCHAIN_KINDS)
-    if kind is None:
-        return StoreFacts(doubt=unknown)
-    try:
-        facts = kind.facts(store)
-    except Exception as error:  # noqa: BLE001 - of a server, or of another version of its class
-        logger.warning("Nothing is known of the %s: %s", type(store).__name__, error)
+    facts = None if kind is None else kind.read_facts(store)
+    if kind is None or facts is None:
         return StoreFacts(doubt=unknown)
     searches = [name for name in _SEARCHES if hasattr(store, name)]
     if not kind.brings(store, *searches):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -20,8 +19,6 @@ from ragcache_integrations.retrievers.stores import (
 
 __all__ = ["INDEX_METHODS", "facts_of", "methods_of", "nodes_of"]
 
-logger = logging.getLogger(__name__)
-
 _OWN = "vector_store_kwargs"
 _INDEX = "llama_index.core.indices.vector_store.base"
 _BASE = "llama_index.core.vector_stores.types"
@@ -34,12 +31,8 @@ def facts_of(index: Any, mode: str, arguments: Collection[str] = ()) -> StoreFac
     store = index.vector_store
     unknown = "it is not known how {} searches"
     kind = kind_of(store, LLAMA_INDEX_KINDS)
-    if kind is None:
-        return StoreFacts(doubt=unknown.format(type(store).__name__))
-    try:
-        facts = kind.facts(index)
-    except Exception as error:  # noqa: BLE001 - of a server, or of another version of its class
-        logger.warning("Nothing is known of the %s: %s", type(store).__name__, error)
+    facts = None if kind is None else kind.read_facts(index)
+    if kind is None or facts is None:
         return StoreFacts(doubt=unknown.format(type(store).__name__))
     known = kind.brings(store, "query")
     if not known or not brings(index, _INDEX, "as_retriever"):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ragcache_integrations.errors import ConfigurationError
+
 from . import chroma, faiss, in_memory, lancedb, milvus, pgvector, qdrant
 from .faiss import ids_by_number
 from .kind import StoreKind, text_or_number, text_unchanged
@@ -66,7 +68,13 @@ def register_store(kind: StoreKind) -> None:
 
     Args:
         kind: The kind, for the classes of one framework.
+
+    Raises:
+        ConfigurationError: It is something else.
     """
+    if not isinstance(kind, StoreKind):
+        msg = f"kind must be a StoreKind, got {kind!r:.100}"
+        raise ConfigurationError(msg)
     _registered.insert(0, kind)
 
 

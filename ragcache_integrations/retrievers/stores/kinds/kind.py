@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from ragcache_integrations.core.checks import check_choice, check_flag, check_text
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.stores.facts import StoreFacts, full_name, is_kind
 
 __all__ = ["EXPONENTIAL_SCORES", "StoreKind", "text_or_number", "text_unchanged"]
+
+logger = logging.getLogger(__name__)
+
+Proofs = Literal["known", "exhaustive", "flat", "declared", "no"]
 
 EXPONENTIAL_SCORES: dict[str, Callable[[float], float]] = {
     "l2": lambda distance: math.exp(-distance * distance),
@@ -52,7 +58,8 @@ class StoreKind:
             a flat index, ``declared`` where the application must say so, else ``no``.
 
     Raises:
-        ConfigurationError: ``classes`` is one name, whose letters would be taken for names.
+        ConfigurationError: An argument cannot be used, such as one name in the place of a tuple of
+            names.
     """
 
     name: str
@@ -62,13 +69,47 @@ class StoreKind:
     spellings: Callable[[object], tuple[str, ...]] = text_unchanged
     recognises: Callable[[Any], bool] | None = None
     vectors_come_along: bool = False
-    proofs: Literal["known", "exhaustive", "flat", "declared", "no"] = "no"
+    proofs: Proofs = "no"
 
     def __post_init__(self) -> None:
-        """Check the classes."""
+        """Check each argument."""
+        check_text("name", self.name)
+        check_text("distribution", self.distribution)
         if isinstance(self.classes, str):
             msg = f"classes must be a tuple of names, such as ({self.classes!r},), got one name"
             raise ConfigurationError(msg)
+        if not isinstance(self.classes, tuple) or not all(
+            isinstance(name, str) for name in self.classes
+        ):
+            msg = f"classes must be a tuple of names as module.Class, got {self.classes!r:.100}"
+            raise ConfigurationError(msg)
+        for name in ("facts", "spellings", "recognises"):
+            value = getattr(self, name)
+            if not callable(value) and (name != "recognises" or value is not None):
+                optional = " or None" if name == "recognises" else ""
+                msg = f"{name} must be a function of one argument{optional}, got {value!r:.100}"
+                raise ConfigurationError(msg)
+        check_flag("vectors_come_along", self.vectors_come_along)
+        check_choice("proofs", self.proofs, get_args(Proofs))
+
+    def read_facts(self, subject: object) -> StoreFacts | None:
+        """Return what is known of a store; ``None`` where that cannot be read, which is logged.
+
+        Args:
+            subject: What ``facts`` takes.
+
+        Raises:
+            ConfigurationError: ``facts`` returned something else.
+        """
+        try:
+            facts: object = self.facts(subject)
+        except Exception as error:  # noqa: BLE001 - of a server, or of another version of its class
+            logger.warning("Nothing is known of this %s: %s", self.name, error)
+            return None
+        if not isinstance(facts, StoreFacts):
+            msg = f"facts of the kind {self.name!r} must return a StoreFacts, got {facts!r:.100}"
+            raise ConfigurationError(msg)
+        return facts
 
     def includes(self, store: object) -> bool:
         """Whether a store is of this kind."""

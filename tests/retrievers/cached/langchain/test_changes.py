@@ -192,6 +192,13 @@ class TestOtherWays:
         assert retriever.invoke("one")
         with pytest.raises(ConfigurationError, match="sealed"):
             retriever.attach(store)
+        wrap = ApproximateCacheRetriever.from_vectorstore
+        proofs: dict[str, Any] = {
+            "guarantee": "exact", "exact_search": True, "vectors": lambda ids: [[1.0]] * len(ids),
+        }  # fmt: skip
+        with pytest.raises(ConfigurationError, match="sealed; a guarantee needs version="):
+            wrap(store, **proofs)
+        assert wrap(store, **proofs, version=lambda: 0).stats().requests == 0
 
 
 class TestFaissOddities:
