@@ -214,6 +214,8 @@ def test_the_scripts_and_their_options_exist() -> None:
                 only = arguments[arguments.index("--only") + 1]
                 assert f'"{only}"' in text, where(span)
         else:
+            # What the parts for a GPU have in common reads their command lines.
+            text += (ROOT / "tools" / "gpu" / "setting.py").read_text(encoding="utf-8")
             assert all(flag in text for flag in flags(arguments)), where(span)
     assert found
 
