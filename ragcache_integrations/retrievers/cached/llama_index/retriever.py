@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import (
     AsyncGenerator,
-    Awaitable,
     Callable,
     Generator,
-    Hashable,
     Mapping,
     Sequence,
 )
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Self, Unpack
@@ -23,7 +19,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
-from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
+from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.schema import (
     IndexNode,
@@ -35,10 +31,7 @@ from llama_index.core.schema import (
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
 from numpy.typing import ArrayLike
 
-from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.recognition import REQUESTS
-from ragcache_integrations.prompts.recognition.llama_index import current_run
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cached.controls import CacheControls
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
@@ -51,18 +44,9 @@ from ragcache_integrations.retrievers.cached.knobs import (
     read_knobs,
 )
 from ragcache_integrations.retrievers.copying import copy_model
-from ragcache_integrations.retrievers.embedder import Embedding, Texts
+from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.keys import (
-    FrozenArguments,
-    Naming,
-    Snapshot,
-    Snapshots,
-    freeze_arguments,
-    nameless_values,
-    opaque_values,
-    request_key,
     window_of,
-    wrapped_settings,
 )
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
@@ -74,9 +58,9 @@ from ragcache_integrations.retrievers.retrieval import (
 )
 from ragcache_integrations.retrievers.runs.llama_index import arun_stages, as_bundle, run_stages
 from ragcache_integrations.retrievers.sharing import FinishedRetriever
-from ragcache_integrations.retrievers.staged import STAGED_INDEX_METHODS, StagedRequest
+from ragcache_integrations.retrievers.staged import STAGED_INDEX_METHODS
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
-from ragcache_integrations.retrievers.stores import StoreFacts, VectorSearch, tag_of, unwatch, watch
+from ragcache_integrations.retrievers.stores import StoreFacts, tag_of, unwatch, watch
 from ragcache_integrations.vector_search import StagedIndex
 
 from .nodes import (
@@ -84,6 +68,7 @@ from .nodes import (
     decode_node,
     encode_node,
 )
+from .requests import QUERY_MODE, Requests, check_search_kwargs
 from .stores import (
     INDEX_METHODS,
     facts_of,
@@ -95,20 +80,9 @@ __all__ = ["ApproximateCacheRetriever", "QueryCacheEvent"]
 
 dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # re-exported untyped
 
-# Arguments of VectorIndexRetriever that the cache sets itself, or that are none of a search.
-_RESERVED = {"self", "index", "similarity_top_k", "kwargs", "embed_model", "node_ids"} | {
-    "callback_manager",
-    "object_map",
-    "verbose",
-}
-_MODE = "vector_store_query_mode"
 _RETRIEVER = (
     "a wrapped retriever shows neither its way of searching nor vectors; wrap its index instead"
 )
-_SEARCH_ARGUMENTS = {
-    *(inspect.signature(VectorIndexRetriever).parameters.keys() - _RESERVED),
-    "vector_store_kwargs",
-}
 
 
 class QueryCacheEvent(BaseEvent):
@@ -185,12 +159,15 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             msg = "give either index or retriever, and not both"
             raise ConfigurationError(msg)
         checked = read_knobs(knobs)
-        self._search_kwargs = _check_search_kwargs(search_kwargs or {}, index)
+        self._search_kwargs = check_search_kwargs(search_kwargs or {}, index)
         self._knobs = checked
         self._k = checked.k
         self._index = index
         self._own_embed_model = embed_model
-        wrapped = retriever or self._index_retriever(DEFAULT_SIMILARITY_TOP_K, self._search_kwargs)
+        wrapped = retriever
+        if wrapped is None:
+            assert index is not None  # noqa: S101 - one of them is there
+            wrapped = index.as_retriever(**self._search_kwargs)
         self._wrapped = wrapped
         # Retrievers do not show their embedding model in public.
         model = embed_model or getattr(wrapped, "_embed_model", None)
@@ -198,14 +175,9 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             msg = f"embed_model must be a BaseEmbedding, got {model!r}"
             raise ConfigurationError(msg)
         self._staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
-        mode = self._search_kwargs.get(_MODE, "default")
-        self._ranked = self._staged is not None or (index is not None and mode == "default")
-        self._own = opaque_values(self._settable())
-        self._snapshots = Snapshots()
-        self._blocks = _blocks(wrapped)
-        self._bring: VectorSearch[Sequence[NodeWithScore]] | None = None
-        self._abring: VectorSearch[Awaitable[Sequence[NodeWithScore]]] | None = None
-        self._core = self._make_core(model)
+        facts, default_k = self._facts()
+        self._requests = Requests(checked, wrapped, index, self._search_kwargs, facts)
+        self._core = self._make_core(model, facts, default_k)
         super().__init__(
             callback_manager=callback_manager or wrapped.callback_manager,
             object_map=object_map or wrapped.object_map,
@@ -213,13 +185,10 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             verbose=verbose,
         )
 
-    def _make_core(self, model: BaseEmbedding) -> RetrieverCore[NodeWithScore]:
+    def _make_core(
+        self, model: BaseEmbedding, facts: StoreFacts, default_k: int | None
+    ) -> RetrieverCore[NodeWithScore]:
         index, staged, wrapped = self._index, self._staged, self._wrapped
-        facts, default_k = self._facts()
-        self._ranked = self._ranked and not facts.by_text
-        # Vectors that say nothing of the store's order are not worth their way.
-        if index is not None and facts.vectors is not None:
-            self._bring, self._abring = facts.search, facts.asearch
 
         def copy_scored(
             scored: NodeWithScore, score: float | None, note: Note | None
@@ -264,7 +233,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
     def _facts(self) -> tuple[StoreFacts, int | None]:
         """Return what is known of the wrapped index or retriever, and its default k."""
         if self._index is not None:
-            mode = VectorStoreQueryMode(self._search_kwargs.get(_MODE, "default"))
+            mode = VectorStoreQueryMode(self._search_kwargs.get(QUERY_MODE, "default"))
             facts = facts_of(self._index, mode.value, self._search_kwargs.keys())
             return with_chosen_vectors(facts, self._knobs), DEFAULT_SIMILARITY_TOP_K
         if self._knobs.vectors is not None:
@@ -420,7 +389,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         return run_stages(
             self,
             bundle,
-            lambda: self._core.stages(self._request(bundle, interval)),
+            lambda: self._core.stages(self._requests.make(bundle, self._k, interval)),
             partial(_dispatch_event, bundle),
         )
 
@@ -432,7 +401,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         run = arun_stages(
             self,
             bundle,
-            lambda: self._core.astages(self._request(bundle, interval)),
+            lambda: self._core.astages(self._requests.make(bundle, self._k, interval)),
             partial(_dispatch_event, bundle),
         )
         async with aclosing(run) as stages:
@@ -459,103 +428,21 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         if call:
             msg = f"a call takes the question alone, got {', '.join(sorted(call))}"
             raise ConfigurationError(msg)
-        return self._request(as_bundle(question))
+        return self._requests.make(as_bundle(question), self._k)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return self._report(query_bundle, self._core.retrieve(self._request(query_bundle)))
+        request = self._requests.make(query_bundle, self._k)
+        return self._report(query_bundle, self._core.retrieve(request))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return self._report(query_bundle, await self._core.aretrieve(self._request(query_bundle)))
+        request = self._requests.make(query_bundle, self._k)
+        return self._report(query_bundle, await self._core.aretrieve(request))
 
     def _report(
         self, query_bundle: QueryBundle, retrieval: Retrieval[NodeWithScore]
     ) -> list[NodeWithScore]:
         _dispatch_event(query_bundle, retrieval.trace)
         return retrieval.documents
-
-    def _index_retriever(self, count: int, search_kwargs: Mapping[str, Any]) -> BaseRetriever:
-        assert self._index is not None  # noqa: S101 - not called otherwise
-        return self._index.as_retriever(similarity_top_k=count, **search_kwargs)
-
-    def _request(self, query: QueryBundle, interval: float | None = None) -> Request[NodeWithScore]:
-        # No LLM call of another namespace may recognise what this span finds, and retrieve() tells.
-        REQUESTS.set_namespace(current_run(), self._knobs.namespace, and_around=True)
-
-        snapshot, search_kwargs = self._snapshots.of(self._search_kwargs), self._search_kwargs
-        frozen = self._frozen(query, snapshot)
-        key, opaque = self._request_key(frozen)
-        copies = (lambda: search_kwargs) if opaque else snapshot.copies()
-
-        def retriever(count: int) -> BaseRetriever:
-            if self._index is None:
-                return self._wrapped
-            return self._index_retriever(count, copies())
-
-        # Not retrieve(), here and below: it would follow the nodes that stand for objects and
-        # answer this question from them. Our own retrieve() does that, again for each question.
-        def search(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
-            bundle = replace(query, embedding=embedding.tolist())
-            if self._bring is not None:
-                return self._bring(embedding, count, {**copies(), "query_bundle": bundle})
-            return retriever(count)._retrieve(bundle)  # noqa: SLF001
-
-        async def asearch(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
-            bundle = replace(query, embedding=embedding.tolist())
-            if self._abring is not None:
-                return await self._abring(embedding, count, {**copies(), "query_bundle": bundle})
-            return await retriever(count)._aretrieve(bundle)  # noqa: SLF001
-
-        # The first nodes of such a search need not be what it finds where fewer are wanted.
-        whole = self._index is not None and not self._ranked
-        request = Request(
-            tuple(query.embedding_strs),  # none of an empty text
-            search,
-            asearch,
-            k=self._k,
-            key=(key, self._k) if whole else key,
-            namespace=self._knobs.namespace,
-            opaque=opaque,
-            ranked=self._ranked,
-            whole=whole,
-            annotate=self._knobs.annotate,
-            embedding=query.embedding,
-            # Not retrieve(): its callbacks and events are those of this call.
-            plain=lambda count: retriever(count)._retrieve(replace(query)),  # noqa: SLF001
-            aplain=lambda count: retriever(count)._aretrieve(replace(query)),  # noqa: SLF001
-        )
-        # Vectors that come along are worth a thread.
-        if self._blocks or (self._bring is not None and self._abring is None):
-            request.asearch = request.aplain = None
-        if self._index is None:
-            request.is_current = lambda: self._frozen(query, snapshot).key == frozen.key
-        return request if self._staged is None else _in_stages(request, self._staged, interval)
-
-    def _frozen(self, query: QueryBundle, snapshot: Snapshot) -> FrozenArguments:
-        settable = self._settable() if self._index is None else {}
-        arguments = dict(settable)
-        if query.image_path is not None:
-            arguments["image_path"] = query.image_path
-        if self._knobs.tolerance == 0:
-            # A bundle may bring other texts to embed, and a wrapped retriever read this one.
-            arguments["query_str"] = content_id(query.query_str)
-        others = freeze_arguments(arguments)
-        search = snapshot.frozen
-        return FrozenArguments(search.key | others.key, search.opaque + others.opaque)
-
-    def _request_key(self, frozen: FrozenArguments) -> tuple[Hashable, tuple[str, ...]]:
-        filter_key = self._knobs.filter_key
-        key = request_key(frozen, self._knobs.namespace, filter_key)
-        if not frozen.opaque:
-            return key, ()
-        return key, nameless_values(frozen, Naming(filter_key, own=self._own))
-
-    def _settable(self) -> dict[str, Any]:
-        """Return the settings that affect the search and may be changed."""
-        if self._index is not None:
-            return self._search_kwargs
-        if self._staged is not None:
-            return {"filter": self._staged.filter}
-        return wrapped_settings(self._wrapped)
 
 
 def _dispatch_event(query: QueryBundle, trace: RetrievalTrace) -> None:
@@ -580,46 +467,3 @@ def _reader(
         ]
 
     return read
-
-
-def _in_stages(
-    request: Request[NodeWithScore], staged: StagedFaissRetriever, interval: float | None
-) -> Request[NodeWithScore]:
-    core = staged.core
-
-    def staged_request(count: int) -> StagedRequest:
-        return StagedRequest(request.texts, count, interval=interval)
-
-    return replace(
-        request,
-        search=lambda embedding, count: core.search(embedding, staged_request(count)),
-        asearch=None,
-        plain=None,
-        aplain=None,
-        stages=lambda embedding, count: core.search_stages(embedding, staged_request(count)),
-    )
-
-
-def _check_search_kwargs(
-    search_kwargs: Mapping[str, Any], index: VectorStoreIndex | None
-) -> dict[str, Any]:
-    if search_kwargs and index is None:
-        msg = "search_kwargs are for an index; set them on the wrapped retriever instead"
-        raise ConfigurationError(msg)
-    unknown = sorted(search_kwargs.keys() - _SEARCH_ARGUMENTS)
-    if unknown:
-        allowed = ", ".join(sorted(_SEARCH_ARGUMENTS))
-        msg = f"unknown search_kwargs {', '.join(unknown)}: allowed are {allowed}"
-        raise ConfigurationError(msg)
-    return dict(search_kwargs)
-
-
-def _blocks(retriever: BaseRetriever) -> bool:
-    """Whether the retriever's coroutine is its blocking method in disguise."""
-    if type(retriever)._aretrieve is BaseRetriever._aretrieve:  # noqa: SLF001 - asked, not called
-        return True
-    store = getattr(retriever, "_vector_store", None)
-    return (
-        isinstance(store, BasePydanticVectorStore)
-        and type(store).aquery is BasePydanticVectorStore.aquery
-    )

@@ -1,0 +1,224 @@
+"""From a call of the LlamaIndex retriever to a request of its core."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
+from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.vector_stores.types import BasePydanticVectorStore
+
+from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.recognition import REQUESTS
+from ragcache_integrations.prompts.recognition.llama_index import current_run
+from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
+from ragcache_integrations.retrievers.embedder import Embedding
+from ragcache_integrations.retrievers.keys import (
+    FrozenArguments,
+    Naming,
+    Snapshot,
+    Snapshots,
+    freeze_arguments,
+    nameless_values,
+    opaque_values,
+    request_key,
+    wrapped_settings,
+)
+from ragcache_integrations.retrievers.retrieval import Request
+from ragcache_integrations.retrievers.staged import StagedRequest
+from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
+from ragcache_integrations.retrievers.stores import StoreFacts, VectorSearch
+
+__all__ = ["QUERY_MODE", "Requests", "check_search_kwargs"]
+
+QUERY_MODE = "vector_store_query_mode"
+"""Name of the argument that says how an index is searched."""
+
+# Arguments of VectorIndexRetriever that the cache sets itself, or that are none of a search.
+_RESERVED = {"self", "index", "similarity_top_k", "kwargs", "embed_model", "node_ids"} | {
+    "callback_manager",
+    "object_map",
+    "verbose",
+}
+_SEARCH_ARGUMENTS = {
+    *(inspect.signature(VectorIndexRetriever).parameters.keys() - _RESERVED),
+    "vector_store_kwargs",
+}
+
+
+class Requests:
+    """Makes requests.
+
+    Args:
+        knobs: The retriever's settings.
+        wrapped: What is asked; of an index, its retriever.
+        index: The index that is searched, if it is one.
+        search_kwargs: Arguments for the index's search.
+        facts: What is known of what is wrapped.
+    """
+
+    def __init__(
+        self,
+        knobs: CacheKnobs,
+        wrapped: BaseRetriever,
+        index: VectorStoreIndex | None,
+        search_kwargs: dict[str, Any],
+        facts: StoreFacts,
+    ) -> None:
+        self._knobs = knobs
+        self._wrapped = wrapped
+        self._index = index
+        self._search_kwargs = search_kwargs  # not a copy: what is changed in it is honoured
+        self._staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
+        default = index is not None and search_kwargs.get(QUERY_MODE, "default") == "default"
+        self._ranked = (self._staged is not None or default) and not facts.by_text
+        self._own = opaque_values(self._settable())
+        self._snapshots = Snapshots()
+        self._blocks = _blocks(wrapped)
+        self._bring: VectorSearch[Sequence[NodeWithScore]] | None = None
+        self._abring: VectorSearch[Awaitable[Sequence[NodeWithScore]]] | None = None
+        # Vectors that say nothing of the store's order are not worth their way.
+        if index is not None and facts.vectors is not None:
+            self._bring, self._abring = facts.search, facts.asearch
+
+    def make(
+        self, query: QueryBundle, k: int | None, interval: float | None = None
+    ) -> Request[NodeWithScore]:
+        """Make the request of one call.
+
+        Args:
+            query: The question.
+            k: How many nodes to return; ``None``: as many as what is wrapped gives.
+            interval: Seconds that a stage should take.
+        """
+        # No LLM call of another namespace may recognise what this span finds, and retrieve() tells.
+        REQUESTS.set_namespace(current_run(), self._knobs.namespace, and_around=True)
+
+        snapshot, search_kwargs = self._snapshots.of(self._search_kwargs), self._search_kwargs
+        frozen = self._frozen(query, snapshot)
+        key, opaque = self._request_key(frozen)
+        copies = (lambda: search_kwargs) if opaque else snapshot.copies()
+
+        def retriever(count: int) -> BaseRetriever:
+            if self._index is None:
+                return self._wrapped
+            return self._index.as_retriever(similarity_top_k=count, **copies())
+
+        # Not retrieve(), here and below: it would follow the nodes that stand for objects and
+        # answer this question from them. Our own retrieve() does that, again for each question.
+        def search(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
+            bundle = replace(query, embedding=embedding.tolist())
+            if self._bring is not None:
+                return self._bring(embedding, count, {**copies(), "query_bundle": bundle})
+            return retriever(count)._retrieve(bundle)  # noqa: SLF001
+
+        async def asearch(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
+            bundle = replace(query, embedding=embedding.tolist())
+            if self._abring is not None:
+                return await self._abring(embedding, count, {**copies(), "query_bundle": bundle})
+            return await retriever(count)._aretrieve(bundle)  # noqa: SLF001
+
+        # The first nodes of such a search need not be what it finds where fewer are wanted.
+        whole = self._index is not None and not self._ranked
+        request = Request(
+            tuple(query.embedding_strs),  # none of an empty text
+            search,
+            asearch,
+            k=k,
+            key=(key, k) if whole else key,
+            namespace=self._knobs.namespace,
+            opaque=opaque,
+            ranked=self._ranked,
+            whole=whole,
+            annotate=self._knobs.annotate,
+            embedding=query.embedding,
+            # Not retrieve(): its callbacks and events are those of this call.
+            plain=lambda count: retriever(count)._retrieve(replace(query)),  # noqa: SLF001
+            aplain=lambda count: retriever(count)._aretrieve(replace(query)),  # noqa: SLF001
+        )
+        # Vectors that come along are worth a thread.
+        if self._blocks or (self._bring is not None and self._abring is None):
+            request.asearch = request.aplain = None
+        if self._index is None:
+            request.is_current = lambda: self._frozen(query, snapshot).key == frozen.key
+        return request if self._staged is None else _in_stages(request, self._staged, interval)
+
+    def _frozen(self, query: QueryBundle, snapshot: Snapshot) -> FrozenArguments:
+        settable = self._settable() if self._index is None else {}
+        arguments = dict(settable)
+        if query.image_path is not None:
+            arguments["image_path"] = query.image_path
+        if self._knobs.tolerance == 0:
+            # A bundle may bring other texts to embed, and a wrapped retriever read this one.
+            arguments["query_str"] = content_id(query.query_str)
+        others = freeze_arguments(arguments)
+        search = snapshot.frozen
+        return FrozenArguments(search.key | others.key, search.opaque + others.opaque)
+
+    def _request_key(self, frozen: FrozenArguments) -> tuple[Hashable, tuple[str, ...]]:
+        filter_key = self._knobs.filter_key
+        key = request_key(frozen, self._knobs.namespace, filter_key)
+        if not frozen.opaque:
+            return key, ()
+        return key, nameless_values(frozen, Naming(filter_key, own=self._own))
+
+    def _settable(self) -> dict[str, Any]:
+        """Return the settings that affect the search and may be changed."""
+        if self._index is not None:
+            return self._search_kwargs
+        if self._staged is not None:
+            return {"filter": self._staged.filter}
+        return wrapped_settings(self._wrapped)
+
+
+def check_search_kwargs(
+    search_kwargs: Mapping[str, Any], index: VectorStoreIndex | None
+) -> dict[str, Any]:
+    """Return a copy of the arguments for an index's search.
+
+    Raises:
+        ConfigurationError: There are some without an index, or one that no search knows.
+    """
+    if search_kwargs and index is None:
+        msg = "search_kwargs are for an index; set them on the wrapped retriever instead"
+        raise ConfigurationError(msg)
+    unknown = sorted(search_kwargs.keys() - _SEARCH_ARGUMENTS)
+    if unknown:
+        allowed = ", ".join(sorted(_SEARCH_ARGUMENTS))
+        msg = f"unknown search_kwargs {', '.join(unknown)}: allowed are {allowed}"
+        raise ConfigurationError(msg)
+    return dict(search_kwargs)
+
+
+def _in_stages(
+    request: Request[NodeWithScore], staged: StagedFaissRetriever, interval: float | None
+) -> Request[NodeWithScore]:
+    core = staged.core
+
+    def staged_request(count: int) -> StagedRequest:
+        return StagedRequest(request.texts, count, interval=interval)
+
+    return replace(
+        request,
+        search=lambda embedding, count: core.search(embedding, staged_request(count)),
+        asearch=None,
+        plain=None,
+        aplain=None,
+        stages=lambda embedding, count: core.search_stages(embedding, staged_request(count)),
+    )
+
+
+def _blocks(retriever: BaseRetriever) -> bool:
+    """Whether the retriever's coroutine is its blocking method in disguise."""
+    if type(retriever)._aretrieve is BaseRetriever._aretrieve:  # noqa: SLF001 - asked, not called
+        return True
+    store = getattr(retriever, "_vector_store", None)
+    return (
+        isinstance(store, BasePydanticVectorStore)
+        and type(store).aquery is BasePydanticVectorStore.aquery
+    )
