@@ -9,18 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 from ragcache_integrations.errors import ConfigurationError
 
+from .hidden_values import ValueHider, texts_in
 from .placeholders import Placeholders
 from .prompt import Message, Part, part_text
-from .text_encoder import TemplateText
+from .text_encoder import TemplateText, TextEncoder
+from .tools import Tool, ToolCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ChatTemplate", "Reasoning"]
+__all__ = ["NO_TOOLS", "ChatTemplate", "Reasoning"]
 
 _THINK, _THOUGHT = "<think>", "</think>"
 _LOOKS_FOR_THOUGHT = re.compile(r"""['"]</think>['"]\s*(not\s+)?in\b|split\(\s*['"]</think>['"]""")
 _PROBES = "one", "two"
+_PROBE_TOOL = Tool("defined_tool")
+_PROBE_CALL = ToolCall("probe1234", "called_tool", "{}")
+
+NO_TOOLS = (
+    "the model's chat template writes no tools, so the model is not made to call any: take a model "
+    "that is, or a chat_template that writes tools and their calls"
+)
+"""The message of errors about tools for a model that has not learnt to call any."""
 
 
 class Reasoning:
@@ -74,39 +84,97 @@ class ChatTemplate:
 
     Args:
         tokenizer: A transformers tokenizer.
+        encoder: Encoder of the same tokenizer.
         source: The text of a template that replaces the tokenizer's; ``None`` for none.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        encoder: TextEncoder,
+        source: str | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._encoder = encoder
         self._source = source
 
     def __bool__(self) -> bool:
         """Whether there is a template; otherwise roles are written as plain text."""
         return bool(self._source or self._tokenizer.chat_template)
 
-    def apply(self, messages: Sequence[Message]) -> list[TemplateText | Part]:
+    @cached_property
+    def text(self) -> str:
+        """The text of the template; empty if there is none."""
+        return str(self._tokenizer.get_chat_template(self._source)) if self else ""
+
+    @cached_property
+    def tool_text(self) -> str:
+        """The text of the template for prompts with tools; some models have a separate one."""
+        if not self:
+            return ""
+        tools = [_PROBE_TOOL.definition()]
+        return str(self._tokenizer.get_chat_template(self._source, tools=tools))
+
+    @cached_property
+    def writes_tools(self) -> bool:
+        """Whether the template writes definitions and calls of tools into the prompt."""
+        if not self:
+            return False
+        known = _PROBE_CALL
+        conversation: list[dict[str, Any]] = [
+            {"role": "user", "content": _PROBES[0]},
+            {"role": "assistant", "content": "", "tool_calls": [_call(known.id, known.name, {})]},
+            {"role": "tool", "content": _PROBES[1], "tool_call_id": known.id},
+        ]
+        try:
+            written = self._render(conversation, [_PROBE_TOOL.definition()])
+        except ConfigurationError:
+            return False
+        return _PROBE_TOOL.name in written and known.name in written
+
+    def apply(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> list[TemplateText | Part]:
         """Render a conversation, up to the beginning of the model's answer.
+
+        Args:
+            messages: The conversation.
+            tools: The tools that the model may call.
 
         Returns:
             The template's own text, with the contents of the messages in their places.
 
         Raises:
-            ConfigurationError: The template refuses the messages, or changes their contents.
+            ConfigurationError: The template refuses the messages, changes their contents, or writes
+                no tools although there are some.
         """
+        if (tools or any(message.tool_calls for message in messages)) and not self.writes_tools:
+            raise ConfigurationError(NO_TOOLS)
         if not self:
             return list(_plain(messages))
-        placeholders = Placeholders(_texts(messages))
-        turns = [self._turn(message, placeholders) for message in messages]
-        return placeholders.split(self._render(turns))
+        definitions = [tool.definition() for tool in tools]
+        placeholders = Placeholders(_texts(messages, definitions))
+        hider = ValueHider(placeholders, self._encoder)
+        turns = [self._turn(message, placeholders, hider) for message in messages]
+        return placeholders.split(self._render(turns, hider.hide(definitions)))
 
-    def _turn(self, message: Message, placeholders: Placeholders) -> dict[str, Any]:
+    def _turn(
+        self, message: Message, placeholders: Placeholders, hider: ValueHider
+    ) -> dict[str, Any]:
         if message.role != "assistant":
-            return self._as_turn(message.role, placeholders.hide(message.parts))
+            turn = self._as_turn(message.role, placeholders.hide(message.parts))
+            if message.tool_call_id:
+                turn["tool_call_id"] = hider.hide(message.tool_call_id)
+            return turn
         reasoning, answer = self._reasoning.split(message.parts)
         turn = self._as_turn(message.role, placeholders.hide(answer))
         if reasoning is not None:
             turn["reasoning_content"] = placeholders.hide(reasoning)
+        if message.tool_calls:
+            turn["tool_calls"] = [
+                _call(hider.hide(call.id), hider.hide(call.name), hider.arguments(call.arguments))
+                for call in message.tool_calls
+            ]
         return turn
 
     def _as_turn(self, role: str, content: str) -> dict[str, Any]:
@@ -116,7 +184,7 @@ class ChatTemplate:
 
     @cached_property
     def _reasoning(self) -> Reasoning:
-        return Reasoning(self._tokenizer.get_chat_template(self._source))
+        return Reasoning(self.text)
 
     @cached_property
     def _takes_parts(self) -> bool:
@@ -133,13 +201,16 @@ class ChatTemplate:
             return False
         return len(results) > 1
 
-    def _render(self, conversation: list[dict[str, Any]]) -> str:
+    def _render(
+        self, conversation: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
         import jinja2  # noqa: PLC0415 - comes with the tokenizer
 
         try:
             return str(
                 self._tokenizer.apply_chat_template(
                     conversation,
+                    tools=list(tools) or None,
                     chat_template=self._source,
                     tokenize=False,
                     add_generation_prompt=True,
@@ -158,6 +229,16 @@ def _plain(messages: Sequence[Message]) -> Iterator[TemplateText | Part]:
     yield TemplateText("assistant: ")
 
 
-def _texts(messages: Sequence[Message]) -> Iterator[str]:
+def _call(id_: str, name: str, arguments: Any) -> dict[str, Any]:
+    """A call as templates read it."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": id_, "type": "function", "function": function}
+
+
+def _texts(messages: Sequence[Message], definitions: list[dict[str, Any]]) -> Iterator[str]:
+    yield from texts_in(definitions)
     for message in messages:
         yield from map(part_text, message.parts)
+        yield message.tool_call_id
+        for call in message.tool_calls:
+            yield from (call.id, call.name, call.arguments)

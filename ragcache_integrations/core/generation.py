@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from ragcache_integrations.errors import ConfigurationError
 
-from .checks import check_seconds
+from .checks import check_flag, check_seconds, check_text
+from .schemas import copy_schema
+from .tools import ToolCall, ToolCallPiece
 
 __all__ = [
     "CallOptions",
@@ -27,10 +27,10 @@ __all__ = [
     "plain",
 ]
 
-FinishReason = Literal["stop", "length", "abort", "unknown"]
-"""Why an answer ended: ``stop`` at its natural end or at a stop string, ``length`` at
-``max_tokens`` or the end of the context window, ``abort`` because it was aborted or a filter cut it
-off, ``unknown`` if a server doesn't report it."""
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "unknown"]
+"""Why an answer ended: ``stop`` at its natural end or at a stop string, ``tool_calls`` the same
+where it calls tools, ``length`` at ``max_tokens`` or the end of the context window, ``abort``
+because it was aborted or a filter cut it off, ``unknown`` if a server doesn't report it."""
 
 MAX_LOGPROBS = 20
 MAX_PENALTY = 2
@@ -112,19 +112,27 @@ class SamplingOptions(Sampling):
     Attributes:
         json_schema: JSON schema that the answer must satisfy.
         choice: Strings of which the answer must be one. Excludes ``json_schema``.
+        tool_choice: Whether the answer calls the prompt's tools: ``auto`` if the model wants,
+            ``none`` for never, ``required`` for at least one call, or the name of a tool to call
+            that one.
+        parallel_tool_calls: Whether one answer may call several tools.
     """
 
     json_schema: Mapping[str, Any] | None = None
     choice: tuple[str, ...] = ()
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
 
     def __post_init__(self) -> None:
         Sampling.__post_init__(self)  # with slots, super() knows another class until Python 3.14
         object.__setattr__(self, "choice", _strings("choice", self.choice))
         if self.json_schema is not None:
-            object.__setattr__(self, "json_schema", _copy_schema(self.json_schema))
+            object.__setattr__(self, "json_schema", copy_schema("json_schema", self.json_schema))
         if self.json_schema is not None and self.choice:
             msg = "json_schema and choice exclude each other, both were given"
             raise ConfigurationError(msg)
+        check_text("tool_choice", self.tool_choice)
+        check_flag("parallel_tool_calls", self.parallel_tool_calls)
 
     @property
     def needs_grammar(self) -> bool:
@@ -185,27 +193,6 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
         msg = f"{name} must be non-empty strings, got {value!r}"
         raise ConfigurationError(msg)
     return tuple(map(plain, strings))
-
-
-def _copy_schema(schema: object) -> dict[str, Any]:
-    """A copy of plain parts, which the engine's process can read."""
-    if not isinstance(schema, Mapping):
-        msg = f"json_schema must be a mapping, got {type(schema).__name__}"
-        raise ConfigurationError(msg)
-    try:
-        copy: dict[str, Any] = json.loads(json.dumps(dict(schema), default=_plain_mapping))
-        pickle.dumps(copy)  # as it travels; it may be nested too deeply for that alone
-    except (TypeError, ValueError, RecursionError) as error:
-        msg = f"json_schema must be a JSON schema, which this is not: {error}"
-        raise ConfigurationError(msg) from error
-    return copy
-
-
-def _plain_mapping(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    msg = f"it contains a {type(value).__name__}"
-    raise TypeError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +265,7 @@ class GenerationChunk(_Answer):
         logprobs: One entry for each new token, where the options ask for them.
         finish_reason: Set on the last chunk alone.
         usage: Set on the last chunk; also on the first, where known, with the cached tokens.
+        tool_calls: New pieces of tool calls.
     """
 
     text: str
@@ -285,6 +273,7 @@ class GenerationChunk(_Answer):
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    tool_calls: tuple[ToolCallPiece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,11 +281,12 @@ class Generation(_Answer):
     """A whole answer.
 
     Attributes:
-        text: The answer.
+        text: The answer, without its tool calls.
         token_ids: Its tokens; empty where a server does not report them.
         finish_reason: Why it ended.
         usage: What it took.
         logprobs: One entry for each token, where the options ask for them.
+        tool_calls: The tools that it calls.
     """
 
     text: str
@@ -304,3 +294,4 @@ class Generation(_Answer):
     finish_reason: FinishReason
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()

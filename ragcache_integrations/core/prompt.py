@@ -13,8 +13,9 @@ from typing import Any, Self
 
 from ragcache_integrations.errors import ConfigurationError
 
-from .checks import unknown_name
+from .checks import check_text, unknown_name
 from .ids import content_id
+from .tools import Tool, ToolCall, check_unique
 
 __all__ = ["LiteralText", "MarkedText", "Message", "Part", "Prompt", "PromptDocument", "part_text"]
 
@@ -106,16 +107,42 @@ class Message:
     Attributes:
         role: One of ``system``, ``user``, ``assistant``, ``tool``.
         parts: Plain text and documents, in order.
+        tool_calls: The tools that this message of the assistant calls.
+        tool_call_id: Id of the call whose result this is; empty for other messages.
+
+    Raises:
+        ConfigurationError: The role is unknown, a value is of the wrong type, or a message calls
+            tools that is none of the assistant.
     """
 
     role: str
     parts: tuple[Part, ...]
+    tool_calls: tuple[ToolCall, ...]
+    tool_call_id: str
 
-    def __init__(self, role: str, content: Part | Iterable[Part]) -> None:
+    def __init__(
+        self,
+        role: str,
+        content: Part | Iterable[Part],
+        *,
+        tool_calls: Iterable[ToolCall] = (),
+        tool_call_id: str = "",
+    ) -> None:
         if role not in ROLES:
             raise ConfigurationError(unknown_name("role", str(role), ROLES))
+        calls = tuple(tool_calls)
+        if calls and role != "assistant":
+            msg = f"only messages of the assistant call tools, got one of the role {role!r}"
+            raise ConfigurationError(msg)
         object.__setattr__(self, "role", role)
         object.__setattr__(self, "parts", _parts(content))
+        object.__setattr__(self, "tool_calls", calls)
+        object.__setattr__(self, "tool_call_id", check_text("tool_call_id", tool_call_id))
+
+    def with_parts(self, parts: Iterable[Part]) -> Message:
+        """The same message with its content in other parts."""
+        calls, answered = self.tool_calls, self.tool_call_id
+        return Message(self.role, parts, tool_calls=calls, tool_call_id=answered)
 
     @property
     def text(self) -> str:
@@ -135,15 +162,21 @@ class Prompt:
     Attributes:
         messages: The conversation, which is rendered by the model's chat template.
         parts: Raw text, which is not. Exactly one of the two attributes is not empty.
+        tools: Tools that the model may call, each with a name of its own; only in a conversation.
     """
 
     messages: tuple[Message, ...] = ()
     parts: tuple[Part, ...] = ()
+    tools: tuple[Tool, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.messages) == bool(self.parts):
             msg = "a prompt needs either messages or parts, and not both"
             raise ConfigurationError(msg)
+        if self.tools and self.parts:
+            msg = "tools are for conversations: a prompt of raw text has no place for them"
+            raise ConfigurationError(msg)
+        check_unique(self.tools)
         if not any(document_or_text for document_or_text in self._all_parts()):
             msg = "the prompt is empty"
             raise ConfigurationError(msg)

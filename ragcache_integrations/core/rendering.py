@@ -107,8 +107,8 @@ class PromptRenderer:
         self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None
     ) -> None:
         self._tokenizer = tokenizer
-        self._template = ChatTemplate(tokenizer, chat_template)
         self._encoder = TextEncoder(tokenizer)
+        self._template = ChatTemplate(tokenizer, self._encoder, chat_template)
         self._head = leading_special_tokens(tokenizer)
         self._memo = TokenMemo(lambda text: array("i", self._encoder.literal(text)))
 
@@ -121,6 +121,11 @@ class PromptRenderer:
     def has_chat_template(self) -> bool:
         """Whether there is a chat template; otherwise roles are written as plain text."""
         return bool(self._template)
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Renders conversations."""
+        return self._template
 
     def tokenize(self, text: str) -> list[int]:
         """The tokens of a text in which markup counts, without additional special tokens.
@@ -148,7 +153,8 @@ class PromptRenderer:
         """
         check_type("the prompt", prompt, Prompt, "a Prompt")
         if prompt.messages:
-            return self.render_conversation(self._template.apply(prompt.messages), namespace)
+            pieces = self._template.apply(prompt.messages, prompt.tools)
+            return self.render_conversation(pieces, namespace)
         rendering = _RenderedSoFar(self._memo, namespace, list(self._head))
         for part in prompt.parts:
             if isinstance(part, LiteralText):
@@ -196,6 +202,11 @@ class Rendering:
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template; otherwise roles are written as plain text."""
         return self._renderer.has_chat_template
+
+    @property
+    def supports_tools(self) -> bool:
+        """Whether the model's chat template writes tools and their calls."""
+        return self._renderer.template.writes_tools
 
     def render(self, prompt: Prompt) -> RenderedPrompt:
         """The prompt's tokens and the positions of its documents."""

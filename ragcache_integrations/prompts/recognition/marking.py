@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from ragcache_integrations.core.prompt import Message, Part, Prompt, PromptDocument, part_text
+from ragcache_integrations.core.prompt import Part, Prompt, PromptDocument, part_text
 
 __all__ = ["mark_documents", "mark_prompt"]
 
@@ -49,8 +49,7 @@ def mark_prompt(prompt: Prompt, documents: Sequence[PromptDocument]) -> Prompt:
     return replace(
         prompt,
         messages=tuple(
-            Message(message.role, _mark_parts(message.parts, documents))
-            for message in prompt.messages
+            message.with_parts(_mark_parts(message.parts, documents)) for message in prompt.messages
         ),
         parts=_mark_parts(prompt.parts, documents),
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple, replace
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -108,8 +109,8 @@ class Segmentations:
                 known = None if _has_documents(own) else self._cuts.get(key)
                 parts = message.parts if known is None else tuple(_split(message.text, known))
                 self._cuts[key] = _cuts(parts)
-                settled.append(Message(message.role, parts))
-        return Prompt(messages=tuple(settled))
+                settled.append(message.with_parts(parts))
+        return replace(marked, messages=tuple(settled))
 
     def _settle_text(self, marked: Prompt, namespace: str) -> Prompt:
         text = "".join(map(part_text, marked.parts))
@@ -144,7 +145,9 @@ class Segmentations:
         digest = self._digest("messages", namespace)
         keys = []
         for message in messages:
-            for field in (message.role, message.text):
+            calls = [field for call in message.tool_calls for field in astuple(call)]
+            number = str(len(calls))
+            for field in (message.role, message.text, message.tool_call_id, number, *calls):
                 _add(digest, field)
             keys.append(digest.copy().digest())
         return keys

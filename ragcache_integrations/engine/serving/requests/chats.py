@@ -9,12 +9,11 @@ such as names and types, unless these could be read as markup, and roles, which 
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ragcache_integrations.core.chat_template import Reasoning
+from ragcache_integrations.core.hidden_values import ValueHider, texts_in
 from ragcache_integrations.core.placeholders import Placeholders
 from ragcache_integrations.core.prompt import Part
 from ragcache_integrations.core.text_encoder import TextEncoder
@@ -29,20 +28,6 @@ CHAT_FIELDS = (
 
 NOT_RENDERED = ("echo", "truncate_prompt_tokens", "prompt_embeds", "return_prompt_text")
 """With one of these fields, vLLM renders a chat itself, even if the request has tokens."""
-
-# The words of the protocol and of JSON Schema, which templates look for.
-_WORDS = frozenset(
-    {
-        *("role", "content", "type", "text", "name", "id", "index", "function", "arguments"),
-        *("tool_calls", "tool_call_id", "tools", "reasoning", "reasoning_content", "strict"),
-        *("object", "string", "integer", "number", "boolean", "array", "null", "parameters"),
-        *("properties", "required", "description", "enum", "items", "default", "title"),
-        *("format", "additionalProperties", "anyOf", "oneOf", "allOf", "auto", "none"),
-    }
-)
-_NAME = re.compile(r"[A-Za-z0-9_$.:-]{1,128}")
-_CONTENTS = frozenset({"content", "text", "reasoning", "reasoning_content", "refusal", "thinking"})
-_TEMPLATES = frozenset({"chat_template"})
 
 
 class HiddenChat:
@@ -66,13 +51,10 @@ class HiddenChat:
         encoder: TextEncoder,
         reasoning: Reasoning,
     ) -> None:
-        # Names that become markup if a template puts them into brackets, as think becomes <think>.
-        self._cores = {re.sub(r"^[\W_]+|[\W_]+$", "", token) for token in encoder.markup}
-        self._is_markup = encoder.holds_markup
         self._reasoning = reasoning
-        self._known: dict[str, str] = {}
         fields = {name: body[name] for name in CHAT_FIELDS if name in body}
-        self.placeholders = Placeholders(_texts(fields))
+        self.placeholders = Placeholders(texts_in(fields))
+        self._hide = ValueHider(self.placeholders, encoder).hide
         hidden = {name: self._hide(value) for name, value in fields.items() if name != "messages"}
         messages = [
             self._message(message, content)
@@ -94,54 +76,3 @@ class HiddenChat:
             if thoughts is not None and not message.get("reasoning_content"):
                 hidden["reasoning"] = self.placeholders.hide(thoughts)
         return {**hidden, "content": self.placeholders.hide(parts)}
-
-    def _hide(self, value: Any, name: str = "") -> Any:
-        if isinstance(value, str):
-            return self._text(value, name)
-        if isinstance(value, list):
-            return [self._hide(item, name) for item in value]
-        if isinstance(value, dict):
-            return {self._key(key): self._hide(item, key) for key, item in value.items()}
-        return value
-
-    def _text(self, text: str, name: str) -> str:
-        if name in _TEMPLATES:  # the application's, which vLLM uses only if its settings allow it
-            return text
-        if name == "arguments":
-            return self._arguments(text)
-        if name not in _CONTENTS and self._is_name(text):
-            return text
-        if text not in self._known:
-            self._known[text] = self.placeholders.hide([text])
-        return self._known[text]
-
-    def _key(self, key: str) -> str:
-        return key if self._is_name(key) else self._text(key, "")
-
-    def _arguments(self, text: str) -> str:
-        """The arguments of a call, which vLLM parses."""
-        try:
-            return json.dumps(self._hide(json.loads(text)), ensure_ascii=False)
-        except (ValueError, RecursionError):
-            return self.placeholders.hide([text])  # vLLM refuses such arguments
-
-    def _is_name(self, text: str) -> bool:
-        """Whether a template may see a text: neither markup nor what becomes markup in brackets."""
-        if text in _WORDS:
-            return True
-        if not _NAME.fullmatch(text) or self._is_markup(text):
-            return False
-        return text not in self._cores
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a part of a request."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from _texts(item)
