@@ -28,9 +28,11 @@ def watch_retrievers() -> None:
 
     LangChain cannot remove a hook. That does no harm, because the memory of results is bounded.
     """
-    # Every context and thread has the default. Not inheritable: each run reads the hook itself.
+    # Every context and thread has the default. Inheritable, because LangGraph hands its own runs'
+    # handlers on to the runs of its nodes, which do not read the hook; one that is there already is
+    # not added twice.
     handler: ContextVar[Any] = ContextVar("ragcache_retrievals", default=_RetrievalHandler())  # noqa: B039 - it has no state
-    register_configure_hook(handler, inheritable=False)
+    register_configure_hook(handler, inheritable=True)
 
 
 def current_run() -> UUID | None:
