@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage, FunctionMessage, HumanMessage
+from langchain_core.messages import BaseMessage, FunctionMessage, HumanMessage
 from langchain_core.vectorstores import InMemoryVectorStore
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.llms.types import ImageBlock
 from llama_index.core.llms import ChatMessage, MessageRole
-from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.schema import TextNode
 
 from ragcache_integrations import langchain, llama_index
@@ -83,7 +82,7 @@ def test_an_argument_is_refused_at_the_constructor_and_at_a_call(page: str, name
 
 def test_the_pages_name_arguments() -> None:
     assert len([*other_names()]) >= 8
-    assert len([*refused_names()]) >= 12
+    assert len([*refused_names()]) >= 11
 
 
 @pytest.mark.parametrize("make", CLASSES.values(), ids=CLASSES)
@@ -105,21 +104,35 @@ def test_settings_are_fixed_but_for_a_few(make: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": "1"}]),
         FunctionMessage(content="a result", name="f"),
         HumanMessage([{"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}]),
         HumanMessage([{"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}]),
     ],
-    ids=["tool call", "function", "image", "audio"],
+    ids=["function", "image", "audio"],
 )
 def test_langchain_messages_that_are_refused(message: BaseMessage) -> None:
     with pytest.raises(ConfigurationError):
         CLASSES[LANGCHAIN]().invoke([message])
 
 
-def test_langchain_models_bind_no_tools() -> None:
-    with pytest.raises(NotImplementedError):
-        CLASSES[LANGCHAIN]().bind_tools([])
+def test_tools_of_providers_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="a tool must be"):
+        CLASSES[LANGCHAIN]().bind_tools([{"type": "web_search"}])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda tool: langchain.ChatRAGCache(engine="modular").bind_tools([tool]),
+        lambda tool: llama_index.RAGCacheLLM(engine="modular").chat(
+            [ChatMessage("?")], tools=[tool]
+        ),
+    ],
+    ids=CLASSES,
+)
+def test_modular_engines_call_no_tools(call: Callable[[dict[str, Any]], Any]) -> None:
+    with pytest.raises(ConfigurationError, match="a modular engine calls no tools"):
+        call({"type": "function", "function": {"name": "f"}})
 
 
 def test_llama_index_messages_that_are_refused() -> None:
@@ -128,12 +141,6 @@ def test_llama_index_messages_that_are_refused() -> None:
     for message in (ChatMessage(role=MessageRole.FUNCTION, content="a"), picture):
         with pytest.raises(ConfigurationError):
             llm.chat([message])
-
-
-def test_llama_index_llms_call_no_functions() -> None:
-    llm = CLASSES[LLAMA_INDEX]()
-    assert not isinstance(llm, FunctionCallingLLM)
-    assert not hasattr(llm, "chat_with_tools")
 
 
 def test_the_langchain_retriever_leaves_the_store_to_you() -> None:

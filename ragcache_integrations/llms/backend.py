@@ -64,6 +64,10 @@ class Backend(Protocol):
     def has_chat_template(self) -> bool:
         """Whether conversations are rendered as the model was trained to read them."""
 
+    @property
+    def supports_tools(self) -> bool:
+        """Whether the model can be given tools to call, as far as is known."""
+
     def generate(
         self,
         prompt: Prompt,
@@ -149,6 +153,12 @@ class _Shared:
         if first:
             self._run(future)
         return future.result()
+
+    def peek(self) -> Backend | None:
+        for future in list(self._made):
+            if future.done() and not future.exception():
+                return future.result()
+        return None
 
     async def aget(self) -> Backend:
         future, first = self._claim()
@@ -258,6 +268,12 @@ class BackendSource:
         """
         origin = self._open_origin()
         return self._view(origin.get() if isinstance(origin, _Shared) else origin)
+
+    def peek(self) -> Backend | None:
+        """The backend, if it is there already; ``None`` if it would have to be made."""
+        origin = self._origin
+        made = origin.peek() if isinstance(origin, _Shared) else origin
+        return None if made is None else self._view(made)
 
     async def aget(self) -> Backend:
         """The backend, made off the event loop; raises as :meth:`get` does."""

@@ -43,7 +43,9 @@ MODULAR = "modular"
 
 CACHE = CacheSettings()
 
-_START_KNOBS = ("kv_cache_gib", "dtype", "chat_template", "startup_timeout", "vllm_args")
+_START_KNOBS = (
+    *("kv_cache_gib", "dtype", "chat_template", "tool_parser", "startup_timeout", "vllm_args"),
+)
 _TREE_DEFAULTS = {
     "knowledge_tree": True,
     "policy": CACHE.policy,
@@ -135,7 +137,8 @@ class LocalEngine(BackendKind):
             raise ConfigurationError(msg)
         _, arguments = self.make(knobs)
         check_seconds("startup_timeout", arguments.pop("startup_timeout", None))
-        arguments.pop("chat_template", None)
+        for name in ("chat_template", "tool_parser"):
+            arguments.pop(name, None)
         engine_settings(**arguments)
 
     @override

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -23,11 +23,13 @@ from pydantic import (
 )
 from typing_extensions import override
 
+from ragcache_integrations.core.chat_template import NO_TOOLS
 from ragcache_integrations.core.checks import check_seconds, check_text, unknown_name
 from ragcache_integrations.core.closing import AsyncCloseable, Closeable
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.knobs import explained_errors
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
+from ragcache_integrations.core.tools import Tool, check_tool_choice, tools_of
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS, SEGMENTATIONS, mark_prompt
 
@@ -54,6 +56,11 @@ __all__ = ["CALL_NAMES", "LLMKnobs"]
 DEFAULTS = SamplingOptions()
 DEFAULT_MODEL_NAME = "ragcache-default"
 
+NO_MODULAR_TOOLS = (
+    "a modular engine calls no tools: it has no grammar, and reads no calls in an answer. Take "
+    "another engine for agents"
+)
+
 PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 SAMPLING_KNOBS = (
     *("temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "logprobs"),
@@ -69,7 +76,7 @@ _SERVICES = frozenset(
 _SECRETS = frozenset({"api_key", "default_headers"})
 
 _OPTION_NAMES = tuple(field.name for field in fields(SamplingOptions))
-CALL_NAMES = (*_OPTION_NAMES, "namespace", "timeout", "documents", EXTRA_HEADERS)
+CALL_NAMES = (*_OPTION_NAMES, "namespace", "timeout", "documents", "tools", EXTRA_HEADERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,7 @@ class _Call:
     timeout: float | None
     documents: tuple[PromptDocument, ...]
     headers: dict[str, SecretStr]
+    tools: tuple[Tool, ...]
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -119,7 +127,9 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
     ``json_schema``, ``choice`` and ``ignore_eos``
     (see :class:`~ragcache_integrations.engine.SamplingOptions`) and ``documents``: the retrieved
     documents, whose text is verbatim in the prompt, so that their KV caches are kept by document.
-    With this argument, even an empty list, no other documents are searched for. ``extra_headers``
+    With this argument, even an empty list, no other documents are searched for. ``tools`` are
+    definitions of functions in OpenAI's form, with ``tool_choice`` and ``parallel_tool_calls``; the
+    frameworks' own methods for tools pass them. ``extra_headers``
     are HTTP headers of that call, only for a server; they override ``default_headers`` of the same
     name. Traces, errors and cached answers hide their values like the key. If you bind them to a
     Runnable of LangChain, use ``SecretStr``, because the Runnable shows its bound arguments.
@@ -160,6 +170,8 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
             framework's retrievers returned them. Earlier turns of a conversation are split as they
             were before. The text for a server that does not understand documents stays the same.
         chat_template: A Jinja template to use instead of the model's own.
+        tool_parser: Name of vLLM's parser (``--tool-call-parser``) that reads the model's tool
+            calls; ``None`` finds it by the chat template. A server has an option for it.
         startup_timeout: Seconds that the engine may take to start; its default if ``None``.
         vllm_args: Further arguments for vLLM's ``EngineArgs``.
         tokenizer: Path or hub name of the tokenizer with which a server's tokens are counted;
@@ -215,6 +227,7 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
     frequency_window: float | None = Field(default=CACHE.frequency_window, strict=True)
     find_documents: bool = Field(default=True, strict=True)
     chat_template: str | None = None
+    tool_parser: str | None = None
     startup_timeout: float | None = Field(default=None, strict=True)
     vllm_args: Mapping[str, Any] | None = None
     tokenizer: str | None = Field(default=None, min_length=1)
@@ -363,6 +376,17 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
 
     # For the adapters.
 
+    def _check_tools(self, call: dict[str, Any]) -> None:
+        """Check the arguments of calls with tools, as far as is known before anything is started.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or the model has not learnt to call tools.
+        """
+        checked = self._call(None, call)
+        backend = self._source.peek()
+        if checked.tools and backend is not None and not getattr(backend, "supports_tools", False):
+            raise ConfigurationError(NO_TOOLS)
+
     def _watch_retrievers(self) -> None:
         """Make the framework report the documents of its retrievers, in the whole process.
 
@@ -411,7 +435,8 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
         checked = self._call(stop, call)
         searched = self.find_documents and call.get("documents") is None
         ready = []
-        for prompt, run in zip(prompts, runs, strict=True):
+        for bare, run in zip(prompts, runs, strict=True):
+            prompt = replace(bare, tools=checked.tools) if checked.tools else bare
             marked = mark_prompt(prompt, checked.documents)
             if searched and not marked.documents:
                 marked = REQUESTS.mark(marked, run, checked.namespace)
@@ -433,11 +458,16 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
         if options.needs_grammar and self._kind.is_modular:
             msg = "json_schema and choice need a grammar, which a modular engine has none of"
             raise ConfigurationError(msg)
+        tools = tools_of(call.get("tools"))
+        check_tool_choice(options.tool_choice, tools)
+        if tools and self._kind.is_modular:
+            raise ConfigurationError(NO_MODULAR_TOOLS)
         headers = checked_headers(call.get(EXTRA_HEADERS))
         if headers and not (self.base_url or getattr(self.engine, "takes_headers", False)):
             msg = f"{EXTRA_HEADERS} are for base_url: a local engine is sent none"
             raise ConfigurationError(msg)
-        return _Call(options, namespace, timeout, _documents(call.get("documents")), headers)
+        documents = _documents(call.get("documents"))
+        return _Call(options, namespace, timeout, documents, headers, tools)
 
     @property
     def _kind(self) -> BackendKind:

@@ -72,6 +72,11 @@ class ModularEngine(Rendering, Closeable):
         return self.modular_model.model
 
     @property
+    def supports_tools(self) -> bool:
+        """``False``: there is no grammar, and nothing reads calls in an answer."""
+        return False
+
+    @property
     def strategy(self) -> str:
         """Name of the strategy."""
         return self.chosen.name

@@ -217,6 +217,7 @@ class Tokenising:
     model = "tokenising"
     max_model_len = 32768
     has_chat_template = True
+    supports_tools = False
 
     def __init__(self) -> None:
         self._renderer = PromptRenderer(AutoTokenizer.from_pretrained(default_model_path()))

@@ -139,6 +139,8 @@ def test_every_sampling_option_can_be_given_at_a_call() -> None:
         "logprobs": 2,
         "json_schema": {"type": "object"},
         "ignore_eos": True,
+        "tool_choice": "none",
+        "parallel_tool_calls": False,
     }
     options = LLMKnobs()._call(None, given).options
     assert options == SamplingOptions(**given)
@@ -151,7 +153,9 @@ def test_every_sampling_option_can_be_given_at_a_call() -> None:
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        ({"tools": []}, "unknown argument 'tools': allowed are choice, documents, "),
+        ({"functions": []}, "unknown argument 'functions': allowed are choice, documents, "),
+        ({"tools": "add"}, "tools must be a list"),
+        ({"tool_choice": "required"}, "needs tools"),
         ({"model": "another"}, "unknown argument 'model'"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": None}, "temperature"),

@@ -32,6 +32,7 @@ class Double:
     made: list[Double]
     max_model_len = 2048
     has_chat_template = True
+    supports_tools = False
 
     def __init__(self, model: str | None = None, **arguments: Any) -> None:
         self.model = model or "default"

@@ -101,6 +101,7 @@ class LLMContract:
     """Subclasses say what the LLM runs on."""
 
     context_window: int
+    calls_tools: bool
 
     @pytest.fixture
     def params(self) -> dict[str, Any]:
@@ -116,7 +117,7 @@ class LLMContract:
         assert metadata.context_window == self.context_window
         assert metadata.num_output == 8
         assert metadata.is_chat_model
-        assert not metadata.is_function_calling_model
+        assert metadata.is_function_calling_model is self.calls_tools
         assert metadata.model_name == llm.model_name
         assert RAGCacheLLM.class_name() == "RAGCacheLLM"
 
@@ -329,6 +330,7 @@ def usage(response: Response) -> dict[str, Any]:
 @pytest.mark.engine
 class TestOnEngine(LLMContract):
     context_window = 8192
+    calls_tools = True
 
     @pytest.fixture
     def params(self, engine: RAGCacheEngine) -> dict[str, Any]:
@@ -338,6 +340,7 @@ class TestOnEngine(LLMContract):
 @pytest.mark.engine
 class TestOnServer(LLMContract):
     context_window = 2048
+    calls_tools = True  # as far as is known
 
     @pytest.fixture
     def params(self, vllm_server: str) -> dict[str, Any]:

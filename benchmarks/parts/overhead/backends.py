@@ -19,6 +19,7 @@ class InstantBackend:
     model = "instant"
     max_model_len = 4096
     has_chat_template = True
+    supports_tools = False
 
     def generate(self, prompt: Prompt, *_: Any, **__: Any) -> Generation:
         """Answer a prompt."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import aclosing, closing
 from contextvars import ContextVar
 from typing import Any, Self
@@ -25,6 +25,7 @@ from langchain_core.outputs import Generation as LangChainGeneration
 from langchain_core.outputs import GenerationChunk as LangChainChunk
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ConfigDict, model_validator
 from typing_extensions import override
 
@@ -33,6 +34,7 @@ from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.core.context import context_value
 from ragcache_integrations.core.generation import Generation, GenerationChunk, Usage
 from ragcache_integrations.core.prompt import Prompt
+from ragcache_integrations.core.tools import choice_name
 from ragcache_integrations.llms.headers import hidden, hides_headers
 from ragcache_integrations.llms.knobs import CALL_NAMES, LLMKnobs
 from ragcache_integrations.llms.openai import usage_fields
@@ -47,10 +49,13 @@ from .structured import (
     parsed_with_raw,
 )
 from .translation import (
+    StreamedCalls,
+    called_tools,
     chat_prompt,
     generation_info,
     logprobs_metadata,
     own_call,
+    tool_definition,
     usage_metadata,
 )
 
@@ -137,6 +142,44 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
         return super()._get_invocation_params(stop, **hidden(kwargs))  # for callbacks
 
     @override
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Let the model call tools.
+
+        Args:
+            tools: LangChain tools, functions, pydantic classes, ``TypedDict`` classes, JSON schemas
+                or definitions in OpenAI's form.
+            tool_choice: ``auto`` or ``None`` leaves it to the model, ``none`` or ``False`` forbids
+                calls, ``any``, ``required`` or ``True`` has one called at least, and the name of a
+                tool has that one called. On the local engine a grammar holds forced calls to the
+                tool's schema.
+            parallel_tool_calls: Whether one answer may call several tools; ``None`` for yes.
+            strict: Whether a server must hold arguments to the schemas; ``None`` leaves it to the
+                server.
+            **kwargs: Other arguments of every call, such as ``max_tokens``.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or the model has not learnt to call tools; the
+                first call raises that if the engine does not run yet.
+        """
+        definitions = [tool_definition(tool, strict) for tool in tools]
+        call: dict[str, Any] = {"tools": definitions, **kwargs}
+        if tool_choice is not None:
+            call["tool_choice"] = choice_name(tool_choice)
+        if parallel_tool_calls is not None:
+            call["parallel_tool_calls"] = parallel_tool_calls
+        stop = {"stop"}  # which LangChain passes on for itself
+        self._check_tools(own_call({name: call[name] for name in call.keys() - stop}))
+        return self.bind(**call)
+
+    @override
     def with_structured_output(
         self,
         schema: dict[str, Any] | type,
@@ -211,9 +254,10 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
             prompt, arguments = self._request(chat_prompt(messages), stop, run_manager, kwargs)
+            calls = StreamedCalls()
             with closing(self._source.get().stream(prompt, **arguments)) as chunks:
                 for chunk in chunks:
-                    yield self._chat_chunk(chunk)
+                    yield self._chat_chunk(chunk, calls)
 
     @override
     async def _astream(
@@ -225,14 +269,16 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
             prompt, arguments = self._request(chat_prompt(messages), stop, run_manager, kwargs)
+            calls = StreamedCalls()
             backend = await self._source.aget()
             async with aclosing(await backend.astream(prompt, **arguments)) as chunks:
                 async for chunk in chunks:
-                    yield self._chat_chunk(chunk)
+                    yield self._chat_chunk(chunk, calls)
 
     def _chat_result(self, answer: Generation) -> ChatResult:
         message = AIMessage(
             content=answer.text,
+            **called_tools(answer.tool_calls),
             usage_metadata=usage_metadata(answer.usage),
             response_metadata={
                 "model_name": self.model_name,
@@ -243,9 +289,13 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
         )
         return ChatResult(generations=[ChatGeneration(message=message)])
 
-    def _chat_chunk(self, chunk: GenerationChunk) -> ChatGenerationChunk:
+    def _chat_chunk(self, chunk: GenerationChunk, calls: StreamedCalls) -> ChatGenerationChunk:
         metadata = logprobs_metadata(chunk.logprobs)
-        message = AIMessageChunk(content=chunk.text, response_metadata=metadata)
+        message = AIMessageChunk(
+            content=chunk.text,
+            tool_call_chunks=calls.add(chunk),
+            response_metadata=metadata,
+        )
         if chunk.finish_reason is not None:
             # Once in a stream: LangChain concatenates these when it adds the chunks up.
             metadata |= {"model_name": self.model_name, "finish_reason": chunk.finish_reason}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from langchain_core.documents import Document
@@ -15,18 +17,31 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.tool import (
+    ToolCallChunk,
+    invalid_tool_call,
+    tool_call,
+    tool_call_chunk,
+)
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.json import parse_partial_json
 
 from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob, Usage
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.core.tools import ToolCall, ToolCallPiece, choice_name, join_calls
+from ragcache_integrations.errors import ConfigurationError, StructuredOutputError
 from ragcache_integrations.llms.openai import usage_fields
+from ragcache_integrations.llms.tool_calls import call_arguments
 from ragcache_integrations.prompts.completion.langchain import block_document
 
 __all__ = [
+    "StreamedCalls",
+    "called_tools",
     "chat_prompt",
     "generation_info",
     "logprobs_metadata",
     "own_call",
+    "tool_definition",
     "usage_metadata",
 ]
 
@@ -42,15 +57,21 @@ _ALIASES = {"developer": "system"}
 
 _REASONING_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking"})
 
+_CALL_BLOCKS = frozenset({"tool_use", "tool_call", "invalid_tool_call", "function_call"})
+
 # LangChain hands these to every model; they say nothing about the answer.
 _FRAMEWORK_ARGUMENTS = ("stream", "ls_structured_output_format")
 
 
 def own_call(call: dict[str, Any]) -> dict[str, Any]:
-    """Keep what is ours of a call's arguments, with its documents translated."""
+    """Keep what is ours of a call's arguments, with its documents and tools translated."""
     own = {name: value for name, value in call.items() if name not in _FRAMEWORK_ARGUMENTS}
     if isinstance(own.get("documents"), list | tuple):
         own["documents"] = [_document(document) for document in own["documents"]]
+    if isinstance(own.get("tools"), list | tuple):
+        own["tools"] = [tool_definition(tool) for tool in own["tools"]]
+    if "tool_choice" in own:
+        own["tool_choice"] = choice_name(own["tool_choice"])
     return own
 
 
@@ -67,7 +88,17 @@ def chat_prompt(messages: Sequence[BaseMessage]) -> Prompt:
     Raises:
         ConfigurationError: It holds something else than text, or is empty.
     """
-    return Prompt(messages=tuple(Message(_role(m), _parts(m)) for m in messages))
+    answered = {m.tool_call_id for m in messages if isinstance(m, ToolMessage)}
+    return Prompt(messages=tuple(_message(message, answered) for message in messages))
+
+
+def _message(message: BaseMessage, answered: AbstractSet[str]) -> Message:
+    return Message(
+        _role(message),
+        _parts(message),
+        tool_calls=_tool_calls(message, answered) if isinstance(message, AIMessage) else (),
+        tool_call_id=message.tool_call_id if isinstance(message, ToolMessage) else "",
+    )
 
 
 def _role(message: BaseMessage) -> str:
@@ -75,25 +106,40 @@ def _role(message: BaseMessage) -> str:
         return _ALIASES.get(message.role, message.role)
     for kind, role in _ROLES:
         if isinstance(message, kind):
-            if isinstance(message, AIMessage) and message.tool_calls:
-                msg = "messages with tool calls are not supported"
-                raise ConfigurationError(msg)
             return role
     msg = f"messages of type {message.type!r} are not supported"
     raise ConfigurationError(msg)
 
 
+def _tool_calls(message: AIMessage, answered: AbstractSet[str]) -> Iterator[ToolCall]:
+    """The calls of an answer.
+
+    Agents leave out calls whose arguments can't be read. Models expect a result for every call, so
+    that such a call is only shown to them if it has one.
+    """
+    for call in message.tool_calls:
+        yield ToolCall(call["id"] or "", call["name"], json.dumps(call["args"], ensure_ascii=False))
+    for broken in message.invalid_tool_calls:
+        if broken["id"] not in answered:
+            continue
+        yield ToolCall(broken["id"] or "", broken["name"] or "", broken["args"] or "")
+
+
 def _parts(message: BaseMessage) -> list[str | PromptDocument]:
     content = message.content
     blocks = [content] if isinstance(content, str) else content
-    return [_part(block) for block in blocks if not _is_reasoning(message, block)]
+    return [_part(block) for block in blocks if not _is_beside(message, block)]
 
 
-def _is_reasoning(message: BaseMessage, block: object) -> bool:
-    """Whether a block is what a model thought before it answered, which no later turn needs."""
+def _is_beside(message: BaseMessage, block: object) -> bool:
+    """Whether a block of an answer is no part of its content.
+
+    No later turn needs what a model thought before it answered, and ``tool_calls`` has the calls of
+    tools that some providers write into the content, too.
+    """
     if not isinstance(message, AIMessage) or not isinstance(block, dict):
         return False
-    return block.get("type") in _REASONING_BLOCKS
+    return block.get("type") in _REASONING_BLOCKS | _CALL_BLOCKS
 
 
 def _part(block: str | dict[str, Any]) -> str | PromptDocument:
@@ -104,6 +150,85 @@ def _part(block: str | dict[str, Any]) -> str | PromptDocument:
         msg = f"content blocks must hold text, of type text or text-plain, got type {kind!r}"
         raise ConfigurationError(msg)
     return text if kind == "text" or not text else block_document(text, block)
+
+
+def tool_definition(tool: object, strict: bool | None = None) -> dict[str, Any]:
+    """A tool of any kind that LangChain knows, in OpenAI's form.
+
+    Args:
+        tool: The tool.
+        strict: Whether arguments must satisfy the schema; ``None`` for what the tool says.
+
+    Raises:
+        ConfigurationError: LangChain can make no definition of it.
+    """
+    try:
+        return convert_to_openai_tool(tool, strict=strict)  # type: ignore[arg-type]  # it checks by itself
+    except (ValueError, TypeError) as error:
+        msg = f"no tool can be made from {tool!r:.200}: {error}"
+        raise ConfigurationError(msg) from error
+
+
+def called_tools(calls: Iterable[ToolCall]) -> dict[str, Any]:
+    """The calls of an answer as arguments of an ``AIMessage``; some may not be readable."""
+    good, broken = [], []
+    for call in calls:
+        try:
+            good.append(tool_call(name=call.name, args=call_arguments(call), id=call.id))
+        except StructuredOutputError as error:
+            broken.append(
+                invalid_tool_call(name=call.name, args=call.arguments, id=call.id, error=str(error))
+            )
+    return {"tool_calls": good, "invalid_tool_calls": broken}
+
+
+class StreamedCalls:
+    """The tool calls of a stream, in pieces that LangChain adds up.
+
+    LangChain mends calls whose JSON is not complete, so that an agent would execute one that was
+    cut off, with the arguments that happened to be there. Such calls get an end that cannot be
+    mended, which makes them invalid.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[ToolCallPiece] = []
+
+    def add(self, chunk: GenerationChunk) -> list[ToolCallChunk]:
+        """The new pieces in a chunk."""
+        self._pieces += chunk.tool_calls
+        ends = [] if chunk.finish_reason is None else self._ends()
+        return [
+            tool_call_chunk(
+                name=piece.name or None,
+                args=piece.arguments,
+                id=piece.id or None,
+                index=piece.index,
+            )
+            for piece in (*chunk.tool_calls, *ends)
+        ]
+
+    def _ends(self) -> list[ToolCallPiece]:
+        return [
+            ToolCallPiece(index, _unmendable_end(call.arguments))
+            for index, call in enumerate(join_calls(self._pieces))
+            if not _is_complete(call)
+        ]
+
+
+def _is_complete(call: ToolCall) -> bool:
+    try:
+        call_arguments(call)
+    except StructuredOutputError:
+        return False
+    return True
+
+
+def _unmendable_end(arguments: str) -> str:
+    """An end with a bracket that closes nothing: LangChain mends no such JSON."""
+    brackets = "]" * (arguments.count("[") + 1)
+    # The arguments may break off within a string, or behind a backslash in one.
+    ends = (quotes + brackets for quotes in ("", '"', '""'))
+    return next((end for end in ends if parse_partial_json(arguments + end) is None), brackets)
 
 
 def usage_metadata(usage: Usage) -> UsageMetadata | None:

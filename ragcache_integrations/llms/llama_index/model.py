@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
 from typing import Any, TypeVar
@@ -21,24 +22,29 @@ from llama_index.core.base.llms.types import (
     MessageRole,
     TextBlock,
     ThinkingBlock,
+    ToolCallBlock,
 )
-from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.program.utils import FlexibleModel
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 from llama_index.core.schema import BaseNode, NodeWithScore
-from llama_index.core.types import Model, TokenAsyncGen
-from pydantic import ConfigDict
+from llama_index.core.tools import BaseTool
+from llama_index.core.types import Model, PydanticProgramMode, TokenAsyncGen
+from pydantic import BaseModel, ConfigDict
 from typing_extensions import override
 
 from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.core.tools import ToolCall, ToolCallPiece, choice_name, join_calls
+from ragcache_integrations.errors import ConfigurationError, StructuredOutputError
 from ragcache_integrations.llms.backend import Backend
 from ragcache_integrations.llms.headers import hides_headers
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.openai import usage_fields
 from ragcache_integrations.llms.structured import json_so_far, whole_json
+from ragcache_integrations.llms.tool_calls import call_arguments, call_arguments_so_far
 from ragcache_integrations.prompts.recognition.llama_index import current_run, watch_retrievers
 
 __all__ = ["RAGCacheLLM", "chat_prompt"]
@@ -60,7 +66,7 @@ _ROLES = {
     *("complete", "acomplete", "stream_complete", "astream_complete"),
     *("chat", "achat", "stream_chat", "astream_chat"),
 )
-class RAGCacheLLM(CustomLLM, LLMKnobs):
+class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
     """An LLM on the bundled engine, or on any OpenAI-compatible server.
 
     All knobs: :class:`~ragcache_integrations.llms.knobs.LLMKnobs`. Documents keep their KV caches
@@ -81,11 +87,16 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     Attributes:
         is_chat_model: Whether the model gets messages; if ``None``, the engine decides. A server's
             model is assumed to be a chat model.
+        is_function_calling_model: Whether agents may give the model tools to call; if ``None``, the
+            engine decides by its chat template. A server's model is assumed to call tools.
+        pydantic_program_mode: How LlamaIndex gets objects of a class: by a grammar for the answer.
     """
 
     model_config = ConfigDict(extra="forbid")  # said here too for type checkers
 
     is_chat_model: bool | None = None
+    is_function_calling_model: bool | None = None
+    pydantic_program_mode: PydanticProgramMode = PydanticProgramMode.LLM
 
     @classmethod
     @override
@@ -96,11 +107,14 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     @override
     def metadata(self) -> LLMMetadata:
         backend = self._source.get()
+        calls_tools = self.is_function_calling_model
         return LLMMetadata(
             context_window=backend.max_model_len,
             num_output=-1 if self.max_tokens is None else self.max_tokens,  # as LlamaIndex has it
             is_chat_model=self._is_chat(backend.has_chat_template),
-            is_function_calling_model=False,
+            is_function_calling_model=(
+                getattr(backend, "supports_tools", False) if calls_tools is None else calls_tools
+            ),
             model_name=self.model_name,
         )
 
@@ -116,7 +130,7 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         full_prompt = self._completion_prompt(prompt, formatted, backend)
         ready, arguments = self._request(full_prompt, kwargs)
         answer = backend.generate(ready, **arguments)
-        return self._completion(self._text(answer.text, answer, kwargs), answer)
+        return self._completion(self._text(answer.text, answer, kwargs), answer, ())
 
     @llm_completion_callback()
     async def acomplete(
@@ -127,7 +141,7 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         full_prompt = self._completion_prompt(prompt, formatted, backend)
         ready, arguments = self._request(full_prompt, kwargs)
         answer = await backend.agenerate(ready, **arguments)
-        return self._completion(self._text(answer.text, answer, kwargs), answer)
+        return self._completion(self._text(answer.text, answer, kwargs), answer, ())
 
     @llm_completion_callback()
     def stream_complete(
@@ -150,7 +164,8 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         """Answer a conversation."""
         ready, arguments = self._request(chat_prompt(messages), kwargs)
         answer = self._source.get().generate(ready, **arguments)
-        return self._chat_response(self._text(answer.text, answer, kwargs), answer)
+        text = self._text(answer.text, answer, kwargs)
+        return self._chat_response(text, answer, answer.tool_calls)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -158,7 +173,8 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         ready, arguments = self._request(chat_prompt(messages), kwargs)
         backend = await self._source.aget()
         answer = await backend.agenerate(ready, **arguments)
-        return self._chat_response(self._text(answer.text, answer, kwargs), answer)
+        text = self._text(answer.text, answer, kwargs)
+        return self._chat_response(text, answer, answer.tool_calls)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
@@ -171,6 +187,56 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
     ) -> ChatResponseAsyncGen:
         """Async version of :meth:`stream_chat`."""
         return self._aresponses(chat_prompt(messages), kwargs, self._chat_response)
+
+    # Tools
+
+    @override
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        del verbose  # for LlamaIndex's printing
+        if isinstance(user_msg, str):
+            user_msg = ChatMessage(role=MessageRole.USER, content=user_msg)
+        call: dict[str, Any] = {
+            "messages": [*(chat_history or ()), *([] if user_msg is None else [user_msg])],
+            "tools": [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools],
+        }
+        if tools:
+            call["parallel_tool_calls"] = allow_parallel_tool_calls
+            call["tool_choice"] = "required" if tool_required else "auto"
+        return call | kwargs
+
+    @override
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """The tools that an answer calls, or those of a stream's answer so far.
+
+        Raises:
+            StructuredOutputError: There are none although ``error_on_no_tool_call``, or a complete
+                answer has a call whose arguments are no JSON object.
+        """
+        ended = isinstance(response.raw, dict) and response.raw.get("finish_reason") is not None
+        calls = _calls(response.message)
+        if not calls and error_on_no_tool_call:
+            text = response.message.content or ""
+            msg = f"the answer calls no tool: {text:.200}"
+            raise StructuredOutputError(msg, text)
+        return [
+            ToolSelection(
+                tool_id=call.id,
+                tool_name=call.name,
+                tool_kwargs=call_arguments(call) if ended else call_arguments_so_far(call),
+            )
+            for call in calls
+        ]
 
     # These read metadata in the event loop, so it must be at hand by then.
 
@@ -271,11 +337,13 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         ready, arguments = self._request(prompt, call)
 
         def responses() -> Generator[Response, None, None]:
-            text = ""
+            text, pieces = "", list[ToolCallPiece]()
             with closing(self._source.get().stream(ready, **arguments)) as chunks:
                 for chunk in chunks:
                     text += chunk.text
-                    yield respond(self._text(text, chunk, call), chunk, chunk.text)
+                    pieces += chunk.tool_calls
+                    so_far = self._text(text, chunk, call)
+                    yield respond(so_far, chunk, join_calls(pieces), chunk.text)
 
         return responses()
 
@@ -286,12 +354,14 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         ready, arguments = self._request(prompt, call)
 
         async def responses() -> AsyncGenerator[Response, None]:
-            text = ""
+            text, pieces = "", list[ToolCallPiece]()
             backend = await self._source.aget()
             async with aclosing(await backend.astream(ready, **arguments)) as chunks:
                 async for chunk in chunks:
                     text += chunk.text
-                    yield respond(self._text(text, chunk, call), chunk, chunk.text)
+                    pieces += chunk.tool_calls
+                    so_far = self._text(text, chunk, call)
+                    yield respond(so_far, chunk, join_calls(pieces), chunk.text)
 
         return responses()
 
@@ -304,17 +374,28 @@ class RAGCacheLLM(CustomLLM, LLMKnobs):
         return whole_json(text, answer.finish_reason, call.get("max_tokens", self.max_tokens))
 
     def _completion(
-        self, text: str, answer: Generation | GenerationChunk, delta: str | None = None
+        self,
+        text: str,
+        answer: Generation | GenerationChunk,
+        calls: Sequence[ToolCall],
+        delta: str | None = None,
     ) -> CompletionResponse:
+        del calls  # prompts of text come without tools
         return CompletionResponse(
             text=text, delta=delta, raw=self._raw(answer), logprobs=_logprobs(answer.logprobs)
         )
 
     def _chat_response(
-        self, text: str, answer: Generation | GenerationChunk, delta: str | None = None
+        self,
+        text: str,
+        answer: Generation | GenerationChunk,
+        calls: Sequence[ToolCall],
+        delta: str | None = None,
     ) -> ChatResponse:
+        message = ChatMessage(role=MessageRole.ASSISTANT, content=text)
+        message.blocks += map(_call_block, calls)
         return ChatResponse(
-            message=ChatMessage(role=MessageRole.ASSISTANT, content=text),
+            message=message,
             delta=delta,
             raw=self._raw(answer),
             logprobs=_logprobs(answer.logprobs),
@@ -341,6 +422,8 @@ def _with_schema(output_cls: type[Model], llm_kwargs: dict[str, Any] | None) -> 
 
 def _call(arguments: dict[str, Any]) -> dict[str, Any]:
     arguments = {name: value for name, value in arguments.items() if name != _WHOLE_JSON}
+    if "tool_choice" in arguments:
+        arguments["tool_choice"] = choice_name(arguments["tool_choice"])
     if not isinstance(arguments.get("documents"), list | tuple):
         return arguments
     documents = [_document(document) for document in arguments["documents"]]
@@ -372,10 +455,59 @@ def _message(message: ChatMessage) -> Message:
     for block in message.blocks:
         if isinstance(block, ThinkingBlock) and role == "assistant":
             continue  # what a model thought before it answered; the content leaves it out
+        if isinstance(block, ToolCallBlock) and role == "assistant":
+            continue  # read below
         if not isinstance(block, TextBlock | CachePoint):
             msg = f"messages must hold text, got a block of type {type(block).__name__}"
             raise ConfigurationError(msg)
-    return Message(role, message.content or "")
+    answered = message.additional_kwargs.get("tool_call_id") if role == "tool" else None
+    return Message(
+        role,
+        message.content or "",
+        tool_calls=_calls(message) if role == "assistant" else (),
+        tool_call_id=str(answered or ""),
+    )
+
+
+def _call_block(call: ToolCall) -> ToolCallBlock:
+    try:
+        arguments = call_arguments(call)
+    except StructuredOutputError:
+        return ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=call.arguments)
+    return ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=arguments)
+
+
+def _calls(message: ChatMessage) -> list[ToolCall]:
+    """The tools that a message calls, from its blocks or in OpenAI's form."""
+    blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
+    if blocks:
+        return [
+            ToolCall(block.tool_call_id or "", block.tool_name, _as_json(block.tool_kwargs))
+            for block in blocks
+        ]
+    listed = message.additional_kwargs.get("tool_calls") or ()
+    return [_openai_call(call) for call in listed]
+
+
+def _openai_call(call: Any) -> ToolCall:
+    plain = call.model_dump() if isinstance(call, BaseModel) else call
+    function = plain.get("function") if isinstance(plain, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        msg = (
+            'tool_calls of a message must be {"id": ..., "function": {"name": ..., "arguments": '
+            f"...}}}}, got {call!r:.200}"
+        )
+        raise ConfigurationError(msg)
+    arguments = function.get("arguments")
+    return ToolCall(
+        str(plain.get("id") or ""),
+        function["name"],
+        _as_json({} if arguments is None else arguments),
+    )
+
+
+def _as_json(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _logprobs(logprobs: Sequence[TokenLogprob]) -> list[list[LogProb]] | None:

@@ -24,6 +24,7 @@ from ragcache_integrations.core.generation import (
     TokenLogprob,
     Usage,
 )
+from ragcache_integrations.core.tools import ToolCallPiece, new_call_id
 
 __all__ = ["AnswerError", "AnswerParser", "failure_message", "shortened"]
 
@@ -64,11 +65,18 @@ class AnswerParser:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     _texts: list[str] = field(default_factory=list)
+    _calls: list[object] = field(default_factory=list)  # the server's indices, in our order
+    _pieces: list[ToolCallPiece] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """The answer so far."""
+        """The answer so far, without its tool calls."""
         return "".join(self._texts)
+
+    @property
+    def written(self) -> str:
+        """What the model wrote so far, with names and arguments of the tools that it calls."""
+        return self.text + "".join(piece.name + piece.arguments for piece in self._pieces)
 
     def read(self, data: object) -> GenerationChunk:
         """Read what the server sent; how it ended and what it took are kept, not passed on.
@@ -90,12 +98,15 @@ class AnswerParser:
         if choice is None:
             return GenerationChunk("")
         text = _new_text(choice)
+        calls = self._new_calls(choice)
         self.answered = True
         reason = choice.get("finish_reason")
         if isinstance(reason, str) and reason:
-            self.finish_reason = _finish_reason(reason)
+            self.finish_reason = _finish_reason(reason, calls=bool(self._calls))
         self._texts.append(text)
-        return GenerationChunk(text, logprobs=self._logprobs(choice.get("logprobs")))
+        self._pieces += calls
+        logprobs = self._logprobs(choice.get("logprobs"))
+        return GenerationChunk(text, logprobs=logprobs, tool_calls=calls)
 
     def read_whole(self, data: object) -> GenerationChunk:
         """Read an answer that comes in one piece; arguments and errors as for :meth:`read`."""
@@ -129,6 +140,36 @@ class AnswerParser:
         if name == "error":
             raise AnswerError(shortened(failure_message(_parsed(data)) or data))
         return self.read(data)
+
+    def _new_calls(self, choice: Mapping[str, Any]) -> tuple[ToolCallPiece, ...]:
+        holder = choice.get("message") or choice.get("delta") or {}
+        calls = holder.get("tool_calls") if isinstance(holder, Mapping) else None
+        if calls is None:
+            return ()
+        if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+            msg = f"its tool calls make no sense: {shortened(_dumped(calls))}"
+            raise AnswerError(msg)
+        return tuple(map(self._piece, calls))
+
+    def _piece(self, call: Mapping[str, Any]) -> ToolCallPiece:
+        """A call or a piece of one; servers that send whole calls give them no index."""
+        function = call.get("function")
+        function = function if isinstance(function, Mapping) else {}
+        arguments, name, id_ = function.get("arguments"), function.get("name"), call.get("id")
+        written = arguments if isinstance(arguments, str | None) else _dumped(arguments)
+        index = call.get("index")
+        if index is None:
+            known = len(self._calls) - 1 if not name and self._calls else None
+        else:
+            known = self._calls.index(index) if index in self._calls else None
+        if known is not None:
+            return ToolCallPiece(known, written or "")
+        if not isinstance(name, str) or not name:
+            msg = f"its tool call names no tool: {shortened(_dumped(call))}"
+            raise AnswerError(msg)
+        self._calls.append(index)
+        id_ = id_ if isinstance(id_, str) and id_ else new_call_id()
+        return ToolCallPiece(len(self._calls) - 1, written or "", id_, name)
 
     def _logprobs(self, data: object) -> tuple[TokenLogprob, ...]:
         if data is None or self.options.logprobs is None:
@@ -309,11 +350,18 @@ def _count(value: object) -> int | None:
     return int(value) if 0 <= value <= MAX_TOKENS_TOLD and value == int(value) else None
 
 
-def _finish_reason(reason: str) -> FinishReason:
-    """``stop`` for every natural end; ``abort`` where a filter or the server cut it off."""
+def _finish_reason(reason: str, *, calls: bool) -> FinishReason:
+    """``abort`` where a filter or the server cut the answer off; servers name natural ends freely.
+
+    Args:
+        reason: What the server says.
+        calls: Whether the answer calls tools.
+    """
     if reason == "length":
         return "length"
-    return "abort" if reason in {"abort", "content_filter", "error"} else "stop"
+    if reason in {"abort", "content_filter", "error"}:
+        return "abort"
+    return "tool_calls" if calls else "stop"
 
 
 class _Alternative(BaseModel):

@@ -157,5 +157,5 @@ class StreamParser:
     def _read(self, events: Iterator[tuple[str, str]]) -> Iterator[GenerationChunk]:
         for name, data in events:
             chunk = self._parser.read_event(name, data)
-            if chunk.text or chunk.logprobs:
+            if chunk.text or chunk.logprobs or chunk.tool_calls:
                 yield chunk

@@ -20,6 +20,7 @@ from ragcache_integrations.core.generation import (
     Usage,
 )
 from ragcache_integrations.core.prompt import Prompt
+from ragcache_integrations.core.tools import join_calls
 from ragcache_integrations.errors import (
     ConfigurationError,
     ServerError,
@@ -77,6 +78,7 @@ class OpenAIServer:
     """
 
     has_chat_template = True
+    supports_tools = True  # unless the server refuses them
     takes_headers = True
 
     def __init__(
@@ -140,7 +142,8 @@ class OpenAIServer:
                 request.path, cast_to=object, body=request.body, options=_options(request)
             )
             chunk = parser.read_whole(answer)
-        return Generation(chunk.text, (), *self._end(parser, request), chunk.logprobs)
+        end = self._end(parser, request)
+        return Generation(chunk.text, (), *end, chunk.logprobs, join_calls(chunk.tool_calls))
 
     async def agenerate(
         self,
@@ -157,7 +160,8 @@ class OpenAIServer:
                 request.path, cast_to=object, body=request.body, options=_options(request)
             )
             chunk = parser.read_whole(answer)
-        return Generation(chunk.text, (), *await self._aend(parser, request), chunk.logprobs)
+        end = await self._aend(parser, request)
+        return Generation(chunk.text, (), *end, chunk.logprobs, join_calls(chunk.tool_calls))
 
     def generate_batch(
         self,
@@ -300,7 +304,7 @@ class OpenAIServer:
             )
         return Usage(
             prompt_tokens=self.count_tokens(request.prompt_text),
-            completion_tokens=self.count_tokens(parser.text),
+            completion_tokens=self.count_tokens(parser.written),
             cached_tokens=0,
             estimated=True,
             cached_known=False,

@@ -9,6 +9,7 @@ documents are our own server's.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,9 +19,10 @@ from pydantic import SecretStr
 
 from ragcache_integrations.core.generation import CallOptions, SamplingOptions, Usage
 from ragcache_integrations.core.ids import content_id
-from ragcache_integrations.core.prompt import Part, Prompt, PromptDocument, part_text
+from ragcache_integrations.core.prompt import Message, Part, Prompt, PromptDocument, part_text
 from ragcache_integrations.core.rendering import RenderedPrompt
 from ragcache_integrations.core.spans import extra_args_from_spans
+from ragcache_integrations.core.tools import TOOL_CHOICES
 from ragcache_integrations.engine.serving import content_parts
 from ragcache_integrations.llms.affinity import affinity_headers
 
@@ -119,7 +121,11 @@ def build_request(
     """
     body: dict[str, Any] = {
         "model": model,
-        **(_prompt_fields(prompt, documents) if rendered is None else _token_fields(rendered)),
+        **(
+            _prompt_fields(prompt, options, documents)
+            if rendered is None
+            else _token_fields(rendered)
+        ),
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
     }
@@ -143,14 +149,55 @@ def build_request(
     return Request(path, body, prompt, affinity_headers(prompt, namespace=namespace))
 
 
-def _prompt_fields(prompt: Prompt, documents: bool) -> dict[str, Any]:
+def _prompt_fields(prompt: Prompt, options: SamplingOptions, documents: bool) -> dict[str, Any]:
     if prompt.messages:
         turns = [
-            {"role": message.role, "content": _content(message.parts, documents)}
+            {
+                "role": message.role,
+                "content": _content(message.parts, documents),
+                **_tool_fields(message),
+            }
             for message in prompt.messages
         ]
-        return {"messages": turns}
+        return {"messages": turns, **_tools(prompt, options)}
     return {"prompt": _content(prompt.parts, documents)}
+
+
+def _tool_fields(message: Message) -> dict[str, Any]:
+    """What a message says of tool calls; one that only calls tools has no content."""
+    fields: dict[str, Any] = {}
+    if message.tool_call_id:
+        fields["tool_call_id"] = require_unicode(message.tool_call_id)
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {
+                "id": require_unicode(call.id),
+                "type": "function",
+                "function": {
+                    "name": require_unicode(call.name),
+                    "arguments": require_unicode(call.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+        if not message.text:
+            fields["content"] = None
+    return fields
+
+
+def _tools(prompt: Prompt, options: SamplingOptions) -> dict[str, Any]:
+    if not prompt.tools:
+        return {}
+    definitions = [tool.definition() for tool in prompt.tools]
+    require_unicode(json.dumps(definitions, ensure_ascii=False))
+    fields: dict[str, Any] = {"tools": definitions}
+    choice = options.tool_choice
+    if choice != _DEFAULTS.tool_choice:
+        named = {"type": "function", "function": {"name": choice}}
+        fields["tool_choice"] = choice if choice in TOOL_CHOICES else named
+    if not options.parallel_tool_calls:
+        fields["parallel_tool_calls"] = False
+    return fields
 
 
 def _content(parts: Sequence[Part], documents: bool) -> str | list[dict[str, Any]]:

@@ -107,9 +107,6 @@ def test_messages_keep_their_roles(recorder: Recorder) -> None:
     assert not prompt.documents
 
 
-CALL = {"name": "add", "args": {}, "id": "1", "type": "tool_call"}
-
-
 @pytest.mark.parametrize(
     "messages",
     [
@@ -118,7 +115,6 @@ CALL = {"name": "add", "args": {}, "id": "1", "type": "tool_call"}
         [HumanMessage([{"type": "image", "url": "https://example.org/cat.png"}])],
         [HumanMessage([{"type": "text-plain", "url": "https://example.org/cat.txt"}])],
         [HumanMessage([{"type": "text", "text": b"bytes"}])],
-        [AIMessage("", tool_calls=[CALL]), HumanMessage("x")],
         [RoleMessage(content="x", role="critic")],
     ],
 )
@@ -193,7 +189,7 @@ def test_documents_that_are_none(documents: Any) -> None:
 # Calls
 
 
-@pytest.mark.parametrize("call", [{"tools": []}, {"model": "m2"}, {"max_token": 3}, {"n": 2}])
+@pytest.mark.parametrize("call", [{"functions": []}, {"model": "m2"}, {"max_token": 3}, {"n": 2}])
 def test_unknown_arguments_of_a_call(call: dict[str, Any]) -> None:
     for kind in (ChatRAGCache, RAGCacheLLM):
         llm = kind(base_url="http://127.0.0.1:1/v1", model="m", max_retries=0)
