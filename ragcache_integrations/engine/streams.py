@@ -19,11 +19,12 @@ from ragcache_integrations.core.generation import (
     Usage,
 )
 from ragcache_integrations.core.rendering import RenderedPrompt
+from ragcache_integrations.core.tools import ToolCallPiece, join_calls
 from ragcache_integrations.errors import GenerationTimeoutError
 
 from .counters import Counters
 from .process import Received, Supervisor, expect
-from .protocol import Output, Submit
+from .protocol import Output, Submit, ToolUse
 
 __all__ = ["AsyncGenerationStream", "GenerationStream", "Link"]
 
@@ -73,6 +74,7 @@ class _Stream:
         options: SamplingOptions,
         namespace: str = "",
         timeout: float | None = None,
+        tools: ToolUse | None = None,
     ) -> None:
         self._link = link
         self._timeout = timeout
@@ -81,21 +83,21 @@ class _Stream:
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._tool_calls: list[ToolCallPiece] = []
         self._finish_reason: FinishReason | None = None
         self.prompt_tokens = len(prompt.token_ids)
         self._cached_tokens = 0
         self._received_tokens = 0
         self.request_id = 0
         self._open_inbox()
-        self._submit(prompt, options, namespace)
+        documents = tuple((span.id, span.start, span.end) for span in prompt.documents)
+        self._submit(Submit(0, prompt.token_ids, options, namespace, documents, tools=tools))
 
     def _open_inbox(self) -> None:
         """Make the queue that the consumer reads."""
         raise NotImplementedError
 
-    def _submit(self, prompt: RenderedPrompt, options: SamplingOptions, namespace: str) -> None:
-        documents = tuple((span.id, span.start, span.end) for span in prompt.documents)
-        request = Submit(0, prompt.token_ids, options, namespace, documents)
+    def _submit(self, request: Submit) -> None:
         self.request_id = self._link.process.register(_weakly(self._receive), request)
         self._link.counters.started()
         self._link.process.exchange.send(self.request_id)
@@ -139,6 +141,7 @@ class _Stream:
         self._texts.append(output.text)
         self._token_ids += output.token_ids
         self._logprobs += output.logprobs
+        self._tool_calls += output.tool_calls
         self._cached_tokens = output.cached_tokens
         self._done = output.finish_reason is not None
         self._finish_reason = output.finish_reason
@@ -148,6 +151,7 @@ class _Stream:
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
             usage=self._usage() if first or self._done else None,
+            tool_calls=output.tool_calls,
         )
 
     def _usage(self) -> Usage:
@@ -160,6 +164,7 @@ class _Stream:
             finish_reason=self._finish_reason or "abort",
             usage=self._usage(),
             logprobs=tuple(self._logprobs),
+            tool_calls=join_calls(self._tool_calls),
         )
 
     def _time_left(self) -> float | None:

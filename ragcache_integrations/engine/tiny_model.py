@@ -43,14 +43,20 @@ ROLES = ("system", "user", "assistant", "tool")
 SPECIAL_TOKENS = (BOS, EOS, PAD, *(f"<|{role}|>" for role in ROLES))
 
 # Only special tokens separate the turns, no white space: the text of a turn is tokenised as it
-# would be alone.
+# would be alone. Tools are defined, and called, as in the templates of the Hermes family.
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
+    "{% if tools %}{{ '<|system|>' }}"
+    "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ eos_token }}{% endif %}"
     "{% for message in messages %}"
     "{% if message.role not in " + str(list(ROLES)) + " %}"
     "{{ raise_exception('unknown role ' ~ message.role) }}"
     "{% endif %}"
-    "{{ '<|' ~ message.role ~ '|>' ~ (message.content or '') ~ eos_token }}"
+    "{{ '<|' ~ message.role ~ '|>' ~ (message.content or '') }}"
+    "{% for call in message.tool_calls or [] %}"
+    '{{ \'<tool_call>{"name": "\' ~ call.function.name ~ \'", "arguments": \' }}'
+    "{{ (call.function.arguments | tojson) ~ '}</tool_call>' }}"
+    "{% endfor %}{{ eos_token }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )

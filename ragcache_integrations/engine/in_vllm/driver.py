@@ -20,6 +20,7 @@ from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
 from ragcache_integrations.core.generation import SamplingOptions, TokenLogprob
 from ragcache_integrations.core.spans import check_spans, extra_args_from_spans
+from ragcache_integrations.core.tools import ToolCallPiece
 from ragcache_integrations.engine.arguments import (
     CPU_BLOCK_SIZE,
     CPU_KV_CACHE_GIB,
@@ -49,6 +50,7 @@ from .host_tier import HOST_CACHE_GIB, HostTierConnector
 from .kv_cache import block_bytes
 from .normalizers import keeping_text
 from .scheduler import DocumentCache, scheduler_class, submitted_name
+from .tool_calls import CallReader
 
 try:
     from vllm.exceptions import VLLMClientError as RefusedError
@@ -158,15 +160,25 @@ class _Running:
     attempt: int
     options: SamplingOptions
     limit: int | None = None
+    calls: CallReader | None = None
     texts: list[str] = field(default_factory=list)
 
     def finish_reason(self, text: str, reason: Any) -> Any:
         """The finish reason after a further text; ``length`` if a limit of ours cut the answer."""
-        if self.limit is None:
-            return reason
-        self.texts.append(text)
-        cut = reason == "stop" and reaches_limits("".join(self.texts), self.limit)
-        return "length" if cut else reason
+        if self.limit is not None:
+            self.texts.append(text)
+            if reason == "stop" and reaches_limits("".join(self.texts), self.limit):
+                return "length"
+        called = self.calls is not None and self.calls.called
+        return "tool_calls" if reason == "stop" and called else reason
+
+    def read(
+        self, text: str, token_ids: tuple[int, ...], *, finished: bool
+    ) -> tuple[str, tuple[ToolCallPiece, ...]]:
+        """The part of a further text that is no tool call, and pieces of calls."""
+        if self.calls is None:
+            return text, ()
+        return self.calls.read(text, list(token_ids), finished=finished)
 
 
 class VLLM:
@@ -270,19 +282,12 @@ class VLLM:
         renderer = getattr(self._engine, "renderer", None)
         if renderer is not None:  # older versions take the raw prompt
             (prompt,) = renderer.render_cmpl([prompt])
-        options = request.options
-        if options.max_tokens is not None:  # else vLLM takes the rest of the window
-            options = replace(options, max_tokens=options.max_tokens - len(request.emitted))
-        limit = self._answer_limit(request)
-        if options.json_schema is not None:
-            schema = (
-                check_schema(options.json_schema)
-                if limit is None
-                else limit_schema(options.json_schema, limit)
-            )
-            options = replace(options, json_schema=schema)
+        calls = self._call_reader(request)
+        options, limit = self._limited(request, calls)
         try:
             sampling = sampling_params(options, extra_args_from_spans(request.documents))
+            if calls is not None and calls.keeps_special_tokens:
+                sampling.skip_special_tokens = False
             self._engine.add_request(name, prompt, sampling)
         except RefusedError as error:
             raise ValueError(str(error)) from error
@@ -296,16 +301,35 @@ class VLLM:
             continue_text(
                 self._engine.output_processor, name, request.token_ids, request.emitted, sampling
             )
-        self._running[name] = _Running(number, request.attempt, options, limit)
+        self._running[name] = _Running(number, request.attempt, options, limit, calls)
         self._names[number] = name
 
-    def _answer_limit(self, request: Submit) -> int | None:
-        """Answer tokens from which a schema's limits are derived; ``None`` for no limits."""
-        options = request.options
-        if options.json_schema is None or not self._limits_schemas:
+    def _call_reader(self, request: Submit) -> CallReader | None:
+        if request.tools is None:
             return None
+        tokenizer = cached_tokenizer_from_config(self._engine.vllm_config.model_config)
+        return CallReader(request.tools, tokenizer, request.token_ids)
+
+    def _limited(
+        self, request: Submit, calls: CallReader | None
+    ) -> tuple[SamplingOptions, int | None]:
+        """The options of this attempt, and the answer tokens from which limits were derived.
+
+        That is ``None`` for no limits.
+        """
+        options = request.options
+        if calls is not None:
+            options = replace(options, json_schema=calls.schema)
+        if options.max_tokens is not None:  # else vLLM takes the rest of the window
+            options = replace(options, max_tokens=options.max_tokens - len(request.emitted))
+        if options.json_schema is None:
+            return options, None
+        if not self._limits_schemas:
+            return replace(options, json_schema=check_schema(options.json_schema)), None
         left = self.max_model_len - len(request.token_ids)
-        return max(1, left if options.max_tokens is None else min(left, options.max_tokens))
+        own = request.options.max_tokens
+        limit = max(1, left if own is None else min(left, own))
+        return replace(options, json_schema=limit_schema(options.json_schema, limit)), limit
 
     def abort(self, request_ids: tuple[int, ...], *, retract: bool = False) -> None:
         """Abort requests.
@@ -338,15 +362,17 @@ class VLLM:
                 continue
             token_ids = tuple(completion.token_ids)
             alternatives = running.options.logprobs or 0
+            text, pieces = running.read(completion.text, token_ids, finished=result.finished)
             outputs.append(
                 Output(
                     request_id=running.request_id,
-                    text=completion.text,
+                    text=text,
                     token_ids=token_ids,
                     logprobs=token_logprobs(token_ids, completion.logprobs, alternatives),
                     finish_reason=running.finish_reason(completion.text, completion.finish_reason),
                     cached_tokens=result.num_cached_tokens or 0,
                     attempt=running.attempt,
+                    tool_calls=pieces,
                 )
             )
         return tuple(outputs)

@@ -3,20 +3,22 @@
 A request outlives the process that answers it. If it has produced no output, it is submitted
 unchanged. If it has, it is submitted with its emitted tokens and resumes after them. Where that is
 impossible, it is answered from the start, and the part that is known already is compared and left
-out: neither a grammar nor the random numbers of a seed can be entered in the middle, and penalties
-on the answer's tokens would not count tokens that were submitted as the end of the prompt. (A
-repetition penalty counts the prompt's tokens, too, so it sees the same tokens either way.)
+out: neither a grammar, nor the reading of tool calls, nor the random numbers of a seed can be
+entered in the middle, and penalties on the answer's tokens would not count tokens that were
+submitted as the end of the prompt. (A repetition penalty counts the prompt's tokens, too, so it
+sees the same tokens either way.)
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ragcache_integrations.core.generation import SamplingOptions, penalises_answer
+from ragcache_integrations.core.tools import ToolCallPiece
 from ragcache_integrations.engine.protocol import Answer, Control, Output, Submit
 from ragcache_integrations.errors import EngineError
 
@@ -89,7 +91,7 @@ class PendingRequest:
         self.progressed_at = time.monotonic()
         options = request.options
         sampled = options.temperature > 0
-        constrained = options.json_schema is not None or bool(options.choice)
+        constrained = options.needs_grammar or request.tools is not None
         penalised = penalises_answer(options)
         if (constrained or penalised) and sampled and options.seed is None:
             options = replace(options, seed=secrets.randbits(63))  # as random, but repeatable
@@ -103,6 +105,9 @@ class PendingRequest:
         # How much of the emitted answer this attempt must still repeat.
         self._known_tokens = 0
         self._known_characters = 0
+        # Characters of the arguments of each call that were passed on, and that it must repeat.
+        self._calls: dict[int, int] = {}
+        self._known_calls: dict[int, int] = {}
 
     @property
     def begun(self) -> bool:
@@ -118,6 +123,7 @@ class PendingRequest:
         self.attempts += 1
         if self._repeats:
             self._known_tokens, self._known_characters = len(self._emitted), self._characters
+            self._known_calls = dict(self._calls)
             return replace(self.request, attempt=attempt)
         return replace(self.request, attempt=attempt, emitted=tuple(self._emitted))
 
@@ -143,12 +149,14 @@ class PendingRequest:
         self.deaths = 0
         if self.attempts > 1:
             output = self._new_part(output)
-            if not (output.token_ids or output.text or output.finish_reason):
+            if not any((output.token_ids, output.text, output.tool_calls, output.finish_reason)):
                 return None
         elif not self._emitted:
             self._cached_tokens = output.cached_tokens
         self._emitted += output.token_ids
         self._characters += len(output.text)
+        for piece in output.tool_calls:
+            self._calls[piece.index] = self._calls.get(piece.index, 0) + len(piece.arguments)
         return output
 
     def _new_part(self, output: Output) -> Output:
@@ -168,7 +176,19 @@ class PendingRequest:
             token_ids=output.token_ids[tokens:],
             logprobs=output.logprobs[tokens:],
             cached_tokens=self._cached_tokens,
+            tool_calls=tuple(self._new_calls(output.tool_calls)),
         )
+
+    def _new_calls(self, pieces: Iterable[ToolCallPiece]) -> Iterator[ToolCallPiece]:
+        """Pieces of calls without what was passed on before, under ids of the first attempt."""
+        for piece in pieces:
+            known = self._known_calls.get(piece.index)
+            if known is None:
+                yield piece
+                continue
+            self._known_calls[piece.index] = max(0, known - len(piece.arguments))
+            if piece.arguments[known:]:
+                yield ToolCallPiece(piece.index, piece.arguments[known:])
 
     def resume_differently(self) -> bool:
         """After a divergence, resume after the emitted tokens instead of repeating them.

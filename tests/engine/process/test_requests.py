@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.core.generation import TokenLogprob
+from ragcache_integrations.core.tools import ToolCallPiece, join_calls
 from ragcache_integrations.engine import SamplingOptions
 from ragcache_integrations.engine.process.requests import DivergedError, PendingRequest
-from ragcache_integrations.engine.protocol import Output, Submit
+from ragcache_integrations.engine.protocol import Output, Submit, ToolUse
 
 ANSWER = tuple(range(100, 120))
 
@@ -147,3 +148,47 @@ def test_the_cached_tokens_are_those_of_the_attempt_that_brought_the_first_token
     taken = request.take(Output(7, "b", (2,), (), "stop", 96, again.attempt))
     assert taken is not None
     assert taken.cached_tokens == 64
+
+
+WRITTEN = ("first", '{"a": 1, "b": "two"}'), ("second", '{"c": []}')
+
+
+def called(submit: Submit, sizes: random.Random) -> list[Output]:
+    """An answer that calls two tools, under ids of its own, in pieces of any size."""
+    ids = iter(f"{submit.attempt}-{index}" for index in range(len(WRITTEN)))
+    made = []
+    token = 0
+    for index, (name, arguments) in enumerate(WRITTEN):
+        begun, rest = True, arguments
+        while rest or begun:
+            size = sizes.randint(0 if begun else 1, 4)
+            piece = ToolCallPiece(
+                index, rest[:size], next(ids) if begun else "", name if begun else ""
+            )
+            begun, rest = False, rest[size:]
+            token += 1
+            made.append((token, piece))
+    return [
+        Output(7, "", (token,), (), None, 0, submit.attempt, (piece,)) for token, piece in made
+    ] + [Output(7, "", (token + 1,), (), "stop", 0, submit.attempt)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_calls_are_read_again_and_passed_on_once(seed: int) -> None:
+    dice = random.Random(seed)
+    use = ToolUse(({},), "auto", parallel=True, parser="hermes")
+    request = PendingRequest(lambda _: None, Submit(7, [1], SamplingOptions(), "", (), tools=use))
+    pieces: list[ToolCallPiece] = []
+    for last in (False, False, True):
+        submit = request.message()
+        assert submit.emitted == ()  # the reading of calls can't be entered in the middle
+        answer = called(submit, random.Random(seed))
+        end = len(answer) if last else dice.randint(0, len(answer) - 1)
+        for output in answer[:end]:
+            taken = request.take(output)
+            pieces += taken.tool_calls if taken else ()
+    first, second = join_calls(pieces)
+    assert [(call.name, call.arguments) for call in (first, second)] == [*WRITTEN]
+    # The id that was passed on first is the call's for good.
+    named = [piece.index for piece in pieces if piece.name]
+    assert named == [0, 1]
