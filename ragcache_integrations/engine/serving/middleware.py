@@ -38,6 +38,7 @@ from .requests import (
     is_guarded,
     parse_json,
     read_body,
+    with_strict_tools,
 )
 from .settings import SCHEDULER, ServingSettings
 from .tenants import TenantLimit
@@ -299,6 +300,8 @@ class ServingMiddleware:
             documents = check_spans(path, body)
             if self._guard is not None and is_guarded(path, body):
                 await asyncio.to_thread(self._guard.check, body)
+        if path == CHAT_PATH:
+            prepared = with_strict_tools(prepared)
         options = body.get("stream_options")
         if path in GENERATING and body.get("stream") is True:
             if options is None:

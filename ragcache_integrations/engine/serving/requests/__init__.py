@@ -1,7 +1,7 @@
 """Requests to the server, read and checked."""
 
 from .documents import CHAT_PATH, COMPLETION_PATH, DocumentReader, check_spans
-from .fields import check_fields, has_grammar
+from .fields import check_fields, has_grammar, with_strict_tools
 from .guard import MarkupGuard, is_guarded
 from .reading import DISCARDED, parse_json, read_body
 
@@ -17,4 +17,5 @@ __all__ = [
     "is_guarded",
     "parse_json",
     "read_body",
+    "with_strict_tools",
 ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 
-__all__ = ["check_fields", "has_grammar", "object_in"]
+__all__ = ["check_fields", "has_grammar", "object_in", "with_strict_tools"]
 
 _FREE_FORMATS = ("text", "json_object")
 
@@ -34,10 +34,29 @@ def object_in(body: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def has_grammar(body: dict[str, Any]) -> bool:
-    """Whether a request has a grammar, a schema or the like, which the engine compiles.
+    """Whether a request has a grammar, a schema, tools or the like, which the engine compiles.
 
     The engine compiles it after accepting the request, and reports a failure as an internal error.
     """
     formatted = body.get("response_format")
     kind = formatted.get("type") if isinstance(formatted, dict) else None
-    return bool(body.get("structured_outputs")) or (kind is not None and kind not in _FREE_FORMATS)
+    formed = kind is not None and kind not in _FREE_FORMATS
+    return bool(body.get("structured_outputs")) or formed or bool(body.get("tools"))
+
+
+def with_strict_tools(body: dict[str, Any]) -> dict[str, Any]:
+    """A request whose forced tool calls follow the tools' schemas, as on the local engine.
+
+    vLLM would leave the arguments of tools free that do not say ``strict``.
+    """
+    tools = body.get("tools")
+    if body.get("tool_choice") in (None, "auto", "none") or not isinstance(tools, list):
+        return body
+    return {**body, "tools": [_strict(tool) for tool in tools]}
+
+
+def _strict(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or function.get("strict") is not None:
+        return tool
+    return {**tool, "function": {**function, "strict": True}}

@@ -5,7 +5,11 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
-from ragcache_integrations.engine.serving.requests.fields import check_fields, has_grammar
+from ragcache_integrations.engine.serving.requests.fields import (
+    check_fields,
+    has_grammar,
+    with_strict_tools,
+)
 
 
 @pytest.mark.parametrize("value", ["x", 7, [], True, ""])
@@ -26,8 +30,22 @@ def test_structured_outputs_that_are_no_object(value: Any) -> None:
         ({"structured_outputs": {"regex": "a"}}, True),
         ({"response_format": {"type": "json_schema"}}, True),
         ({"response_format": {"type": ["x"]}}, True),
+        ({"tools": [{"function": {"name": "f"}}]}, True),
     ],
 )
 def test_grammars(body: dict[str, Any], grammar: bool) -> None:
     check_fields(body)
     assert has_grammar(body) == grammar
+
+
+def test_forced_calls_follow_the_schema() -> None:
+    free, strict = {"function": {"name": "f"}}, {"function": {"name": "g", "strict": False}}
+    for choice in (None, "auto", "none"):
+        body = {"tools": [free], "tool_choice": choice}
+        assert with_strict_tools(body) is body
+    for forced in ("required", {"function": {"name": "f"}}):
+        changed = with_strict_tools({"tools": [free, strict, 3, {}], "tool_choice": forced})
+        held = {"function": {"name": "f", "strict": True}}
+        assert changed == {"tools": [held, strict, 3, {}], "tool_choice": forced}
+    assert free == {"function": {"name": "f"}}
+    assert with_strict_tools({"tools": "x", "tool_choice": "required"})["tools"] == "x"
