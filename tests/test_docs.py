@@ -47,6 +47,7 @@ THEIRS = {
     *("IndexFlat", "IndexHNSWFlat", "IndexIVF", "RemapDimensions", "ScalarQuantizer"),
     "MetadataFilters",
     *("NaN", "NotImplementedError", "OpenAILike", "RedisChatMessageHistory", "SemanticCache"),
+    *("ReActAgent", "RetrieverTool", "ToolMessage"),
     *("SimpleVectorStore", "TimeoutStopSec", "TypedDict", "ValueError", "VectorStoreIndex"),
     # Vector stores.
     *(

@@ -468,9 +468,8 @@ class QueryCache(BaseQueryCache[T]):
             key: As for :meth:`lookup`.
 
         Returns:
-            The k nearest documents that the entries of the key hold (of the 2,000 used last, and
-            20,000 documents), and the distance to the nearest of these entries. ``None`` where
-            fewer than k are known, or a lookup would hit.
+            The k nearest documents that the entries nearby hold, and the distance to the nearest of
+            these entries. ``None`` where fewer than k are known, or a lookup would hit.
         """
         query = check_vector(q, self._settings.dim)
         k = min(check_int("k", k, 1), sys.maxsize)
@@ -483,9 +482,8 @@ class QueryCache(BaseQueryCache[T]):
             match = Match(slot, entry, distance)
             if self._decisions.decide(look, match)[0] is not None:
                 return None
-            latest = self._answers.latest(look, partition)
-        candidates = self._answers.guess(look, latest)
-        age = (look.now - entry.born) / 1e9
+            candidates = self._answers.guess(look, partition)
+            age = (look.now - entry.born) / 1e9
         return Hit(candidates, distance, age, reranked=True) if candidates else None
 
     def forget(self, q: ArrayLike, k: int, key: Hashable = None) -> int:

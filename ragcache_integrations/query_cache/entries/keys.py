@@ -269,19 +269,6 @@ class KeyTable:
         ordered: NDArray[np.intp] = slots[meta[slots, SEQUENCE].argsort()]
         return ordered
 
-    def latest(self, partition: int, now: int, count: int) -> list[int]:
-        """Return the slots of a cache key's entries, those put or touched last first.
-
-        Args:
-            partition: Number of the cache key.
-            now: Only entries that end later count.
-            count: How many at most.
-        """
-        meta = self._meta[: self._used]
-        slots = np.flatnonzero((meta[:, PARTITION] == partition) & (meta[:, EXPIRES] > now))
-        latest: list[int] = slots[self._stamps[slots].argsort()[::-1][:count]].tolist()
-        return latest
-
     def eligible(self, partition: int, k: int, now: int) -> int:
         """Return how many keys in all buckets could match at some distance."""
         meta = self._meta[: self._used]

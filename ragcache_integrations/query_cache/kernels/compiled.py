@@ -2,7 +2,7 @@
 
 Compiled on first use and kept on disk by numba. They keep Python's lock, as giving it away and
 asking for it again among busy threads takes longer than they do; only :func:`nearest_unlocked`,
-:func:`nearest_batch` and :func:`rank_unlocked`, for long scans, give it away.
+for long scans, gives it away.
 
 A first pass sums squares in 32-bit floats and abandons a key as soon as the sum exceeds what can
 still win, by more than such a sum can be off: its terms are not negative, so every order of
@@ -40,7 +40,6 @@ __all__ = [
     "pack",
     "prepare",
     "rank",
-    "rank_unlocked",
     "signs",
 ]
 
@@ -464,12 +463,6 @@ def rank(query, unit, documents, rows, inner):
     order = _stable_order(values)
     ranked = values[order]
     return order, ranked if inner else np.sqrt(ranked)
-
-
-@numba.njit(cache=True, nogil=True, fastmath=_REORDERED)
-def rank_unlocked(query, unit, documents, rows, inner):
-    """Version of :func:`rank` that lets other threads run."""
-    return rank(query, unit, documents, rows, inner)
 
 
 @numba.njit(cache=True, nogil=True, fastmath=_REORDERED)

@@ -21,15 +21,13 @@ __all__ = [
     "pack",
     "prepare",
     "rank",
-    "rank_unlocked",
     "signs",
 ]
 
 Vectors = NDArray[np.float32]
 Packed = tuple[Any, ...]
 
-# Rows whose differences are held at once; bounds the memory of a lookup that no shortlist helps,
-# and of a guess.
+# Rows whose differences are held at once; bounds the memory of a lookup that no shortlist helps.
 _BLOCK = 4096
 _UNIT, _META = 0, 6  # places in a packed table
 
@@ -147,17 +145,11 @@ def rank(
         Positions in ``rows``; and, ascending, distances or negative inner products.
     """
     _, prepared = prepare(query, unit)
-    wide, scores = prepared.astype(np.float64), np.empty(len(rows))
-    for begin in range(0, len(rows), _BLOCK):
-        chosen = documents[rows[begin : begin + _BLOCK]].astype(np.float64)
-        terms = -(chosen * wide) if inner else (chosen - wide) ** 2
-        scores[begin : begin + _BLOCK] = terms.sum(axis=1)
+    wide, chosen = prepared.astype(np.float64), documents[rows].astype(np.float64)
+    scores = -(chosen * wide).sum(axis=1) if inner else ((chosen - wide) ** 2).sum(axis=1)
     order = np.argsort(scores, kind="stable")
     ranked = scores[order]
     return order, ranked if inner else np.sqrt(ranked)
-
-
-rank_unlocked = rank
 
 
 def nearest_batch(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Generic, NamedTuple, TypeVar
 
@@ -57,9 +56,6 @@ _SECOND = 1_000_000_000
 # Entries whose knowledge is taken together where the nearest one's does not prove enough. More of
 # them hardly prove more.
 _TOGETHER = 10
-# What a guess is made of: the documents of the entries that were used last, as far as there are no
-# more of them. It takes memory for their numbers alone, while it is made.
-_MOST_ENTRIES, _MOST_DOCUMENTS = 2000, 20_000
 
 
 class Answers(Generic[T]):
@@ -140,40 +136,16 @@ class Answers(Generic[T]):
             return proven_unit(values, radius, match.distance)
         return proven(values, radius, table.apart(match.distance))
 
-    def latest(self, look: Look[T], partition: int) -> list[Entry[T]]:
-        """Return the entries with vectors that were used last, for :meth:`guess`.
-
-        Args:
-            look: The lookup.
-            partition: Number of the cache key that the entries belong to.
-        """
-        slots = look.table.keys.latest(partition, look.now, _MOST_ENTRIES)
-        entries = [look.table.entry(slot) for slot in slots]
-        return [entry for entry in entries if entry is not None and entry.readable is not None]
-
-    def guess(self, look: Look[T], entries: Sequence[Entry[T]]) -> tuple[Candidate[T], ...]:
-        """Return the nearest of the documents that entries hold; k, or none at all.
-
-        They are ranked without a lock. A document whose vector is replaced meanwhile may be ranked
-        wrongly, and makes a wrong guess.
-
-        Args:
-            look: The lookup.
-            entries: From :meth:`latest`.
-        """
-        candidates = [candidate for entry in entries for candidate in entry.candidates]
-        if not candidates:
+    def guess(self, look: Look[T], partition: int) -> tuple[Candidate[T], ...]:
+        """Return the nearest of the documents that entries nearby hold; k, or none at all."""
+        _, candidates = self._known_nearby(look, partition)
+        if len(candidates) < look.k:
             return ()
-        rows = np.concatenate([entry.readable.rows for entry in entries if entry.readable])
-        distinct, places = np.unique(rows, return_index=True)
-        if len(distinct) < look.k:
-            return ()
-        first = places.argsort()[:_MOST_DOCUMENTS]
-        order, _ = self._kernels.rank_unlocked(
-            look.query, self._unit_keys, look.table.pool.vectors, distinct[first], self._inner
-        )
-        best: list[int] = places[first[order[: look.k]]].tolist()
-        return tuple([candidates[place] for place in best])
+        rows = np.fromiter(candidates, np.int64, len(candidates))
+        vectors = look.table.pool.vectors
+        order, _ = self._rank(look.query, self._unit_keys, vectors, rows, self._inner)
+        known = list(candidates.values())
+        return tuple([known[place] for place in order[: look.k].tolist()])
 
     def _known_nearby(
         self, look: Look[T], partition: int

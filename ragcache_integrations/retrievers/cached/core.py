@@ -426,7 +426,7 @@ class RetrieverCore(Generic[T]):
             return
         with self._failures:
             question = await self._aask(request)
-            guess = await self._in_thread(self._guess, question)  # among up to 20,000 documents
+            guess = self._guess(question)
             first = None if guess is None else self._first_stage(question, guess, begun)
             if first is not None:
                 yield first
