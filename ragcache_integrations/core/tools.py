@@ -149,11 +149,13 @@ def choice_name(choice: object) -> str:
 
     Args:
         choice: A string, of which ``any`` means ``required``; ``True`` for ``required``, ``False``
-            for ``none``; or OpenAI's object that names a tool.
+            for ``none``, ``None`` for ``auto``; or OpenAI's object that names a tool.
 
     Raises:
         ConfigurationError: It has another form.
     """
+    if choice is None:
+        return "auto"
     if isinstance(choice, bool):
         return "required" if choice else "none"
     if isinstance(choice, str):

@@ -85,6 +85,7 @@ def test_refused_lists() -> None:
         ("any", "required"),
         (True, "required"),
         (False, "none"),
+        (None, "auto"),
         ("auto", "auto"),
         ("add", "add"),
         ({"type": "function", "function": {"name": "add"}}, "add"),
