@@ -239,7 +239,9 @@ class LLMContract:
             assert all(response.logprobs is None for response in responses)
 
     @pytest.mark.parametrize("chat", [True, False])
-    @pytest.mark.parametrize("call", [{"tools": []}, {"temperature": -1}, {"documents": "text"}])
+    @pytest.mark.parametrize(
+        "call", [{"functions": []}, {"temperature": -1}, {"documents": "text"}]
+    )
     async def test_bad_arguments_of_a_call(
         self, llm: RAGCacheLLM, chat: bool, call: dict[str, Any]
     ) -> None:

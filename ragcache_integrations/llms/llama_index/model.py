@@ -211,6 +211,8 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
         if tools:
             call["parallel_tool_calls"] = allow_parallel_tool_calls
             call["tool_choice"] = "required" if tool_required else "auto"
+        if kwargs.get("tool_choice") is None:  # as LlamaIndex's programs pass it
+            kwargs.pop("tool_choice", None)
         return call | kwargs
 
     @override
