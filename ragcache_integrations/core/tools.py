@@ -227,15 +227,22 @@ class ToolCallPiece:
     name: str = ""
 
 
-def join_calls(pieces: Iterable[ToolCallPiece]) -> tuple[ToolCall, ...]:
-    """The calls whose pieces have come, in their order."""
+def join_calls(pieces: Iterable[ToolCallPiece], reason: str | None = None) -> tuple[ToolCall, ...]:
+    """The calls whose pieces have come, in their order.
+
+    Args:
+        pieces: The pieces.
+        reason: Why the answer ended; ``None`` where it has not, or that is unknown.
+    """
     calls: dict[int, ToolCall] = {}
     for piece in pieces:
         known = calls.get(piece.index, ToolCall("", "", ""))
         calls[piece.index] = ToolCall(
             known.id or piece.id, known.name or piece.name, known.arguments + piece.arguments
         )
-    whole = (calls[index] for index in sorted(calls))
+    whole = [calls[index] for index in sorted(calls)]
+    if reason in {"length", "abort"}:  # the arguments may be what is missing
+        return tuple(whole)
     # Some servers write nothing where there are no arguments.
     return tuple(call if call.arguments else replace(call, arguments="{}") for call in whole)
 

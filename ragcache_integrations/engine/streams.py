@@ -164,7 +164,7 @@ class _Stream:
             finish_reason=self._finish_reason or "abort",
             usage=self._usage(),
             logprobs=tuple(self._logprobs),
-            tool_calls=join_calls(self._tool_calls),
+            tool_calls=join_calls(self._tool_calls, self._finish_reason),
         )
 
     def _time_left(self) -> float | None:

@@ -118,6 +118,9 @@ def test_pieces_become_calls() -> None:
     ]
     assert join_calls(pieces) == (ToolCall("1", "add", '{"a": 1}'), ToolCall("2", "now", "{}"))
     assert json.loads(join_calls(pieces)[0].arguments) == {"a": 1}
+    assert join_calls(pieces, "tool_calls") == join_calls(pieces)
+    for cut in ("length", "abort"):  # the second call may have had arguments
+        assert join_calls(pieces, cut)[1] == ToolCall("2", "now", "")
 
 
 def test_only_the_assistant_calls_tools() -> None:

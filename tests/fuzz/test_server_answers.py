@@ -13,6 +13,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.core.generation import SamplingOptions
+from ragcache_integrations.core.tools import join_calls
 from ragcache_integrations.errors import PromptTooLongError, ServerError
 from ragcache_integrations.llms.openai.answers import AnswerError, AnswerParser
 from ragcache_integrations.llms.openai.events import StreamParser
@@ -98,6 +99,27 @@ def test_an_errors_message_survives_mutations(
     with pytest.raises(AnswerError) as caught:
         AnswerParser(SamplingOptions()).read_whole(broken)
     assert str(caught.value) == " ".join(message.split())
+
+
+CALLS = [
+    {"id": "a", "index": 0, "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+    {"id": "b", "index": 1, "type": "function", "function": {"name": "g", "arguments": "{}"}},
+]
+
+
+@pytest.mark.parametrize("holder", ["message", "delta"])
+@given(data=st.data())
+def test_mutated_tool_calls_are_read_right_or_refused(holder: str, data: st.DataObject) -> None:
+    said = whole({"index": 0, holder: {"content": None, "tool_calls": CALLS}}, usage=USAGE)
+    path = data.draw(st.sampled_from(list(places(said))))
+    parser = AnswerParser(SamplingOptions())
+    with suppress(AnswerError):
+        pieces = parser.read_whole(mutated(said, path, data.draw(JUNK))).tool_calls
+        for index, call in enumerate(join_calls(pieces)):
+            first = next(piece for piece in pieces if piece.index == index)
+            assert (first.id, first.name) == (call.id, call.name)
+            assert call.id
+            assert call.name
 
 
 @given(JSON)

@@ -26,10 +26,12 @@ class ScriptedModel:
 
     Args:
         script: What the model answers.
+        reason: Why its answers end; what fits if empty.
     """
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, reason: str = "") -> None:
         self._script = script
+        self._reason = reason
         self._known: set[str] = set()
 
     def __call__(self, exchange: Exchange) -> None:
@@ -40,7 +42,7 @@ class ScriptedModel:
         answer = self._script(exchange.body)
         text, calls = (answer, []) if isinstance(answer, str) else ("", answer)
         usage = self._usage(exchange.body, text + "".join(call.arguments for call in calls))
-        reason = "tool_calls" if calls else "stop"
+        reason = self._reason or ("tool_calls" if calls else "stop")
         if exchange.body.get("stream"):
             _send_pieces(exchange, text, calls, reason, usage)
             return

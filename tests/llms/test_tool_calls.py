@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from llama_index.core.base.llms.types import ToolCallBlock
@@ -15,9 +17,9 @@ from llama_index.core.llms import ChatMessage, ChatResponse
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, Field
 
-from ragcache_integrations.core.generation import SamplingOptions
+from ragcache_integrations.core.generation import GenerationChunk, SamplingOptions
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.core.tools import Tool, ToolCall
+from ragcache_integrations.core.tools import Tool, ToolCall, ToolCallPiece
 from ragcache_integrations.errors import (
     ConfigurationError,
     ServerResponseError,
@@ -25,12 +27,14 @@ from ragcache_integrations.errors import (
 )
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
 from ragcache_integrations.llms.langchain.models import RAGCacheLLM as LangChainLLM
+from ragcache_integrations.llms.langchain.translation import StreamedCalls
 from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
 from ragcache_integrations.llms.openai.answers import AnswerError, AnswerParser
 from ragcache_integrations.prompts.recognition import SEGMENTATIONS, mark_prompt
+from tests.support.sizes import examples
 
 from .doubles import StubServer
-from .scripted import results, scripted
+from .scripted import ScriptedModel, results, scripted
 
 
 def add_up(a: int, b: int) -> int:
@@ -275,6 +279,7 @@ def test_a_server_that_refuses_tools(stub: StubServer) -> None:
 
 
 CUT_OFF = [
+    "",
     '{"a": 2, "b',
     '{"a": 2',
     '{"a": [1, [2',
@@ -289,14 +294,15 @@ CUT_OFF = [
     "[1]",
     "add",
 ]
-BROKEN = CUT_OFF[0]
+BROKEN = CUT_OFF[1]
 
 
 @pytest.mark.parametrize("arguments", CUT_OFF)
 def test_calls_that_were_cut_off_are_invalid(stub: StubServer, arguments: str) -> None:
     """LangChain would mend them when it adds up a stream, and the agent would execute them."""
     calls = [ToolCall("1", "add", arguments), ToolCall("2", "now", "{}")]
-    chat = ChatRAGCache(base_url=scripted(stub, lambda _: calls), model="m").bind_tools([add, now])
+    stub.reply = ScriptedModel(lambda _: calls, reason="length")
+    chat = ChatRAGCache(base_url=stub.base_url, model="m").bind_tools([add, now])
     whole, streamed = chat.invoke("?"), LANGCHAIN["stream"](chat, "?")
     for said in (whole, streamed, LANGCHAIN["astream"](chat, "?")):
         assert [call["name"] for call in said.tool_calls] == ["now"]
@@ -313,6 +319,34 @@ def test_calls_that_were_cut_off_are_invalid(stub: StubServer, arguments: str) -
         with pytest.raises(StructuredOutputError, match=r"call of 'add'.*raise max_tokens"):
             llm.get_tool_calls_from_response(response)
         assert response.message.blocks[-2].model_dump()["tool_kwargs"] == arguments
+
+
+JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@examples(200)
+@given(st.dictionaries(st.text(), JSON_VALUES, max_size=3), st.data())
+def test_no_part_of_the_arguments_is_taken_for_them(
+    arguments: dict[str, Any], data: st.DataObject
+) -> None:
+    written = json.dumps(arguments, ensure_ascii=data.draw(st.booleans()))
+    end = data.draw(st.integers(0, len(written)))
+    calls = StreamedCalls()
+    chunks = [
+        *calls.add(GenerationChunk("", tool_calls=(ToolCallPiece(0, "", "1", "add"),))),
+        *calls.add(GenerationChunk("", tool_calls=(ToolCallPiece(0, written[:end]),))),
+        *calls.add(GenerationChunk("", finish_reason="length")),
+    ]
+    said = _streamed([AIMessageChunk(content="", tool_call_chunks=[c]) for c in chunks])
+    if end == len(written):
+        assert [call["args"] for call in said.tool_calls] == [arguments]
+    else:
+        assert said.tool_calls == []
+        assert len(said.invalid_tool_calls) == 1
 
 
 def test_invalid_calls_are_sent_back(stub: StubServer) -> None:

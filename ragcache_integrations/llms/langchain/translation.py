@@ -196,7 +196,7 @@ class StreamedCalls:
     def add(self, chunk: GenerationChunk) -> list[ToolCallChunk]:
         """The new pieces in a chunk."""
         self._pieces += chunk.tool_calls
-        ends = [] if chunk.finish_reason is None else self._ends()
+        ends = [] if chunk.finish_reason is None else self._ends(chunk.finish_reason)
         return [
             tool_call_chunk(
                 name=piece.name or None,
@@ -207,10 +207,10 @@ class StreamedCalls:
             for piece in (*chunk.tool_calls, *ends)
         ]
 
-    def _ends(self) -> list[ToolCallPiece]:
+    def _ends(self, reason: str) -> list[ToolCallPiece]:
         return [
             ToolCallPiece(index, _unmendable_end(call.arguments))
-            for index, call in enumerate(join_calls(self._pieces))
+            for index, call in enumerate(join_calls(self._pieces, reason))
             if not _is_complete(call)
         ]
 

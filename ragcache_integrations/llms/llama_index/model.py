@@ -345,7 +345,9 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
                     text += chunk.text
                     pieces += chunk.tool_calls
                     so_far = self._text(text, chunk, call)
-                    yield respond(so_far, chunk, join_calls(pieces), chunk.text)
+                    yield respond(
+                        so_far, chunk, join_calls(pieces, chunk.finish_reason), chunk.text
+                    )
 
         return responses()
 
@@ -363,7 +365,9 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
                     text += chunk.text
                     pieces += chunk.tool_calls
                     so_far = self._text(text, chunk, call)
-                    yield respond(so_far, chunk, join_calls(pieces), chunk.text)
+                    yield respond(
+                        so_far, chunk, join_calls(pieces, chunk.finish_reason), chunk.text
+                    )
 
         return responses()
 

@@ -143,7 +143,9 @@ class OpenAIServer:
             )
             chunk = parser.read_whole(answer)
         end = self._end(parser, request)
-        return Generation(chunk.text, (), *end, chunk.logprobs, join_calls(chunk.tool_calls))
+        return Generation(
+            chunk.text, (), *end, chunk.logprobs, join_calls(chunk.tool_calls, end[0])
+        )
 
     async def agenerate(
         self,
@@ -161,7 +163,9 @@ class OpenAIServer:
             )
             chunk = parser.read_whole(answer)
         end = await self._aend(parser, request)
-        return Generation(chunk.text, (), *end, chunk.logprobs, join_calls(chunk.tool_calls))
+        return Generation(
+            chunk.text, (), *end, chunk.logprobs, join_calls(chunk.tool_calls, end[0])
+        )
 
     def generate_batch(
         self,
