@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -13,30 +12,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.checks import check_int
-from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.errors import CacheFileError
 
 from .base import BaseQueryCache
-from .certificates import UNIT_SLACK, known_radius
-from .entries import (
-    NEVER,
-    NOWHERE,
-    ChangeLog,
-    DocumentKey,
-    DocumentVectors,
-    Entry,
-    EntryTable,
-    NewEntry,
-    check_candidates,
-    document_keys,
-)
+from .certificates import UNIT_SLACK
+from .entries import NOWHERE, Contents, DocumentVectors
 from .files import capture, check_arguments, read, write
+from .insertions import Insertions
 from .kernels import kernels
-from .reading import Answers, Decisions, Learning, Look, Match
+from .reading import Answers, Conclusions, Decisions, Learning, Look, Match
+from .removals import Removals
 from .settings import Settings
 from .tolerance import AdaptiveTolerance
 from .types import (
-    COUNTED,
     Candidate,
     Eviction,
     Explanation,
@@ -45,7 +33,7 @@ from .types import (
     QueryCacheStats,
     VectorSource,
 )
-from .validation import as_query, check_ids, check_key, check_vector, check_vectors
+from .validation import as_query, check_key, check_vector, check_vectors
 
 __all__ = ["QueryCache"]
 
@@ -169,34 +157,24 @@ class QueryCache(BaseQueryCache[T]):
         )
         self._settings = settings
         self._kernels = kernels()
+        self._contents = Contents[T](settings, self._kernels)
         self._vectors = DocumentVectors(settings, self._kernels)
         self._answers = Answers[T](settings, self._kernels)
         self._decisions = Decisions(settings, self._answers, _adaptive_tolerance(settings))
-        self._learning = Learning(settings, self._answers, self._decisions)
-        # Nothing but the distance decides.
-        self._simple = self._decisions.adaptive is None and settings.guarantee is None
-        self._limit = self._decisions.limit
+        self._conclusions = Conclusions(settings, self._contents, self._answers, self._decisions)
+        learning = Learning(settings, self._answers, self._decisions)
+        self._insertions = Insertions(
+            settings, self._contents, self._vectors, self._decisions, learning
+        )
+        self._removals = Removals(self._contents, self._vectors, self._decisions)
         # Squared lengths that a query may have.
         self._shortest_query, self._longest_query = 0.0, math.inf
         if settings.unit and settings.metric == "l2":
             self._shortest_query = 1 - UNIT_SLACK / 2  # as 32-bit floats tell it
             self._longest_query = 1 + UNIT_SLACK / 2
-        self._clock: Callable[[], int] = time.monotonic_ns
-        self._lock = make_lock()
-        self._changes = ChangeLog()
-        self._counts = dict.fromkeys(COUNTED, 0)
-        self._lifetime = settings.lifetime
-        self._next_expiry = 0
-        self._table = EntryTable[T](settings, self._kernels, settings.longest or 0.0)
-        renew_after_fork(self)
-
-    def _after_fork(self) -> None:
-        if self._lock.locked():  # another thread was in the middle of a change
-            self._changes = ChangeLog(self._changes.version + 1)
-            self._table = EntryTable[T](self._settings, self._kernels, self._table.longest)
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self._contents.table)
 
     @property
     def tolerance(self) -> float:
@@ -209,7 +187,7 @@ class QueryCache(BaseQueryCache[T]):
 
         Read it before a search, hand it to :meth:`insert`.
         """
-        return self._changes.version
+        return self._contents.changes.version
 
     def fetch_count(self, k: int, q: ArrayLike | None = None, key: Hashable = None) -> int:
         """Return how many candidates to fetch on a miss: rho times k.
@@ -227,8 +205,9 @@ class QueryCache(BaseQueryCache[T]):
         most = settings.max_rerank_factor
         if most is None or q is None:
             return k * settings.rerank_factor
-        table, query, partition = self._table, check_vector(q, settings.dim), self._partition(key)
-        slot, distance = table.keys.nearest(query, partition, 1, self._clock())
+        contents, query = self._contents, check_vector(q, settings.dim)
+        table, partition = contents.table, contents.partition(key)
+        slot, distance = table.keys.nearest(query, partition, 1, contents.clock())
         near = slot >= 0 and 2 * distance <= table.reach.radius[slot] < math.inf
         return k * (most if near else settings.rerank_factor)
 
@@ -249,11 +228,11 @@ class QueryCache(BaseQueryCache[T]):
         # 1. A key was being written while the scan read it. ``written`` is read before the scan and
         #    set after each write: a later sequence number may belong to half a key.
         # 2. The slot got another entry, or lost it, between the scan and the look at the entry.
-        #    ``_conclude`` compares sequence numbers, which are never used twice.
+        #    ``conclude`` compares sequence numbers, which are never used twice.
         # 3. Documents were taken out of the entry since the scan: it no longer serves k, or has
         #    fewer candidates than the kernel ranked.
         # 4. The entry or the whole table was replaced while the answer was made, for instance by
-        #    a change of the store. ``_conclude`` looks again under the lock, where it counts.
+        #    a change of the store. ``conclude`` looks again under the lock, where it counts.
         # Arrays that grow are replaced, never moved; ``_held`` keeps alive those whose addresses
         # are in ``packed``, which a writer may replace at any time. ``ranks`` says whether the
         # kernel also ranks the candidates of what it finds, into ``ranked``; it ranks none of an
@@ -262,9 +241,10 @@ class QueryCache(BaseQueryCache[T]):
         query = as_query(q, self._settings.dim)
         if type(k) is not int or not 0 < k <= sys.maxsize:
             k = min(check_int("k", k, 1), sys.maxsize)
-        now = self._clock()
+        contents, limit = self._contents, self._decisions.limit
+        now = contents.clock()
         while True:
-            table = self._table
+            table = contents.table
             try:
                 partition = table.partitions.get(key, NOWHERE)
             except TypeError:
@@ -276,20 +256,20 @@ class QueryCache(BaseQueryCache[T]):
             if ranks:
                 ranked = np.empty(2 * k if k < _MOST_RANKED else 0)
                 length, slot, sequence, square, count = find(
-                    query, packed, partition, k, now, self._limit, ranked
+                    query, packed, partition, k, now, limit, ranked
                 )
             else:
-                length, slot, sequence, square = find(query, packed, partition, k, now, self._limit)
+                length, slot, sequence, square = find(query, packed, partition, k, now, limit)
             if not self._shortest_query < length < self._longest_query:
                 self._vectors.prepare_query(q)  # says what is wrong with it
             if slot < 0:
-                with self._lock:
-                    self._counts["lookups"] += 1
+                with contents.lock:
+                    contents.counts["lookups"] += 1
                 return None
             if sequence > written:
                 continue
             look, distance = Look(table, query, k, now), math.sqrt(square)
-            valid, hit = self._conclude(look, slot, sequence, distance, ranked, count)
+            valid, hit = self._conclusions.conclude(look, slot, sequence, distance, ranked, count)
             if valid:
                 return hit
 
@@ -308,26 +288,25 @@ class QueryCache(BaseQueryCache[T]):
         for row in rows:
             self._vectors.prepare_query(row)
         k = min(check_int("k", k, 1), sys.maxsize)
-        now = self._clock()
-        table = self._table
-        partition = self._partition(key)
+        contents = self._contents
+        now, table, partition = contents.clock(), contents.table, contents.partition(key)
         written = table.keys.written
         _, packed, _held, _ = table.keys.finding
         _, slots, sequences, squares = self._kernels.nearest_batch(
-            rows, packed, partition, k, now, self._limit
+            rows, packed, partition, k, now, self._decisions.limit
         )
         hits: list[Hit[T] | None] = []
         matches = zip(slots.tolist(), sequences.tolist(), np.sqrt(squares).tolist(), strict=True)
         for query, (slot, sequence, distance) in zip(rows, matches, strict=True):
             if slot < 0:
-                with self._lock:
-                    self._counts["lookups"] += 1
+                with contents.lock:
+                    contents.counts["lookups"] += 1
                 hits.append(None)
                 continue
             valid, hit = False, None
             if sequence <= written:
                 look = Look(table, query, k, now)
-                valid, hit = self._conclude(look, slot, sequence, distance)
+                valid, hit = self._conclusions.conclude(look, slot, sequence, distance)
             hits.append(hit if valid else self.lookup(query, k, key))
         return hits
 
@@ -343,9 +322,10 @@ class QueryCache(BaseQueryCache[T]):
         self._vectors.prepare_query(query)  # says what is wrong with it
         k = min(check_int("k", k, 1), sys.maxsize)
         check_key(key)
-        with self._lock:
-            look = Look(self._table, query, k, self._clock())
-            return self._decisions.explain(look, self._partition(key))
+        contents = self._contents
+        with contents.lock:
+            look = Look(contents.table, query, k, contents.clock())
+            return self._decisions.explain(look, contents.partition(key))
 
     def insert(
         self,
@@ -385,40 +365,9 @@ class QueryCache(BaseQueryCache[T]):
             Exception: Any error of ``vectors`` other than a ``LookupError``. In either case
                 nothing was changed.
         """
-        query = self._vectors.prepare_query(q)
-        checked = check_candidates(candidates, complete=complete)
-        check_key(key)
-        if k is not None:
-            k = check_int("k", k, 1)
-        version = self._changes.version
-        if store_version is not None:
-            version = check_int("store_version", store_version, 0, version)
-        documents = document_keys(checked)
-        held = tuple(dict.fromkeys(documents))
-        known = None
-        if ranked and vectors is not None:
-            known = self._vectors.usable(vectors, len(checked))
-            if known is not None and len(held) < len(documents):
-                rows = {key: row for row, key in reversed(list(enumerate(documents)))}
-                known = known[[rows[key] for key in held]]
-        reads = ranked and vectors is None and self._settings.vectors is not None
-        while True:
-            table = self._table
-            # With what came along, nothing is missing, whatever the pool keeps by then.
-            missing, fetched = self._read_missing(table, held) if reads else (held, known)
-            with self._lock:
-                if table is not self._table:  # cleared in the meantime
-                    self._counts["dropped"] += 1
-                    return False
-                readable = None
-                if fetched is not None:
-                    if not table.pool.acquire_all(held, missing, fetched):
-                        continue
-                    readable = table.rank(query, documents)
-                entry = Entry(key, checked, readable, complete, self._clock(), 0, ranked)
-                if self._decisions.adaptive is not None and version == self._changes.version:
-                    self._learn(query, entry, k or max(len(checked), 1), served=False)
-                return self._put(query, entry, version)
+        return self._insertions.insert(
+            q, candidates, key, k, store_version, vectors, complete=complete, ranked=ranked
+        )
 
     def report(
         self, q: ArrayLike, k: int, candidates: Sequence[Candidate[T]], key: Hashable = None
@@ -437,27 +386,11 @@ class QueryCache(BaseQueryCache[T]):
             Whether the answer had at least ``target_recall``; ``None`` where the entry is gone or
             the tolerance is fixed.
         """
-        query = self._vectors.prepare_query(q)
-        k = check_int("k", k, 1)
-        if self._decisions.adaptive is None:
-            return None
-        with self._lock:
-            table, readable = self._table, None
-            documents = document_keys(candidates)
-            if self._settings.vectors is not None and not table.pool.missing(documents):
-                readable = table.rank(query, documents)
-            entry = Entry(key, tuple(candidates), readable, complete=False, born=0, sequence=0)
-            return self._learn(query, entry, k, served=True)
+        return self._insertions.report(q, k, candidates, key)
 
     def delete(self, q: ArrayLike, key: Hashable = None) -> bool:
         """Drop the entry of exactly this embedding and key; return whether there was one."""
-        query = self._vectors.prepare_query(q)
-        with self._lock:
-            slot = self._table.keys.same(query, self._partition(key))
-            if slot is None:
-                return False
-            self._table.remove(slot)
-            return True
+        return self._removals.delete(q, key)
 
     def guess(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
         """Guess what the store will return for a query that misses, from documents seen before.
@@ -473,10 +406,12 @@ class QueryCache(BaseQueryCache[T]):
         """
         query = check_vector(q, self._settings.dim)
         k = min(check_int("k", k, 1), sys.maxsize)
-        with self._lock:
-            look, partition = Look(self._table, query, k, self._clock()), self._partition(key)
-            slot, distance = self._table.keys.nearest(query, partition, 1, look.now)
-            entry = self._table.entry(slot) if slot >= 0 else None
+        contents = self._contents
+        with contents.lock:
+            table, partition = contents.table, contents.partition(key)
+            look = Look(table, query, k, contents.clock())
+            slot, distance = table.keys.nearest(query, partition, 1, look.now)
+            entry = table.entry(slot) if slot >= 0 else None
             if entry is None:
                 return None
             match = Match(slot, entry, distance)
@@ -494,20 +429,7 @@ class QueryCache(BaseQueryCache[T]):
             k: As for :meth:`lookup`.
             key: As for :meth:`lookup`.
         """
-        query = self._vectors.prepare_query(q)
-        k = min(check_int("k", k, 1), sys.maxsize)
-        count = 0
-        with self._lock:
-            while True:
-                table, partition = self._table, self._partition(key)
-                slot, distance = table.keys.nearest(query, partition, k, self._clock())
-                entry = table.entry(slot) if slot >= 0 else None
-                if entry is None or distance > self._decisions.limit_of(entry):
-                    break
-                table.remove(slot)
-                count += 1
-            self._changes.clear()
-        return count
+        return self._removals.forget(q, k, key)
 
     def discard(self, matches: Callable[[Hashable, Sequence[Candidate[T]], float], bool]) -> int:
         """Drop entries; searches that began before are not inserted any more.
@@ -519,23 +441,11 @@ class QueryCache(BaseQueryCache[T]):
         Returns:
             How many entries were dropped.
         """
-        with self._lock:
-            now, table = self._clock(), self._table
-            slots = [
-                slot
-                for slot, entry in enumerate(table.entries)
-                if entry is not None
-                and matches(entry.key, entry.candidates, (now - entry.born) / 1e9)
-            ]
-            for slot in slots:
-                table.remove(slot)
-            self._changes.clear()
-        return len(slots)
+        return self._removals.discard(matches)
 
     def clear(self) -> None:
         """Drop every entry; searches that began before are not inserted any more."""
-        with self._lock:
-            self._clear()
+        self._removals.clear()
 
     def save(
         self,
@@ -562,8 +472,9 @@ class QueryCache(BaseQueryCache[T]):
             Exception: Any error of ``encode``. In all cases the file is as it was.
         """
         check_arguments(path, encode, store_tag)
-        with self._lock:
-            snapshot = capture(self._table, self._decisions.adaptive, self._clock())
+        contents = self._contents
+        with contents.lock:
+            snapshot = capture(contents.table, self._decisions.adaptive, contents.clock())
         write(path, snapshot, self._settings, encode, store_tag)
 
     def load(
@@ -598,189 +509,36 @@ class QueryCache(BaseQueryCache[T]):
                 as it was.
         """
         check_arguments(path, decode, store_tag)
-        version = self._changes.version
-        settings = self._settings
+        contents, settings = self._contents, self._settings
+        version = contents.changes.version
         try:
-            table, learnt = read(path, settings, self._kernels, self._clock(), decode, store_tag)
+            table, learnt = read(path, settings, self._kernels, contents.clock(), decode, store_tag)
         except CacheFileError:
             self.clear()
             raise
-        with self._lock:
-            table.longest = max(table.longest, self._table.longest)
-            changes = self._changes.since(version)
-            if changes is None:  # cleared in the meantime
-                table, changes = EntryTable(settings, self._kernels, table.longest), []
-            for change in changes:
-                table.drop_documents(change.removed)
-                table.add_documents(change.added, change.vectors)
-            self._table = table
+        with contents.lock:
+            contents.replace(table, version)
             if learnt is not None:
-                self._decisions.adaptive = learnt
-                self._limit = self._decisions.limit
-            return len(table)
+                self._decisions.note_learnt(learnt)
+            return len(contents.table)
 
     def stats(self) -> QueryCacheStats:
         """Return what the cache holds and what it did."""
-        adaptive = self._decisions.adaptive
-        with self._lock:
+        adaptive, contents = self._decisions.adaptive, self._contents
+        with contents.lock:
             return QueryCacheStats(
-                entries=len(self._table),
-                capacity=self._table.keys.capacity,
-                vectors=len(self._table.pool),
+                entries=len(contents.table),
+                capacity=contents.table.keys.capacity,
+                vectors=len(contents.table.pool),
                 tolerance=self.tolerance,
                 learning=None if adaptive is None else adaptive.report(),
-                **self._counts,
+                **contents.counts,
             )
-
-    def _partition(self, key: Hashable) -> int:
-        """Return the number of a cache key."""
-        check_key(key)
-        return self._table.partitions.get(key, NOWHERE)
-
-    def _conclude(
-        self,
-        look: Look[T],
-        slot: int,
-        sequence: int,
-        distance: float,
-        ranked: NDArray[np.float64] | None = None,
-        count: int = -1,
-    ) -> tuple[bool, Hit[T] | None]:
-        """Return whether the match is still valid, and its answer.
-
-        Args:
-            look: The lookup.
-            slot: Place of the entry in the table.
-            sequence: Number of its insertion.
-            distance: From the query to its key.
-            ranked: What the kernel ranked.
-            count: Of how many candidates; -1 where it ranked none.
-        """
-        table = look.table
-        entry = table.entries[slot]
-        if entry is None or entry.sequence != sequence:
-            return False, None
-        if len(entry.candidates) < look.k and not entry.complete:  # documents went since the scan
-            return False, None
-        match = Match(slot, entry, distance)
-        too_far = entry.readable is None and distance > self._decisions.limit_of(entry)
-        if not self._simple or table.disturbed or too_far:
-            return self._weigh(look, match)
-        if count < 0:
-            hit = self._answers.of_entry(look, match)
-        elif count == len(entry.candidates):
-            assert ranked is not None  # noqa: S101 - something was ranked
-            hit = self._answers.of_ranked(look, match, ranked)
-        else:  # documents went since the scan
-            return False, None
-        with self._lock:
-            if table is not self._table or table.entries[slot] is not entry:
-                return False, None
-            self._counts["lookups"] += 1
-            self._counts["hits"] += 1
-            if hit.recall_bound == 1.0:
-                self._counts["proven"] += 1
-            table.keys.touch(slot)
-        return True, hit
-
-    def _weigh(self, look: Look[T], match: Match[T]) -> tuple[bool, Hit[T] | None]:
-        """Version of :meth:`_conclude` for caches in which more than the distance decides."""
-        table = look.table
-        hit, fresh, used = self._decisions.decide(look, match)
-        with self._lock:
-            if table is not self._table or any(table.entry(slot) is not was for slot, was in used):
-                return False, None
-            self._counts["lookups"] += 1
-            if hit is None:
-                if not fresh or self._settings.guarantee is not None:
-                    self._counts["unproven" if fresh else "stale"] += 1
-                return True, None
-            self._counts["hits"] += 1
-            if hit.recall_bound == 1.0:
-                self._counts["proven"] += 1
-            adaptive = self._decisions.adaptive
-            if adaptive is not None and not self._decisions.suffices(hit):
-                hit.check = adaptive.wants_check(match.distance)
-            table.keys.touch(match.slot)
-        return True, hit
-
-    def _read_missing(
-        self, table: EntryTable[T], held: Sequence[DocumentKey]
-    ) -> tuple[Sequence[DocumentKey], Vectors | None]:
-        """Return which of some documents are not in the pool, and their vectors.
-
-        None of them is referenced meanwhile: an insertion of a document that changes while vectors
-        are read must not get its old vector.
-        """
-        missing = table.pool.missing(held)
-        ids, among = [key[0] for key in missing], [key[0] for key in held]
-        return missing, self._vectors.read(ids, among=among)
-
-    def _learn(self, query: Vectors, truth: Entry[T], k: int, *, served: bool) -> bool | None:
-        """Learn from what the store said; as in :meth:`report`."""
-        verdict = self._learning.learn(
-            Look(self._table, query, k, self._clock()), truth, served=served
-        )
-        self._limit = self._decisions.limit
-        return verdict
-
-    def _put(self, query: Vectors, entry: Entry[T], version: int) -> bool:
-        """Put an entry into the table, up to date; return whether that could be."""
-        table, metric, lifetime = self._table, self._settings.metric, self._lifetime
-        held = () if entry.readable is None else entry.readable.documents
-        caught_up = self._changes.catch_up(entry, query, version, metric)
-        if caught_up is None:
-            table.pool.release(held)
-            self._counts["dropped"] += 1
-            return False
-        left, newest = caught_up
-        distances = None
-        if left.readable is not None:
-            # Of what is left: the others' vectors may be those of after the search.
-            distances = left.readable.distances
-            if left is not entry:
-                table.pool.release(set(held).difference(left.readable.documents))
-        radius = known_radius(distances, query, metric, table.longest, complete=entry.complete)
-        expires = NEVER
-        if lifetime is not None:
-            self._expire(table, lifetime)
-            expires = entry.born + lifetime
-        new = NewEntry(query, left, min(radius, newest), newest, expires)
-        self._counts["evictions"] += table.put(new)
-        self._counts["insertions"] += 1
-        return True
-
-    def _expire(self, table: EntryTable[T], lifetime: int) -> None:
-        """Take ended entries out of memory now and then; lookups no longer find them."""
-        now = self._clock()
-        if now < self._next_expiry:
-            return
-        self._next_expiry = now + lifetime // 8
-        for slot in table.keys.expired(now):
-            table.remove(slot)
-            self._counts["expired"] += 1
 
     def _change(
         self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None
     ) -> None:
-        check_ids((*removed, *added))
-        try:
-            added, new = self._vectors.of_new(added, vectors)
-        except BaseException:
-            self.clear()  # the store has changed, and nobody knows how
-            raise
-        with self._lock:
-            if new is None:
-                self._clear()
-                return
-            self._changes.note(removed, added, new)
-            ended = self._table.drop_documents(removed)
-            ended += self._table.add_documents(added, new)
-            self._counts["invalidated"] += ended
-
-    def _clear(self) -> None:
-        self._changes.clear()
-        self._table = EntryTable(self._settings, self._kernels, self._table.longest)
+        self._removals.follow(removed, added, vectors)
 
 
 def _adaptive_tolerance(settings: Settings) -> AdaptiveTolerance | None:

@@ -23,7 +23,7 @@ def overtake(cache: QueryCache[str], write: Callable[[], None]) -> None:
 
     It has read the old keys, and what it says last, the sequence number, is what is there by then.
     """
-    keys = cache._table.keys
+    keys = cache._contents.table.keys
     before = find, packed, held, ranks = keys.finding
     meta = held[0][-1]
 
@@ -51,7 +51,7 @@ def theirs(cache: QueryCache[str]) -> None:
 def test_a_slot_written_during_the_scan_of_a_batch_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = QueryCache[str](2, 1, 1.0)
     cache.insert([1, 0], [Candidate("mine", "mine")], "mine")
-    right, meta = cache._kernels.nearest_batch, cache._table.keys.finding[2][0][-1]
+    right, meta = cache._kernels.nearest_batch, cache._contents.table.keys.finding[2][0][-1]
 
     class Kernels:
         @staticmethod
@@ -114,7 +114,7 @@ def test_an_entry_of_another_key_does_not_help_to_prove_an_answer(
     )  # fmt: skip
     cache.insert([0, 1], [Candidate("b", "b"), Candidate("a", "a")], "mine")
     cache.insert([1, 0], [Candidate("a", "a"), Candidate("b", "b")], "mine")
-    keys = cache._table.keys
+    keys = cache._contents.table.keys
     right = keys.neighbours
 
     def neighbours(*arguments: Any) -> list[int]:
@@ -132,7 +132,7 @@ def test_a_clear_between_key_and_scan_brings_no_other_key_s_entry() -> None:
     """Numbers of cache keys begin anew after a clear."""
     cache = QueryCache[str](2, 10, 1.0)
     cache.insert([1, 0], [Candidate("a", "a")], "first")
-    table = cache._table
+    table = cache._contents.table
 
     class Partitions(dict[Any, int]):
         def get(self, key: Any, default: Any = None) -> Any:

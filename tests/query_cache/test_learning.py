@@ -171,14 +171,14 @@ class TestReport:
         assert labels.seen == []  # it would not have been served
         cache.delete([2.5, 1])
         monkeypatch.setattr(type(cache._decisions), "tolerance", property(lambda _: 4.0))
-        cache._limit = 4.0
+        cache._decisions.limit = 4.0
         assert cache.lookup([2.5, 1], 1) is None
         assert cache.lookup([2, 1], 1) is None
         assert cache.lookup([1.5, 1], 1) is not None
         assert cache.lookup([97, 1], 1) is not None
         # A search there makes an entry of its own, and one in the same place begins anew.
         cache.insert([1, 1], store_says("1", "2", "3"), k=1)
-        cache._limit = 4.0
+        cache._decisions.limit = 4.0
         assert cache.lookup([2.5, 1], 1) is not None
 
     def test_a_proven_hit_needs_no_check_and_heeds_no_tolerance(

@@ -1,6 +1,7 @@
 """Entries, their keys and vectors, and how they follow changes of the store."""
 
 from .changes import ChangeLog, Part
+from .contents import Contents
 from .document_vectors import DocumentVectors
 from .entry import NEVER, Entry, NewEntry, Readable, check_candidates
 from .keys import hyperplanes
@@ -11,6 +12,7 @@ __all__ = [
     "NEVER",
     "NOWHERE",
     "ChangeLog",
+    "Contents",
     "DocumentKey",
     "DocumentVectors",
     "Entry",

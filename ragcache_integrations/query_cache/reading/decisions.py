@@ -28,12 +28,12 @@ class Decisions(Generic[T]):
 
     Attributes:
         adaptive: Learns the tolerance, where it is not fixed.
+        limit: How far keys are looked for.
     """
 
     def __init__(
         self, settings: Settings, answers: Answers[T], adaptive: AdaptiveTolerance | None
     ) -> None:
-        self.adaptive = adaptive
         self._answers = answers
         self._fixed = 0.0 if settings.tolerance == "auto" else as_number(settings.tolerance)
         unranked = settings.unranked_tolerance
@@ -42,16 +42,22 @@ class Decisions(Generic[T]):
         self._proves = settings.proves
         self._required = settings.required_bound
         self._target = settings.target_recall
+        self.note_learnt(adaptive)
 
     @property
     def tolerance(self) -> float:
         """The largest distance at which an unproven lookup hits, now."""
         return self._fixed if self.adaptive is None else self.adaptive.value
 
-    @property
-    def limit(self) -> float:
-        """How far keys are looked for: proofs may allow what the tolerance learnt does not."""
-        return math.inf if self.adaptive is not None and self._proves else self.tolerance
+    def note_learnt(self, adaptive: AdaptiveTolerance | None) -> None:
+        """Go by what has been learnt by now.
+
+        Args:
+            adaptive: Learns the tolerance from now on.
+        """
+        self.adaptive = adaptive
+        # Proofs may allow what the tolerance learnt does not.
+        self.limit = math.inf if adaptive is not None and self._proves else self.tolerance
 
     @property
     def farthest(self) -> float:

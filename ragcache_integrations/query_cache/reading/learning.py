@@ -55,6 +55,7 @@ class Learning(Generic[T]):
         hit = self._answers.of_entry(look, match)
         violated = _recall(hit, truth, look.k, self._settings.metric) < self._settings.target_recall
         adaptive.observe(distance, violated, served=served)
+        self._decisions.note_learnt(adaptive)
         if violated and served:
             # Rephrasings of one near-duplicate scatter around its distance.
             cap[slot] = min(cap[slot], distance / 2)
