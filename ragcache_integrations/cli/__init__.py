@@ -1,5 +1,5 @@
 """The command line: ``ragcache serve``, ``demo``, ``doctor`` and others."""
 
-from .command import main
+from .process import main
 
 __all__ = ["main"]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ragcache_integrations import __version__
+from ragcache_integrations.core.interrupts import INTERRUPTED
 from ragcache_integrations.errors import RAGCacheError
 
 from .demo import add_demo
@@ -22,7 +23,6 @@ from .serve import add_serve
 __all__ = ["main"]
 
 USAGE_ERROR = 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 Command = Callable[[argparse.Namespace], int | None]
 """Does it, and gives the exit status where it is not 0."""

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import os
-from collections.abc import Callable
-from concurrent.futures import Executor
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["in_executor", "in_thread", "usable_cores"]
+__all__ = ["in_executor", "in_thread", "map_in_threads", "usable_cores", "wait_in_thread"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+
+CANCEL_SECONDS = 1.0
+"""The longest time that an interrupted caller waits for what it cancels."""
 
 
 def in_executor(
@@ -56,6 +63,86 @@ async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs)
                 continue
         if not future.cancelled():
             future.exception()  # retrieved, so that asyncio does not warn about it
+        raise
+
+
+def map_in_threads(function: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
+    """Call a function with every item, several at once, each in a copy of the caller's context.
+
+    After a failure or an interruption, calls that have not begun never will. Nobody waits for the
+    others, not even the end of the process, as it would for those of an executor.
+
+    Args:
+        function: The function.
+        items: What it is called with.
+        workers: The most calls at once.
+
+    Returns:
+        The results, in the order of the items.
+
+    Raises:
+        Exception: What the first call to fail has raised.
+    """
+    calls: queue.SimpleQueue[tuple[Future[R], Callable[[], R]]] = queue.SimpleQueue()
+    results: list[Future[R]] = []
+    for item in items:
+        results.append(Future())
+        calls.put((results[-1], partial(contextvars.copy_context().run, function, item)))
+
+    def work() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                result, call = calls.get_nowait()
+                if result.set_running_or_notify_cancel():
+                    _settle(result, call)
+
+    for number in range(min(workers, len(results))):
+        threading.Thread(target=work, name=f"ragcache-map-{number}", daemon=True).start()
+    try:
+        for result in wait(results, return_when=FIRST_EXCEPTION).done:
+            result.result()  # raises what the first to fail ran into
+        return [result.result() for result in results]
+    finally:
+        for result in results:
+            result.cancel()
+
+
+def _settle(future: Future[R], call: Callable[[], R]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+        future.set_exception(error)
+
+
+def wait_in_thread(begin: Callable[[], Coroutine[Any, Any, R]]) -> R:
+    """Run a coroutine in an event loop of its own, in another thread, and wait for its end.
+
+    Whoever interrupts the waiting, as a notebook does, cancels the coroutine. The process ends
+    without waiting for the thread.
+
+    Args:
+        begin: Makes the coroutine.
+    """
+    running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
+    result: Future[R] = Future()
+
+    async def run() -> R:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this coroutine runs in one
+        running.set_result((asyncio.get_running_loop(), task))
+        return await begin()
+
+    def work() -> None:
+        _settle(result, lambda: asyncio.run(run()))
+
+    threading.Thread(target=work, name="ragcache-wait", daemon=True).start()
+    try:
+        return result.result()
+    except KeyboardInterrupt:
+        loop, task = running.result()
+        with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+            loop.call_soon_threadsafe(task.cancel)
+        wait([result], CANCEL_SECONDS)
         raise
 
 

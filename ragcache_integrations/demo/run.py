@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.interrupts import remove_when_ended
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.stock import StockEngine
@@ -203,6 +204,7 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
     """Start the engines and build the store, all at the same time."""
     starts: list[Future[Any]] = []
     with TemporaryDirectory(prefix="ragcache-demo-") as folder, ExitStack() as cleanup:
+        remove_when_ended(folder)
         cleanup.callback(_close, starts)
         log = Path(folder) / "engines.log"
         what = "Starting two engines, embedding passages"

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from ragcache_integrations.core.checks import check_int, check_number
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.interrupts import remove_when_ended
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.resources import load_passages, load_questions
@@ -124,6 +125,7 @@ def run_speculative(
     for module, extra in (("faiss", "faiss"), ("ragcache_minilm", "embeddings")):
         require(module, feature="The demo", extra=extra)
     with TemporaryDirectory(prefix="ragcache-demo-") as folder:
+        remove_when_ended(folder)
         log, what = Path(folder) / "engine.log", "Starting the engine, embedding passages"
         with quiet_start(log, what, 2, show_progress=show_progress) as progress:
             questions = [question.text for question in load_questions()]

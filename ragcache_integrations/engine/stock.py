@@ -20,6 +20,7 @@ from typing import Any
 
 from ragcache_integrations.core.closing import Closeable
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.interrupts import remove_when_ended
 from ragcache_integrations.errors import EngineError
 
 from .arguments import GIB
@@ -112,6 +113,7 @@ class StockEngine(Closeable):
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._folder = tempfile.TemporaryDirectory(prefix="ragcache-stock-")
+        remove_when_ended(self._folder.name)
         with _starting(self._folder.name):
             self._engine: Any = self._run(self._start(arguments))
         self._tokenizer = self._engine.get_tokenizer()

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from tqdm import tqdm
 
 from ragcache_integrations.core.checks import check_choice, check_number
 from ragcache_integrations.core.prompt import PromptDocument
+from ragcache_integrations.core.threads import wait_in_thread
 from ragcache_integrations.errors import (
     ConfigurationError,
     PromptTooLongError,
@@ -381,8 +381,4 @@ def _wait(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(begin())
-    pool = ThreadPoolExecutor(1, thread_name_prefix="ragcache-evaluation")
-    try:
-        return pool.submit(lambda: asyncio.run(begin())).result()
-    finally:
-        pool.shutdown(wait=False)
+    return wait_in_thread(begin)

@@ -133,10 +133,14 @@ class Runner:
             unit="question",
             disable=not self._show_progress,
         ) as self._bar:
-            if self._plan.workload.rate is None:
-                await self._closed_loop(left)
-            else:
-                await self._open_loop(left)
+            try:
+                if self._plan.workload.rate is None:
+                    await self._closed_loop(left)
+                else:
+                    await self._open_loop(left)
+            except (asyncio.CancelledError, KeyboardInterrupt):
+                await self._checkpoint()  # what is answered is not asked again
+                raise
         await self._checkpoint(complete=True)
 
     async def _closed_loop(self, left: Sequence[WorkloadItem]) -> None:

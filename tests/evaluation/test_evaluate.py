@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import threading
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -327,6 +329,36 @@ async def test_cancelled_it_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     run = await aevaluate("nq", model=Echo(), **knobs)
     assert len(run.records) == 20
     assert len(run.summary["breaks"]) == 1
+
+
+def interrupt_an_evaluation(folder: Path) -> None:
+    """Press Ctrl-C during the fifth question, long before a checkpoint is due."""
+    knobs: dict[str, Any] = {"retriever": make_retriever, "sample": 20, "out": folder}
+    main_thread = threading.main_thread().ident or 0
+
+    def called(number: int) -> None:
+        if number == 6:
+            signal.pthread_kill(main_thread, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            evaluate("nq", model=Echo(seconds=0.05, called=called), checkpoint_seconds=1e6, **knobs)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    rest = Echo()
+    assert len(evaluate("nq", model=rest, **knobs).records) == 20
+    # Both times the first call warms the model up.
+    assert len(rest.calls) == 20 - 4 + 1
+
+
+def test_interrupted_it_keeps_every_answer(tmp_path: Path) -> None:
+    interrupt_an_evaluation(tmp_path)
+
+
+async def test_interrupted_in_a_notebook_it_ends_its_thread(tmp_path: Path) -> None:
+    interrupt_an_evaluation(tmp_path)
+    assert "ragcache-wait" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_runs_of_different_objects_are_not_taken_for_each_other(tmp_path: Path) -> None:

