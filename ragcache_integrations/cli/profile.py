@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.threads import usable_cores
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.profiling import device_name, measure_prefill
+from ragcache_integrations.engine.arguments import engine_settings, with_bundled_model
+from ragcache_integrations.engine.profiling import (
+    device_name,
+    measure_prefill,
+    prefill_duration,
+)
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, profile_path
 
 from .options import add_json, check_file, check_folder
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 __all__ = ["add_profile"]
 
 REPEATS = 3
+BUSY_CORES = 0.5
+"""So many cores in use by others disturb the measurement."""
+LOOK_SECONDS = 0.5
+SECONDS_AS_SUCH = 100
+"""Longer durations are shown in minutes."""
 TABLE_ROWS, TABLE_COLUMNS = 8, 6  # what fits a terminal of 80 columns
 
 
@@ -71,6 +85,9 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="JSON file to write instead of the one that the engine reads",
     )
     parser.add_argument(
+        "--overwrite", action="store_true", help="replace the profile that is already there"
+    )
+    parser.add_argument(
         "--workload",
         type=Path,
         metavar="FILE",
@@ -112,32 +129,80 @@ def _profile(options: argparse.Namespace) -> None:
     from rich.console import Console  # noqa: PLC0415 - an extra
 
     console = Console()
-    output = None if options.output is None else check_file("--output", options.output)
+    model = _model_name(options)
+    device = device_name()
+    path = _target(options, model, device)
+    busy = _busy_cores()
+    _print(console, {"Model": model, "Device": device, "Profile": f"will be written to {path}"})
+    if busy >= BUSY_CORES:
+        console.print(
+            f"Other programs keep {busy:.1f} of {usable_cores()} cores busy: the times will be too "
+            "long. Ctrl-C ends this.",
+            style="bold",
+            highlight=False,
+        )
     console.print("Starting the engine ...", highlight=False)
     with _start(options) as engine:
-        device = device_name()
-        path = profile_path(engine.model, device) if output is None else output
-        if output is None:
-            check_folder(path.parent, "set RAGCACHE_HOME to a folder, or name an --output")
-        model = measure_prefill(
-            engine,
-            max_tokens=options.max_tokens,
-            repeats=options.repeats or REPEATS,
-            show_progress=True,
-        )
+        measured = {"max_tokens": options.max_tokens, "repeats": options.repeats or REPEATS}
+        seconds = prefill_duration(engine, **measured)
+        console.print(f"Measuring takes about {_duration(seconds)}.", highlight=False)
+        costs = measure_prefill(engine, show_progress=True, **measured)
         window = engine.max_model_len
-    model.save(path)
-    console.print(_table(model, window))
-    lines = {"Model": engine.model, "Device": device, "Profile": path}
+    costs.save(path)
+    console.print(_table(costs, window))
+    _print(console, {"Profile": path})
+    if options.json:
+        content = {"model": model, "device": device, "path": str(path)}
+        sys.stdout.write(json.dumps(content | {"profile": costs.as_dict()}) + "\n")
+
+
+def _model_name(options: argparse.Namespace) -> str:
+    """The model's name as the engine will have it, under which profiles are kept."""
+    settings = engine_settings(options.model, kv_cache_gib=options.kv_cache_gib)
+    return with_bundled_model(settings).model
+
+
+def _target(options: argparse.Namespace, model: str, device: str) -> Path:
+    """The file to write, checked before anything is measured."""
+    if options.output is not None:
+        path = check_file("--output", options.output)
+    else:
+        path = profile_path(model, device)
+        check_folder(path.parent, "set RAGCACHE_HOME to a folder, or name an --output")
+    if path.exists() and not options.overwrite:
+        when = time.strftime("%d %B %Y", time.localtime(path.stat().st_mtime))
+        msg = f"there is a profile of {when} in {path}: measure again with --overwrite"
+        raise ConfigurationError(msg)
+    return path
+
+
+def _busy_cores() -> float:
+    """How many cores the machine's programs keep busy now; 0 where Linux does not tell."""
+    samples = []
+    for pause in (0.0, LOOK_SECONDS):
+        time.sleep(pause)
+        try:
+            line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
+        except OSError:
+            return 0.0
+        times = [int(ticks) for ticks in line.split()[1:9]]
+        samples.append((sum(times), times[3] + times[4]))  # of these idle, or waiting for a disk
+    (total, idle), (later, idle_later) = samples
+    busy = 1 - (idle_later - idle) / max(1, later - total)
+    return busy * (os.cpu_count() or 1)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < SECONDS_AS_SUCH else f"{seconds / 60:.0f} minutes"
+
+
+def _print(console: Console, lines: Mapping[str, object]) -> None:
     for name, value in lines.items():
         console.print(f"{name}: {value}", highlight=False, markup=False, soft_wrap=True)
-    if options.json:
-        content = {"model": engine.model, "device": device, "path": str(path)}
-        sys.stdout.write(json.dumps(content | {"profile": model.as_dict()}) + "\n")
 
 
 def _characterise(options: argparse.Namespace) -> None:
-    measuring = ("max_tokens", "repeats", "kv_cache_gib", "output")
+    measuring = ("max_tokens", "repeats", "kv_cache_gib", "output", "overwrite")
     flags = [f"--{name.replace('_', '-')}" for name in measuring if getattr(options, name)]
     if flags:
         msg = f"{' and '.join(flags)} would measure a model, which --workload does not"

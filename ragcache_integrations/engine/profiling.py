@@ -26,7 +26,7 @@ from .device import device_name
 if TYPE_CHECKING:  # otherwise the two would import each other
     from .engine import RAGCacheEngine
 
-__all__ = ["device_name", "measure_prefill"]
+__all__ = ["device_name", "measure_prefill", "prefill_duration"]
 
 SMALLEST_NEW = 8
 """Fewer new tokens cost hardly less, because most of the time is the overhead of a step."""
@@ -35,6 +35,8 @@ CLOSEST = 1.5
 ANSWERED = 1
 """Tokens of the answer; the window and the KV cache must hold them too."""
 FIRST_TOKEN = SamplingOptions(max_tokens=ANSWERED, ignore_eos=True)
+ESTIMATED_SHARE = 4
+"""The longest prompt is so many times the one by which the duration is estimated."""
 FEWEST_WORDS = 50
 """The fewest words to draw from; with fewer, texts might repeat."""
 ATTEMPTS = 10
@@ -95,6 +97,25 @@ def measure_prefill(
                     progress.update(new)
         bench.reset()
     return _completed(grid, {node: statistics.median(times) for node, times in samples.items()})
+
+
+def prefill_duration(
+    engine: RAGCacheEngine, *, max_tokens: int | None = None, repeats: int = 3
+) -> float:
+    """Estimate how many seconds :func:`measure_prefill` will take, by a short and a long prompt.
+
+    Arguments and errors are those of :func:`measure_prefill`.
+    """
+    repeats = check_int("repeats", repeats, 1)
+    grid = _grid(_longest_prompt(engine, max_tokens), engine.block_size)
+    bench = _Bench(engine)
+    bench.reset()
+    shortest, longer = grid.new[0], max(grid.new[0] + 1, grid.longest // ESTIMATED_SHARE)
+    bench.measure("", 0, shortest)  # to warm up
+    step = bench.measure("", 0, shortest)
+    per_token = max(0.0, bench.measure("", 0, longer) - step) / (longer - shortest)
+    prompts = len(grid.new) + repeats * sum(2 + len(grid.new_after(n)) for n in grid.cached)
+    return prompts * step + (sum(grid.new) + repeats * grid.tokens) * per_token
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from contextlib import nullcontext
 from functools import partial
@@ -18,7 +20,11 @@ from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.device import device_name
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import EngineStartError
-from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, load_profile
+from ragcache_integrations.knowledge_tree.prefill_cost import (
+    PrefillCostModel,
+    load_profile,
+    profile_path,
+)
 from tests.support.programs import run_program
 
 
@@ -196,9 +202,32 @@ def test_a_profile_is_written_where_it_was_asked_for(
     assert "Measuring prefills: 100%" in error
     assert f"Profile: {tmp_path / 'mine.json'}\n" in out
     assert f"Device: {device_name()}\n" in out
+    assert "Measuring takes about" in out
     model = PrefillCostModel.load("mine.json")
     assert f"{1000 * model(0, 8):,.1f}" in out
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.json"]
+    assert (tmp_path / "mine.json").is_file()
+    assert not (tmp_path / "home" / "profiles").exists()
+
+
+def test_a_profile_is_replaced_only_where_that_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
+    path = profile_path(str(default_model_path()), device_name())
+    PrefillCostModel.default().save(path)
+    before = path.read_bytes()
+    assert cli.main(["profile"]) == 2
+    assert f"in {path}: measure again with --overwrite" in capsys.readouterr().err
+    assert cli.main(["profile", "--output", str(path)]) == 2
+    assert path.read_bytes() == before
+
+
+def test_a_busy_machine_is_noticed() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as working:
+        try:
+            assert cli_profile._busy_cores() >= cli_profile.BUSY_CORES
+        finally:
+            working.kill()
 
 
 @pytest.mark.engine
