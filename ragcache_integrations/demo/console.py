@@ -13,7 +13,7 @@ from ragcache_integrations import reports
 from .run import DemoResult, stream
 from .settings import FRAMEWORKS, DemoSettings
 from .speculative import Pair, median_ttfts
-from .summary import conditions, examples, quality_table, rows
+from .summary import conditions, examples, quality_table, rows, verdict
 
 __all__ = ["show", "show_conditions", "show_pairs"]
 
@@ -27,7 +27,11 @@ def show_conditions(settings: DemoSettings, console: Console) -> None:
 
 
 def show(result: DemoResult, console: Console) -> None:
-    """Write one table per framework, and a few questions."""
+    """Write what to do and one table per framework, and a few questions."""
+    console.print()
+    for name, framework in result.frameworks.items():
+        text, pays = verdict(FRAMEWORKS[name], framework)
+        console.print(text, style="bold green" if pays else "bold red", highlight=False)
     for name, framework in result.frameworks.items():
         table = Table(
             title=f"{FRAMEWORKS[name]}: times are the mean (and the median) per question",

@@ -17,6 +17,7 @@ from .summary import (
     milliseconds,
     quality_table,
     rows,
+    verdict,
 )
 
 __all__ = ["render", "write_report"]
@@ -49,7 +50,9 @@ def render(result: DemoResult) -> str:
         seconds=round(result.seconds),
         turn=TURN,
         frameworks=[
-            _framework(framework) | {"name": FRAMEWORKS[name], "swap": _swap(name, result.settings)}
+            _framework(framework)
+            | {"name": FRAMEWORKS[name], "swap": _swap(name, result.settings)}
+            | dict(zip(("verdict", "pays"), verdict(FRAMEWORKS[name], framework), strict=True))
             for name, framework in result.frameworks.items()
         ],
         scored=result.settings.scored,

@@ -23,7 +23,11 @@ __all__ = [
     "milliseconds",
     "quality_table",
     "rows",
+    "verdict",
 ]
+
+WORTHWHILE = 0.05
+"""The least share of the time, or of the searches, that is worth a change."""
 
 TIMES = {
     "Embedding": "embedding_ms",
@@ -93,6 +97,32 @@ def _change(before: float, after: float) -> str:
         return ""
     percent = round(100 * (after / before - 1))
     return "±0 %" if percent == 0 else f"{percent:+d} %"
+
+
+def verdict(name: str, result: FrameworkResult) -> tuple[str, bool]:
+    """What to do after the demo, in a sentence, and whether the swap paid off.
+
+    Args:
+        name: The framework's name.
+        result: What was measured with it.
+    """
+    before, after = (
+        statistics.fmean(seen.first_token_ms for seen in side)
+        for side in (result.before, result.after)
+    )
+    searches, saved = (
+        sum(seen.store_calls for seen in side) for side in (result.before, result.after)
+    )
+    sooner, fewer = 1 - after / before, 1 - saved / max(1, searches)
+    moved = f"{abs(sooner):.0%} {'sooner' if sooner > 0 else 'later'}"
+    measured = f"the first token came {moved}, with {fewer:.0%} fewer searches"
+    if sooner >= WORTHWHILE:
+        what, advice = "the swap pays off for these questions", "Swap both classes."
+    elif fewer >= WORTHWHILE:
+        what, advice = "only the retriever pays off for these questions", "Swap that class."
+    else:
+        what, advice = "the swap does not pay off for these questions", "Leave your chain as it is."
+    return f"{name}: {what}: {measured}. {advice}", max(sooner, fewer) >= WORTHWHILE
 
 
 def rows(result: FrameworkResult) -> list[Row]:

@@ -21,8 +21,12 @@ PREFILL_ROWS = 6
 
 
 def show(findings: Findings, console: Console) -> None:
-    """Write the tables and the verdict."""
+    """Write the verdict, then the tables."""
     result = findings.result
+    style = "bold green" if findings.result.pays else "bold red"
+    console.print(findings.verdict(), style=style, highlight=False)
+    console.print(escape(findings.advice()), highlight=False)
+    console.print()
     tables = {
         f"Access: {result.requests:,} requests for {result.skew.accesses:,} documents, "
         f"{result.skew.documents:,} different ones": _skew(findings),
@@ -35,10 +39,6 @@ def show(findings: Findings, console: Console) -> None:
         console.print(title, style="bold", highlight=False)
         console.print(table)
         console.print()
-    style = "bold green" if findings.result.pays else "bold red"
-    console.print(findings.verdict(), style=style, highlight=False)
-    console.print(escape(findings.advice()), highlight=False)
-    console.print()
     for note in findings.notes():
         console.print(f"• {escape(note)}", highlight=False, style="dim")
 

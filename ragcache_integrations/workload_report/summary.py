@@ -41,11 +41,20 @@ class Findings:
     origins: Sequence[str]
 
     def verdict(self) -> str:
-        """Whether caching pays, in a few words."""
-        return "Caching pays here." if self.result.pays else "Caching will not pay here."
+        """Whether caching pays, by how much, and what to do."""
+        size, most = self.result.recommended, self.result.unlimited
+        if size is None:
+            return (
+                f"Caching will not pay here: at most {percent(most.saved_share)} of the prefill "
+                "time could be saved. Stock vLLM is enough."
+            )
+        return (
+            f"Caching pays here: give it {self.size(size.tokens)}, and it saves "
+            f"{percent(size.saved_share)} of the prefill time."
+        )
 
     def advice(self) -> str:
-        """Why, and what size is recommended."""
+        """Why, and what else is possible."""
         unlimited, size, half = self.result.unlimited, self.result.recommended, self.result.half
         if size is None or half is None:
             return (
@@ -54,10 +63,9 @@ class Findings:
                 f"{percent(LEAST_HIT_RATE)} it is not worth its memory."
             )
         return (
-            f"A cache of {self.size(size.tokens)} finds {percent(size.token_hit_rate)} of the "
-            f"documents' tokens and saves {percent(size.saved_share)} of the prefill time. It is "
-            f"the smallest that reaches {percent(ENOUGH)} of what a cache that holds everything "
-            f"finds ({percent(unlimited.token_hit_rate)}). Stock vLLM's own LRU finds "
+            f"This is the smallest size that reaches {percent(ENOUGH)} of what a cache that holds "
+            f"everything finds: {percent(size.token_hit_rate)} of the documents' tokens, of at "
+            f"most {percent(unlimited.token_hit_rate)}. Stock vLLM's own LRU finds "
             f"{percent(size.stock_token_hit_rate)} in the same memory. Where memory is short: "
             f"{self.size(half.tokens)} find {percent(half.token_hit_rate)}, stock LRU "
             f"{percent(half.stock_token_hit_rate)}."

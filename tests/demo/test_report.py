@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,9 @@ from rich.console import Console
 from ragcache_integrations.demo import charts
 from ragcache_integrations.demo.console import show, show_conditions
 from ragcache_integrations.demo.report import render, write_report
-from ragcache_integrations.demo.run import DemoResult
-from ragcache_integrations.demo.settings import DemoSettings
-from ragcache_integrations.demo.summary import examples, milliseconds, rows
+from ragcache_integrations.demo.run import DemoResult, FrameworkResult
+from ragcache_integrations.demo.settings import FRAMEWORKS, DemoSettings
+from ragcache_integrations.demo.summary import examples, milliseconds, rows, verdict
 from ragcache_integrations.resources import load_questions
 from tests.support.html_page import HtmlPage
 
@@ -52,6 +53,40 @@ def test_the_report_says_what_was_run_and_how_to_run_it_again(page: HtmlPage) ->
         "The answers are noise",
     ):
         assert words in page.text
+
+
+def test_page_and_terminal_begin_with_what_to_do(result: DemoResult, page: HtmlPage) -> None:
+    console = Console(record=True, width=300, file=io.StringIO())
+    show(result, console)
+    for name, framework in result.frameworks.items():
+        sentence, _ = verdict(FRAMEWORKS[name], framework)
+        assert sentence in page.text
+        assert sentence in console.export_text(clear=False)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "searches", "words"),
+    [
+        (0.8, 20, "the swap pays off for these questions: the first token came 20% sooner"),
+        (1.3, 20, "only the retriever pays off"),
+        (1.0, 60, "the swap does not pay off"),
+    ],
+)
+def test_what_to_do_follows_from_the_figures(
+    result: DemoResult, seconds: float, searches: int, words: str
+) -> None:
+    before = tuple(
+        replace(seen, store_calls=1, first_token_ms=10.0)
+        for seen in result.frameworks["langchain"].before
+    )
+    after = tuple(
+        replace(seen, store_calls=int(number < searches), first_token_ms=10 * seconds)
+        for number, seen in enumerate(before)
+    )
+    assert len(before) == 60
+    sentence, pays = verdict("LangChain", FrameworkResult(before, after, None))
+    assert words in sentence
+    assert pays == ("does not" not in words)
 
 
 def test_the_report_is_written(result: DemoResult, html: str, tmp_path: Path) -> None:

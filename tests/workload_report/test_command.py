@@ -21,8 +21,8 @@ def test_the_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
     assert cli.main(arguments) == 0
     output = capsys.readouterr().out
-    assert "Caching pays here." in output
-    assert "Caching pays here." in report.read_text(encoding="utf-8")
+    assert output.startswith("Caching pays here: ")
+    assert "Caching pays here: " in report.read_text(encoding="utf-8")
     assert json.loads(output.splitlines()[-1])["requests"] == 200
 
 

@@ -82,7 +82,7 @@ def _compared(runs: list[EvalRun], numbers: dict[str, int]) -> Compared:
         f"compared-{number}",
         f"Compared with run {labels[str(baseline.path)]}",
         "Question by question, with 95 % intervals of a paired bootstrap. Coloured where the whole "
-        "interval is on one side.",
+        "interval is on one side; times never are, because the runs followed one another.",
         tuple(plots),
         tuple(runs),
     )
@@ -113,6 +113,6 @@ def _ratios(name: str, members: Sequence[Comparison], labels: dict[str, str]) ->
         if comparison.ratio is not None:
             value, low, high = comparison.ratio.as_list()
             text = f"{value:.2f} [{low:.2f}, {high:.2f}]"
-            better = None if low <= 1 <= high else low > 1
-            bars.append(Bar(labels[str(comparison.other.path)], value, low, high, text, better))
+            # Without a colour: the runs followed one another, and the machine may have changed.
+            bars.append(Bar(labels[str(comparison.other.path)], value, low, high, text))
     return Bars(TIMES[name], "times as fast as the baseline", tuple(bars), 1.0, log=True)

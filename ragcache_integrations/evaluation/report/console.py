@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ragcache_integrations.evaluation.runs import EvalRun, answer_scores, compare, throughputs
@@ -22,10 +23,12 @@ from .measures import (
     qualities,
     value_of,
 )
+from .verdict import verdicts
 
 __all__ = ["show"]
 
 MAX_COLUMNS = 3
+STYLES = {True: "bold green", False: "bold red", None: "bold"}
 _OVERVIEW = {
     "cache_hit_rate": "cache hit rate",
     "k_recall": "k-recall",
@@ -39,10 +42,12 @@ _OVERVIEW = {
 
 
 def show(runs: Sequence[EvalRun], console: Console) -> None:
-    """Write the figures of runs, and their comparisons with the first.
+    """Write what to do, the figures of runs, and their comparisons with the first.
 
     All figures of a few runs, the most important ones of many.
     """
+    for verdict in verdicts(runs):
+        console.print(escape(verdict.text), style=STYLES[verdict.pays], highlight=False)
     console.print(_figures(runs) if len(runs) <= MAX_COLUMNS else _overview(runs))
     for run in runs:
         for number in run.summary["breaks"]:

@@ -32,6 +32,7 @@ from .tables import (
     remarks,
     runs_table,
 )
+from .verdict import verdicts
 
 __all__ = ["PAGE", "Gathered", "awrite_report", "gather", "render", "write_report"]
 
@@ -193,6 +194,7 @@ def _page(gathered: Gathered, numbers: dict[str, int], by_dataset: Sequence[Sect
         title=" and ".join(dict.fromkeys(section.title for section in by_dataset)),
         differing=[name for name in differing_knobs(facts_of(runs)) if name != "label"],
         remarks=remarks(runs, numbers, gathered.left_out),
+        verdicts=verdicts(runs),
         figures=_tiles(runs[0]) if len(runs) == 1 else [],
         sections=by_dataset,
         runs_table=runs_table(runs, numbers),

@@ -1,0 +1,157 @@
+"""What to do after an evaluation, in a sentence for each group of runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ragcache_integrations.evaluation.runs import EvalRun, answer_scores, compare
+from ragcache_integrations.evaluation.scores import Interval
+
+from .labels import labels_of
+from .measures import main_quality, measure
+
+__all__ = ["Verdict", "verdicts"]
+
+TOLERATED = 0.02
+"""So much lower a quality still counts as the same, if the whole interval is above it."""
+
+WORTHWHILE = 0.05
+"""The least share of searches, or of prompt tokens, that is worth a component."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do.
+
+    Attributes:
+        text: The sentence.
+        pays: Whether something is to be kept; ``None`` where the runs cannot tell.
+    """
+
+    text: str
+    pays: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A run beside the one that it is compared with; ``quality`` is ``None`` if it is unknown."""
+
+    label: str
+    searches: float
+    tokens: float
+    quality: Interval | None
+
+    @property
+    def gain(self) -> str:
+        saved = (self.searches, "searches"), (self.tokens, "prompt tokens to compute")
+        return next((f"{share:.0%} fewer {of}" for share, of in saved if share >= WORTHWHILE), "")
+
+    @property
+    def pays(self) -> bool | None:
+        if not self.gain or (self.quality is not None and self.quality.high < 0):
+            return False
+        if self.quality is None or self.quality.low < -TOLERATED:
+            return None
+        return True
+
+    @property
+    def rank(self) -> tuple[int, float, float]:
+        return [False, None, True].index(self.pays), self.searches, self.tokens
+
+
+def verdicts(runs: Sequence[EvalRun]) -> list[Verdict]:
+    """Say what to do, for each group of runs of the same questions, or for a single run.
+
+    Times have no part in it: runs follow one another, and what else the machine does changes.
+    """
+    if len(runs) == 1:
+        return [_alone(runs[0])]
+    groups: dict[str, list[EvalRun]] = defaultdict(list)
+    for run in runs:
+        groups[run.config["workload"]["digest"]].append(run)
+    return [_compared(members) for members in groups.values() if len(members) > 1]
+
+
+def _alone(run: EvalRun) -> Verdict:
+    title, rate = run.config["dataset"]["title"], run.figures.get("cache_hit_rate")
+    if rate is None:
+        return Verdict(
+            f"{title} without a query cache: repeat it with one to see what it saves.", None
+        )
+    recall = run.figures.get("k_recall")
+    found = "" if recall is None else f", and {recall:.1%} of the store's documents were found"
+    if rate < WORTHWHILE:
+        text = (
+            f"The query cache does not pay off here: {rate:.0%} fewer searches. Try a higher "
+            "tolerance, or leave it out."
+        )
+        return Verdict(text, pays=False)
+    text = (
+        f"The query cache saves {rate:.0%} of the searches{found}. A run with --retriever plain "
+        "shows whether the answers are as good."
+    )
+    return Verdict(text, pays=None)
+
+
+def _compared(runs: Sequence[EvalRun]) -> Verdict:
+    base, *others = runs
+    base_label, *labels = (label or "the same settings" for label in labels_of(runs))
+    name = main_quality(runs)
+    quality = _quality_differences(runs, name)
+    candidates = [
+        _Candidate(
+            label,
+            _fewer(_searches(base), _searches(run)),
+            _fewer(_computed_tokens(base), _computed_tokens(run)),
+            quality.get(run.name),
+        )
+        for run, label in zip(others, labels, strict=True)
+    ]
+    best = max(candidates, key=lambda candidate: candidate.rank)
+    words = "quality" if name is None else measure(name).words
+    return _sentence(best, base_label, words, len(base.records))
+
+
+def _quality_differences(runs: Sequence[EvalRun], name: str | None) -> dict[str, Interval]:
+    """How quality differs from the first run's, by the names of the others; empty if unknown."""
+    if name not in answer_scores(runs) or any(run.quality is None for run in runs):
+        return {}
+    compared = compare(runs, metrics=[str(name)])
+    return {comparison.other.name: comparison.difference for comparison in compared}
+
+
+def _sentence(best: _Candidate, base: str, quality: str, questions: int) -> Verdict:
+    if not best.gain:
+        text = f"Keep {base}: no other run saves searches or prompt tokens."
+        return Verdict(text, pays=False)
+    gain = f"{best.label}: {best.gain} than {base}"
+    if best.quality is None:
+        text = f"{gain}. What it does to the answers is not known: no quality was measured."
+        return Verdict(text, None)
+    points, low, high = (100 * end for end in best.quality.as_list())
+    if best.pays:
+        same = f"the same {quality} within ±{max(abs(low), abs(high)):.1f} points"
+        better = f"{quality} {points:.1f} points higher" if low > 0 else same
+        return Verdict(f"{gain}, {better}: keep it.", pays=True)
+    interval = f"{points:+.1f} points, between {low:+.1f} and {high:+.1f}"
+    if best.pays is None:
+        text = (
+            f"{gain}, but {questions:,} questions are too few to tell whether the answers suffer "
+            f"({quality} {interval}): ask more before you keep it."
+        )
+        return Verdict(text, None)
+    return Verdict(f"{gain}, but worse answers ({quality} {interval}): keep {base}.", pays=False)
+
+
+def _searches(run: EvalRun) -> float:
+    return 1 - (run.figures.get("cache_hit_rate") or 0.0)
+
+
+def _computed_tokens(run: EvalRun) -> float:
+    return (run.figures.get("prompt_tokens") or 0) - (run.figures.get("tokens_saved") or 0)
+
+
+def _fewer(before: float, after: float) -> float:
+    return 1 - after / before if before else 0.0

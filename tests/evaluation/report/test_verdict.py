@@ -1,0 +1,72 @@
+"""A report begins with what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragcache_integrations.evaluation import EvalRun, evaluate, evaluate_grid
+from ragcache_integrations.evaluation.report.report import gather, render
+from ragcache_integrations.evaluation.report.verdict import _Candidate, _sentence, verdicts
+from ragcache_integrations.evaluation.scores import Interval
+from tests.evaluation.world import Echo, make_retriever
+from tests.support.html_page import HtmlPage
+
+SMALL: dict[str, Any] = {"sample": 6, "workload": "uniform", "variants": 2, "k": 3}
+
+
+def runs(out: Path, sweep: dict[str, list[Any]], **knobs: Any) -> list[EvalRun]:
+    usual = {"retriever": make_retriever, "model": Echo(), "out": out, **SMALL}
+    return evaluate_grid("nq", sweep, **(usual | knobs))
+
+
+def test_the_run_that_saves_most_is_kept(tmp_path: Path) -> None:
+    """The answers of this model are all wrong: they cannot get worse."""
+    swept = runs(tmp_path, {"tolerance": [0.0, 1.0]})
+    (verdict,) = verdicts(swept)
+    assert verdict.pays
+    assert verdict.text.startswith("tolerance=1: ")
+    assert "fewer searches than tolerance=0" in verdict.text
+    assert verdict.text.endswith("keep it.")
+    page = HtmlPage(render(gather(swept))).text
+    assert page.index(verdict.text) < page.index("Times are in milliseconds")
+
+
+def test_no_gain(tmp_path: Path) -> None:
+    (verdict,) = verdicts(runs(tmp_path, {"capacity": [100, 200]}, tolerance=0.0))
+    assert verdict.pays is False
+    assert verdict.text == "Keep capacity=100: no other run saves searches or prompt tokens."
+
+
+def test_random_weights_say_nothing_of_the_answers(tmp_path: Path) -> None:
+    (verdict,) = verdicts(runs(tmp_path, {"tolerance": [0.0, 1.0]}, random_weights=True))
+    assert verdict.pays is None
+    assert "no quality was measured" in verdict.text
+
+
+def test_one_run(tmp_path: Path) -> None:
+    knobs: dict[str, Any] = {"retriever": make_retriever, "model": Echo(), "out": tmp_path, **SMALL}
+    (verdict,) = verdicts([evaluate("nq", tolerance=1.0, **knobs)])
+    assert "of the searches" in verdict.text
+    assert "--retriever plain" in verdict.text
+    (verdict,) = verdicts([evaluate("nq", tolerance=0.0, **knobs)])
+    assert verdict.pays is False
+
+
+@pytest.mark.parametrize(
+    ("quality", "pays", "words"),
+    [
+        (Interval(0.001, -0.015, 0.012), True, "the same F1 within ±1.5 points: keep it."),
+        (Interval(0.04, 0.01, 0.07), True, "F1 4.0 points higher: keep it."),
+        (Interval(-0.03, -0.09, 0.03), None, "50 questions are too few to tell"),
+        (Interval(-0.05, -0.08, -0.02), False, "worse answers (F1 -5.0 points"),
+        (None, None, "not known"),
+    ],
+)
+def test_quality_decides(quality: Interval | None, pays: bool | None, words: str) -> None:
+    verdict = _sentence(_Candidate("tolerance=0.3", 0.31, 0.0, quality), "tolerance=0", "F1", 50)
+    assert verdict.text.startswith("tolerance=0.3: 31% fewer searches than tolerance=0")
+    assert words in verdict.text
+    assert verdict.pays is pays
