@@ -64,10 +64,12 @@ def test_a_notebook_says_first_what_to_install_and_what_the_model_is(path: Path)
     first = sources(path, "markdown")[0]
     assert nbformat.read(path, 4).cells[0].source == first
     assert first.startswith("# ")
-    assert "random weights" in first or "**random**" in first
+    assert "random weights" in first
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (extras,) = re.findall(r'pip install "ragcache-integrations\[(.+?)\]"', first)
+    (extras,) = re.findall(r"pip install .*'\.\[(.+?)\]'", first)
     assert {*extras.split(",")} <= {*pyproject["project"]["optional-dependencies"]}
+    assert ("./minilm" in first) == bool({"embeddings", "eval"} & {*extras.split(",")})
+    assert "ragcache install-engine" in first or "modular" in extras
 
 
 @each_notebook

