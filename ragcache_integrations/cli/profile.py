@@ -33,7 +33,7 @@ __all__ = ["add_profile"]
 
 REPEATS = 3
 BUSY_CORES = 0.5
-"""So many cores in use by others disturb the measurement."""
+"""This many cores in use by others disturb the measurement."""
 LOOK_SECONDS = 0.5
 SECONDS_AS_SUCH = 100
 """Longer durations are shown in minutes."""
@@ -177,7 +177,7 @@ def _target(options: argparse.Namespace, model: str, device: str) -> Path:
 
 
 def _busy_cores() -> float:
-    """How many cores the machine's programs keep busy now; 0 where Linux does not tell."""
+    """How many cores the machine's programs keep busy now; 0 where that is unknown."""
     samples = []
     for pause in (0.0, LOOK_SECONDS):
         time.sleep(pause)

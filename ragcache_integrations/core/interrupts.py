@@ -1,4 +1,4 @@
-"""Ends an interrupted process in time, whatever its main thread is doing.
+"""Ends an interrupted process in time, also while its main thread cannot.
 
 Python turns Ctrl-C into an exception of the main thread. That thread may be in compiled code or
 wait for other threads, a library may catch the exception, and taking torch apart at the end takes

@@ -117,7 +117,7 @@ def _settle(future: Future[R], call: Callable[[], R]) -> None:
 def wait_in_thread(begin: Callable[[], Coroutine[Any, Any, R]]) -> R:
     """Run a coroutine in an event loop of its own, in another thread, and wait for its end.
 
-    Whoever interrupts the waiting, as a notebook does, cancels the coroutine. The process ends
+    An interruption of the waiting, as in a notebook, cancels the coroutine. The process ends
     without waiting for the thread.
 
     Args:

@@ -36,7 +36,7 @@ ANSWERED = 1
 """Tokens of the answer; the window and the KV cache must hold them too."""
 FIRST_TOKEN = SamplingOptions(max_tokens=ANSWERED, ignore_eos=True)
 ESTIMATED_SHARE = 4
-"""The longest prompt is so many times the one by which the duration is estimated."""
+"""The longest prompt, divided by the one by which the duration is estimated."""
 FEWEST_WORDS = 50
 """The fewest words to draw from; with fewer, texts might repeat."""
 ATTEMPTS = 10

@@ -27,7 +27,7 @@ class Verdict:
 
     Attributes:
         text: The sentence.
-        pays: Whether something is to be kept; ``None`` where the runs cannot tell.
+        pays: Whether something is to be kept; ``None`` where that is open.
     """
 
     text: str
@@ -36,7 +36,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A run beside the one that it is compared with; ``quality`` is ``None`` if it is unknown."""
+    """A run compared with the first.
+
+    Attributes:
+        label: Its knobs.
+        searches: The share of the first run's searches that it saves.
+        tokens: The share of the first run's computed prompt tokens that it saves.
+        quality: How much its quality differs; ``None`` if that is unknown.
+    """
 
     label: str
     searches: float
@@ -138,7 +145,7 @@ def _sentence(best: _Candidate, base: str, quality: str, questions: int) -> Verd
     interval = f"{points:+.1f} points, between {low:+.1f} and {high:+.1f}"
     if best.pays is None:
         text = (
-            f"{gain}, but {questions:,} questions are too few to tell whether the answers suffer "
+            f"{gain}, but {questions:,} questions are too few to show whether the answers suffer "
             f"({quality} {interval}): ask more before you keep it."
         )
         return Verdict(text, None)

@@ -60,7 +60,7 @@ def test_one_run(tmp_path: Path) -> None:
     [
         (Interval(0.001, -0.015, 0.012), True, "the same F1 within ±1.5 points: keep it."),
         (Interval(0.04, 0.01, 0.07), True, "F1 4.0 points higher: keep it."),
-        (Interval(-0.03, -0.09, 0.03), None, "50 questions are too few to tell"),
+        (Interval(-0.03, -0.09, 0.03), None, "50 questions are too few to show"),
         (Interval(-0.05, -0.08, -0.02), False, "worse answers (F1 -5.0 points"),
         (None, None, "not known"),
     ],
