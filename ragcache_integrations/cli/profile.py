@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.threads import usable_cores
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.arguments import engine_settings, with_bundled_model
+from ragcache_integrations.engine.arguments import (
+    check_installed,
+    engine_settings,
+    with_bundled_model,
+)
 from ragcache_integrations.engine.profiling import (
     device_name,
     measure_prefill,
@@ -128,6 +132,7 @@ def _profile(options: argparse.Namespace) -> None:
         raise ConfigurationError(msg)
     from rich.console import Console  # noqa: PLC0415 - an extra
 
+    check_installed("ragcache profile")
     console = Console()
     model = _model_name(options)
     device = device_name()

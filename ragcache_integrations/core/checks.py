@@ -216,9 +216,15 @@ def check_type(name: str, value: object, kind: type | UnionType, allowed: str) -
         raise ConfigurationError(msg)
 
 
+USUAL_NAMES = {"similarity_top_k": "k", "top_k": "k"}
+"""Names that the frameworks have for arguments of ours."""
+
+
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest allowed one, if any is close."""
-    close = closest_names(name, allowed)
+    known = tuple(allowed)
+    usual = [ours for theirs, ours in USUAL_NAMES.items() if theirs == name and ours in known]
+    close = [*usual, *closest_names(name, known)]
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

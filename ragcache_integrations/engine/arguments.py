@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from ragcache_integrations.core.checks import (
     check_number,
     or_none,
 )
-from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
+from ragcache_integrations.errors import ConfigurationError, MissingExtraError, ModelNotFoundError
 
 from .openmp import computes_on_cpu
 from .protocol import EngineSettings
@@ -29,6 +30,7 @@ __all__ = [
     "GUIDANCE",
     "XGRAMMAR",
     "bundled_dtype",
+    "check_installed",
     "engine_settings",
     "structured_outputs_config",
     "with_bundled_model",
@@ -48,6 +50,19 @@ GUIDANCE, XGRAMMAR = "guidance", "xgrammar"
 """vLLM's grammar backends that can leave white space out. Guidance reports what it does not
 support, and limits don't slow it down; it needs a fast tokenizer. An engine uses one backend for
 all requests: if vLLM chose by request, the first request would choose for all."""
+
+
+def check_installed(feature: str) -> None:
+    """Check that vLLM is installed.
+
+    Args:
+        feature: What needs it; the error's message begins with it.
+
+    Raises:
+        MissingExtraError: It is not.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingExtraError(feature, "vllm")
 
 
 def engine_settings(

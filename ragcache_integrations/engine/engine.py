@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import importlib.util
 import logging
 import queue
 import weakref
@@ -30,13 +29,12 @@ from ragcache_integrations.core.tools import check_tool_choice
 from ragcache_integrations.errors import (
     ConfigurationError,
     EngineError,
-    MissingExtraError,
     ModelNotFoundError,
     PromptTooLongError,
 )
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
-from .arguments import engine_settings, with_bundled_model
+from .arguments import check_installed, engine_settings, with_bundled_model
 from .counters import Counters
 from .faults import FaultSettings
 from .generation import EngineLoad, EngineStats
@@ -192,9 +190,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             request_timeout=request_timeout,
             max_retries=max_retries,
         )
-        if importlib.util.find_spec("vllm") is None:
-            feature = "The local engine"
-            raise MissingExtraError(feature, "vllm")
+        check_installed("The local engine")
         settings = with_bundled_model(settings)
         self._tool_parser = tool_parser
         self.model = settings.model

@@ -125,6 +125,11 @@ class TestPydantic:
             "unknown argument 'kk': allowed are api_key, k; did you mean 'k'?"
         )
 
+    def test_a_framework_s_own_name_leads_to_ours(self) -> None:
+        assert self.explain(similarity_top_k=3).endswith(
+            "allowed are api_key, k; did you mean 'k'?"
+        )
+
     def test_what_pydantic_says_comes_with_the_value(self) -> None:
         assert self.explain(k="many").endswith(", got 'many'")
 

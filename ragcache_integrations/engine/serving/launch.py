@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import importlib.util
 import logging
 import os
 import signal
@@ -22,6 +21,7 @@ from ragcache_integrations.engine.arguments import (
     CPU_KV_CACHE_GIB,
     GIB,
     bundled_dtype,
+    check_installed,
 )
 from ragcache_integrations.engine.compiler_caches import compiler_caches
 from ragcache_integrations.engine.in_vllm.main import classify, describe, with_profile
@@ -34,7 +34,7 @@ from ragcache_integrations.engine.openmp import (
 from ragcache_integrations.engine.process import LONGEST_SOCKET_FOLDER
 from ragcache_integrations.engine.protocol import START_ERRORS, EngineSettings
 from ragcache_integrations.engine.tiny_model import default_model_path, has_random_weights
-from ragcache_integrations.errors import ConfigurationError, MissingExtraError, RAGCacheError
+from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 
 from .lifecycle import engine_died
 from .settings import (
@@ -82,9 +82,7 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
         SystemExit: A signal asked it to end before it was ready; the status is 0 for SIGTERM and
             130 for Ctrl-C. The process ends soon after, with its engine.
     """
-    if importlib.util.find_spec("vllm") is None:
-        feature = "ragcache serve"
-        raise MissingExtraError(feature, "vllm")
+    check_installed("ragcache serve")
     arguments = _with_model(arguments)
     with _ended_while_loading(), tempfile.TemporaryDirectory(prefix="ragcache-serve-") as folder:
         remove_when_ended(folder)

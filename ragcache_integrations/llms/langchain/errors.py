@@ -1,4 +1,7 @@
-"""This package's errors as LangChain's: each raised one is both."""
+"""This package's errors as LangChain's: each raised one is both.
+
+Their names are those of this package's own, since tracebacks show them.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +10,31 @@ from contextlib import contextmanager
 
 from langchain_core import exceptions as core
 
-from ragcache_integrations.errors import (
-    GenerationTimeoutError,
-    PromptTooLongError,
-    RAGCacheError,
-    ServerResponseError,
-    ServerTimeoutError,
-    ServerUnreachableError,
-    StructuredOutputError,
-)
+from ragcache_integrations import errors
+from ragcache_integrations.errors import RAGCacheError, ServerResponseError
 
 __all__ = ["langchain_errors"]
 
 FIRST_SERVER_FAILURE = 500
 
 
-class _PromptTooLongError(PromptTooLongError, core.ContextOverflowError):
+class PromptTooLongError(errors.PromptTooLongError, core.ContextOverflowError):
     pass
 
 
-class _GenerationTimeoutError(GenerationTimeoutError, core.ModelTimeoutError):
+class GenerationTimeoutError(errors.GenerationTimeoutError, core.ModelTimeoutError):
     pass
 
 
-class _ServerTimeoutError(ServerTimeoutError, core.ModelTimeoutError):
+class ServerTimeoutError(errors.ServerTimeoutError, core.ModelTimeoutError):
     pass
 
 
-class _ServerUnreachableError(ServerUnreachableError, core.ModelConnectionError):
+class ServerUnreachableError(errors.ServerUnreachableError, core.ModelConnectionError):
     pass
 
 
-class _StructuredOutputError(StructuredOutputError, core.OutputParserException):
+class StructuredOutputError(errors.StructuredOutputError, core.OutputParserException):
     observation = None
     send_to_llm = False
 
@@ -47,45 +43,45 @@ class _StructuredOutputError(StructuredOutputError, core.OutputParserException):
         return self.text
 
 
-class _InvalidRequestError(ServerResponseError, core.ModelInvalidRequestError):
+class InvalidRequestError(ServerResponseError, core.ModelInvalidRequestError):
     pass
 
 
-class _UnauthenticatedError(ServerResponseError, core.ModelAuthenticationError):
+class UnauthenticatedError(ServerResponseError, core.ModelAuthenticationError):
     pass
 
 
-class _PermissionDeniedError(ServerResponseError, core.ModelPermissionDeniedError):
+class PermissionDeniedError(ServerResponseError, core.ModelPermissionDeniedError):
     pass
 
 
-class _ModelNotFoundError(ServerResponseError, core.ModelNotFoundError):
+class ModelNotFoundError(ServerResponseError, core.ModelNotFoundError):
     pass
 
 
-class _RateLimitedError(ServerResponseError, core.ModelRateLimitError):
+class RateLimitedError(ServerResponseError, core.ModelRateLimitError):
     pass
 
 
-class _ServerFailedError(ServerResponseError, core.ModelAPIError):
+class ServerFailedError(ServerResponseError, core.ModelAPIError):
     pass
 
 
 _BY_TYPE: dict[type[RAGCacheError], type[RAGCacheError]] = {
-    PromptTooLongError: _PromptTooLongError,
-    GenerationTimeoutError: _GenerationTimeoutError,
-    ServerTimeoutError: _ServerTimeoutError,
-    ServerUnreachableError: _ServerUnreachableError,
-    StructuredOutputError: _StructuredOutputError,
+    errors.PromptTooLongError: PromptTooLongError,
+    errors.GenerationTimeoutError: GenerationTimeoutError,
+    errors.ServerTimeoutError: ServerTimeoutError,
+    errors.ServerUnreachableError: ServerUnreachableError,
+    errors.StructuredOutputError: StructuredOutputError,
 }
 
 _BY_STATUS: dict[int, type[RAGCacheError]] = {
-    400: _InvalidRequestError,
-    401: _UnauthenticatedError,
-    403: _PermissionDeniedError,
-    404: _ModelNotFoundError,
-    422: _InvalidRequestError,
-    429: _RateLimitedError,
+    400: InvalidRequestError,
+    401: UnauthenticatedError,
+    403: PermissionDeniedError,
+    404: ModelNotFoundError,
+    422: InvalidRequestError,
+    429: RateLimitedError,
 }
 
 
@@ -100,13 +96,12 @@ def langchain_errors() -> Iterator[None]:
             raise
         both = kind.__new__(kind, *error.args)  # their constructors differ; the state is the same
         both.__dict__.update(vars(error))
-        raise both from error
+        # As if it had been raised in the first place: one traceback, with the same cause.
+        raise both.with_traceback(error.__traceback__) from error.__cause__
 
 
 def _kind(error: RAGCacheError) -> type[RAGCacheError] | None:
     if isinstance(error, ServerResponseError):
         status = error.status_code or 0
-        return _BY_STATUS.get(
-            status, _ServerFailedError if status >= FIRST_SERVER_FAILURE else None
-        )
+        return _BY_STATUS.get(status, ServerFailedError if status >= FIRST_SERVER_FAILURE else None)
     return _BY_TYPE.get(type(error))

@@ -60,7 +60,9 @@ class Rebuildable(_Remade, BaseModel):
 
     if not TYPE_CHECKING:  # type checkers know the fields as arguments
 
-        def __init__(self, **arguments: Any) -> None:
+        def __init__(self, *unnamed: Any, **arguments: Any) -> None:
+            if unnamed:
+                raise _unnamed(type(self), unnamed[0])
             try:
                 super().__init__(**arguments)
             except ValidationError as error:
@@ -89,6 +91,16 @@ class Rebuildable(_Remade, BaseModel):
     def _settings(self) -> dict[str, Any]:
         """Return the fields as they are now, by name."""
         return {name: getattr(self, name) for name in type(self).model_fields}
+
+
+def _unnamed(kind: type, argument: object) -> TypeError:
+    """The error for an argument without a name. Python's own would name the class above."""
+    makers = [
+        name for name in dir(kind) if name.startswith("from_") and not hasattr(BaseModel, name)
+    ]
+    hint = f"; see also {' and '.join(makers)}" if makers else ""
+    got = type(argument).__name__
+    return TypeError(f"{kind.__name__} takes arguments by name only, got {got} without one{hint}")
 
 
 class FinishedRetriever(_Remade):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from typing import Any
 
 import pytest
@@ -118,6 +119,9 @@ async def test_refusals_are_ours_and_langchains(
             assert isinstance(error, REFUSALS[status])
             assert error.status_code == status
             assert "not today" in str(error)
+            shown = "".join(traceback.format_exception(error))
+            assert "errors._" not in shown, "no name of a private class"
+            assert not isinstance(error.__cause__, errors.RAGCacheError), "it is shown once"
 
 
 @pytest.mark.parametrize("kind", [ChatRAGCache, RAGCacheLLM])

@@ -44,6 +44,12 @@ def searches(retriever: ApproximateCacheRetriever) -> int:
     return retriever.stats().store_calls
 
 
+def test_an_argument_without_a_name_is_refused_in_the_class_s_own_name() -> None:
+    words = "ApproximateCacheRetriever takes arguments by name only, got int without one; see also "
+    with pytest.raises(TypeError, match=words + "from_retriever and from_vectorstore"):
+        ApproximateCacheRetriever(3)  # type: ignore[misc]
+
+
 class TestConfigurableFields:
     @pytest.mark.parametrize("make", STORES.values(), ids=STORES)
     def test_equal_questions_are_searched_once(self, make: Callable[[], VectorStore]) -> None:
