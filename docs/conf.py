@@ -40,7 +40,11 @@ python_display_short_literal_types = True
 
 html_theme = "furo"
 html_title = f"ragcache-integrations {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = ["copy.js"]
 html_copy_source = False
+html_show_copyright = False
 html_math_renderer = "mathml"
 
 

@@ -81,8 +81,12 @@ _ABSENT = object()
 
 def label(facts: Facts, names: Sequence[str]) -> str:
     """Return the label of a run by some of its knobs; knobs that it lacks are left out."""
-    shown = [f"{name}={format_knob(facts[name])}" for name in names if name in facts]
-    return ", ".join(text for text in shown if text != "label=")
+    shown = [
+        facts[name] if name == "label" else f"{name}={format_knob(facts[name])}"
+        for name in names
+        if name in facts
+    ]
+    return ", ".join(filter(None, shown))
 
 
 def labels_of(runs: Sequence[EvalRun]) -> list[str]:

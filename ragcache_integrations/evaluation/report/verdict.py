@@ -122,11 +122,17 @@ def _compared(runs: Sequence[EvalRun]) -> Verdict:
 
 
 def _quality_differences(runs: Sequence[EvalRun], name: str | None) -> dict[str, Interval]:
-    """How quality differs from the first run's, by the names of the others; empty if unknown."""
+    """How quality differs from the first run's, by the names of the others.
+
+    It is left out where it is unknown, or nothing was right in either run.
+    """
     if name not in answer_scores(runs) or any(run.quality is None for run in runs):
         return {}
-    compared = compare(runs, metrics=[str(name)])
-    return {comparison.other.name: comparison.difference for comparison in compared}
+    return {
+        comparison.other.name: comparison.difference
+        for comparison in compare(runs, metrics=[str(name)])
+        if comparison.baseline_mean or comparison.other_mean
+    }
 
 
 def _sentence(best: _Candidate, base: str, quality: str, questions: int) -> Verdict:
@@ -135,7 +141,7 @@ def _sentence(best: _Candidate, base: str, quality: str, questions: int) -> Verd
         return Verdict(text, pays=False)
     gain = f"{best.label}: {best.gain} than {base}"
     if best.quality is None:
-        text = f"{gain}. What it does to the answers is not known: no quality was measured."
+        text = f"{gain}. These runs do not show what it does to the answers: ask your own model."
         return Verdict(text, None)
     points, low, high = (100 * end for end in best.quality.as_list())
     if best.pays:
