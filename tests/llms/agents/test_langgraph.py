@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.tools import create_retriever_tool, tool
+from langchain_core.tracers import Run
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langchain_core.vectorstores import InMemoryVectorStore
 
 from ragcache_integrations import __version__
@@ -134,6 +137,25 @@ def test_documents_go_to_our_server_as_documents(stub: StubServer, tools: list[A
         assert first["content"] == [
             {"type": "document", "text": TEXTS[3], "id": first["content"][0]["id"]}
         ]
+
+
+def test_hits_are_visible_in_an_agents_traces(stub: StubServer, tools: list[Any]) -> None:
+    stub.reply = ScriptedModel(clerk)
+    made = agent(ChatRAGCache(base_url=stub.base_url, model="m"), tools)
+    collector = RunCollectorCallbackHandler()
+    for _ in range(2):
+        state = {"messages": [HumanMessage("Look up: look up topic 2, please.")]}
+        made.invoke(state, {"callbacks": [collector]})
+    found = [run for root in collector.traced_runs for run in runs_in(root)]
+    hits = [run.metadata["query_cache_hit"] for run in found if run.run_type == "retriever"]
+    assert hits == [False, True]
+    assert [run.name for run in found if run.run_type == "tool"] == ["search", "search"]
+
+
+def runs_in(run: Run) -> Iterator[Run]:
+    yield run
+    for child in run.child_runs:
+        yield from runs_in(child)
 
 
 def forced(model: ChatRAGCache, tools: list[Any], namespace: str) -> Any:
