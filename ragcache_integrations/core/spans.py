@@ -12,12 +12,24 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .checks import is_whole
 
-__all__ = ["SPAN_ARGS", "Span", "check_spans", "extra_args_from_spans", "spans_from_extra_args"]
+__all__ = [
+    "ENCODE",
+    "LINK_TOKENS",
+    "SPAN_ARGS",
+    "Span",
+    "check_spans",
+    "extra_args_from_spans",
+    "spans_from_extra_args",
+]
 
 Span = tuple[str, int, int]
 """A document's id, its first token and the token after its last."""
 
 IDS, STARTS, ENDS = SPAN_ARGS = ("rag_documents", "rag_starts", "rag_ends")
+LINK_TOKENS = "rag_link_tokens"
+"""Names how many tokens of each document are computed, where the rest is reused at any place."""
+ENCODE = "rag_encode"
+"""Marks a request whose documents are stored, to be reused at any place."""
 
 
 def check_spans(spans: Sequence[Span], prompt_tokens: int) -> None:

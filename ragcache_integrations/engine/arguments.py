@@ -78,6 +78,9 @@ def engine_settings(
     reorder_window: int | None = 32,
     cache_depth: int | None = None,
     frequency_window: float | None = None,
+    reuse: str = "prefix",
+    link_tokens: int = 16,
+    document_cache_gib: float = 1.0,
     vllm_args: Mapping[str, Any] | None = None,
 ) -> EngineSettings:
     """Check the arguments of :class:`RAGCacheEngine` without starting anything.
@@ -87,12 +90,20 @@ def engine_settings(
         ModelNotFoundError: ``model`` looks like a path and no model is there.
     """
     cache: CacheSettings | None = CacheSettings(
-        policy, host_cache_gib, reorder_window, cache_depth, frequency_window
+        policy,
+        host_cache_gib,
+        reorder_window,
+        cache_depth,
+        frequency_window,
+        reuse=reuse,
+        link_tokens=link_tokens,
+        document_cache_gib=document_cache_gib,
     )
     if not check_flag("knowledge_tree", knowledge_tree):
-        if host_cache_gib:
-            msg = "host_cache_gib needs the knowledge tree: leave knowledge_tree=True"
-            raise ConfigurationError(msg)
+        for name, needed in (("host_cache_gib", host_cache_gib), ("reuse", reuse == "anywhere")):
+            if needed:
+                msg = f"{name} needs the knowledge tree: leave knowledge_tree=True"
+                raise ConfigurationError(msg)
         cache = None
     kv_cache_gib = or_none(check_number)("kv_cache_gib", kv_cache_gib, 0, above=True, also="None")
     max_model_len = or_none(check_int)(
@@ -106,9 +117,12 @@ def engine_settings(
             ours = "kv_cache_gib" if name == "kv_cache_memory_bytes" else name
             msg = f"vllm_args must not hold {name!r}: pass {ours}= itself"
             raise ConfigurationError(msg)
-    if cache is not None and cache.host_cache_gib and "kv_transfer_config" in arguments:
-        msg = "vllm_args must not hold 'kv_transfer_config' while host_cache_gib is above 0"
-        raise ConfigurationError(msg)
+    if cache is not None and "kv_transfer_config" in arguments:
+        anywhere = cache.reuse == "anywhere"
+        if anywhere or cache.host_cache_gib:
+            cause = "reuse='anywhere'" if anywhere else "host_cache_gib is above 0"
+            msg = f"vllm_args must not hold 'kv_transfer_config' with {cause}"
+            raise ConfigurationError(msg)
     try:
         pickle.dumps(arguments)
     except Exception as error:

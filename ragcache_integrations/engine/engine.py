@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-from ragcache_integrations.core.checks import check_seconds, check_type
+from ragcache_integrations.core.checks import check_choice, check_int, check_seconds, check_type
 from ragcache_integrations.core.closing import AsyncCloseable, Closeable
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.forks import make_lock
@@ -23,8 +23,13 @@ from ragcache_integrations.core.generation import (
     Usage,
     check_call,
 )
-from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt, Rendering
+from ragcache_integrations.core.prompt import Prompt, PromptDocument
+from ragcache_integrations.core.rendering import (
+    DocumentSpan,
+    PromptRenderer,
+    RenderedPrompt,
+    Rendering,
+)
 from ragcache_integrations.core.tools import check_tool_choice
 from ragcache_integrations.errors import (
     ConfigurationError,
@@ -37,9 +42,10 @@ from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 from .arguments import check_installed, engine_settings, with_bundled_model
 from .counters import Counters
 from .faults import FaultSettings
-from .generation import EngineLoad, EngineStats
+from .generation import EngineCallOptions, EngineLoad, EngineStats
 from .process import Received, Supervisor, expect
 from .protocol import SLOW_DTYPE, Answer, Control, EngineSettings, ToolUse
+from .settings import REUSES, CacheSettings
 from .streams import AsyncGenerationStream, GenerationStream, Link
 from .tool_parsers import find_tool_parser
 
@@ -104,6 +110,12 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             documents hardly ever repeat; ``None`` for all.
         frequency_window: Seconds for which a request counts towards its documents' popularity;
             ``None`` for ever.
+        reuse: ``prefix`` reuses a document's KV cache behind the same text, which is exact;
+            ``anywhere`` at every place of every prompt, which is an approximation: a document does
+            not see those before it, but for its first tokens.
+        link_tokens: How many first tokens of each document are computed in place with
+            ``reuse="anywhere"``: more cost time and come closer to exact answers.
+        document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
         chat_template: A Jinja template to use instead of the model's own.
         tool_parser: Name of vLLM's parser (``--tool-call-parser``) that reads the model's tool
             calls; ``None`` finds it by the chat template.
@@ -153,6 +165,9 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         reorder_window: int | None = 32,
         cache_depth: int | None = None,
         frequency_window: float | None = None,
+        reuse: str = "prefix",
+        link_tokens: int = 16,
+        document_cache_gib: float = 1.0,
         chat_template: str | None = None,
         tool_parser: str | None = None,
         startup_timeout: float = 600.0,
@@ -177,6 +192,9 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             reorder_window=reorder_window,
             cache_depth=cache_depth,
             frequency_window=frequency_window,
+            reuse=reuse,
+            link_tokens=link_tokens,
+            document_cache_gib=document_cache_gib,
             vllm_args=vllm_args,
         )
         check_seconds("startup_timeout", startup_timeout)
@@ -194,6 +212,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         settings = with_bundled_model(settings)
         self._tool_parser = tool_parser
         self.model = settings.model
+        cache = settings.cache or CacheSettings()
+        self._reuse, self._link_tokens = cache.reuse, cache.link_tokens
         self._counters = Counters()
         self._process = Supervisor(settings, faults, self._counters)
         # Ends the process when this object is collected and when the interpreter exits.
@@ -223,7 +243,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        **call: Unpack[CallOptions],
+        **call: Unpack[EngineCallOptions],
     ) -> Generation:
         """Answer a prompt.
 
@@ -232,6 +252,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             options: How to sample; greedy with at most 256 tokens by default.
             namespace: The tenant. KV caches are shared within a namespace and never across.
             timeout: Seconds for the whole answer, after which the request is aborted.
+            reuse: ``prefix`` or ``anywhere`` for this request; the engine's own by default.
+            link_tokens: The same for this request's link tokens.
 
         Raises:
             ConfigurationError: An argument is wrong, or vLLM refuses the request.
@@ -248,7 +270,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        **call: Unpack[CallOptions],
+        **call: Unpack[EngineCallOptions],
     ) -> Generation:
         """Async version of :meth:`generate`; cancelling it aborts the request."""
         stream = await self.astream(prompt, options, **call)
@@ -258,44 +280,44 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        **call: Unpack[CallOptions],
+        **call: Unpack[EngineCallOptions],
     ) -> GenerationStream:
         """Answer a prompt piece by piece; arguments and errors as :meth:`generate`."""
-        options = self._check_request(options, **call)
+        options, arguments = self._check_request(options, **call)
         tools = self._tool_use(prompt, options)
         rendered = self._render(prompt, call.get("namespace", ""))
-        return GenerationStream(self._link, rendered, options, **call, tools=tools)
+        return GenerationStream(self._link, rendered, options, **arguments, tools=tools)
 
     async def astream(
         self,
         prompt: Prompt,
         options: SamplingOptions | None = None,
-        **call: Unpack[CallOptions],
+        **call: Unpack[EngineCallOptions],
     ) -> AsyncGenerationStream:
         """Async version of :meth:`stream`: ``async for chunk in await engine.astream(prompt)``."""
-        options = self._check_request(options, **call)
+        options, arguments = self._check_request(options, **call)
         tools = await asyncio.to_thread(self._tool_use, prompt, options)
         rendered = await asyncio.to_thread(self._render, prompt, call.get("namespace", ""))
-        return AsyncGenerationStream(self._link, rendered, options, **call, tools=tools)
+        return AsyncGenerationStream(self._link, rendered, options, **arguments, tools=tools)
 
     def generate_batch(
         self,
         prompts: Iterable[Prompt],
         options: SamplingOptions | None = None,
-        **call: Unpack[CallOptions],
+        **call: Unpack[EngineCallOptions],
     ) -> list[Generation]:
         """Answer several prompts together; the answers come in the order of the prompts.
 
         When a request fails, the others are aborted and its error is raised.
         """
-        options = self._check_request(options, **call)
+        options, arguments = self._check_request(options, **call)
         prompts = list(prompts)
         uses = [self._tool_use(prompt, options) for prompt in prompts]
         rendered = self._render_all(prompts, call.get("namespace", ""))
         with contextlib.ExitStack() as stack:
             streams = [
                 stack.enter_context(
-                    GenerationStream(self._link, prompt, options, **call, tools=tools)
+                    GenerationStream(self._link, prompt, options, **arguments, tools=tools)
                 )
                 for prompt, tools in zip(rendered, uses, strict=True)
             ]
@@ -305,23 +327,23 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         self,
         prompts: Iterable[Prompt],
         options: SamplingOptions | None = None,
-        **call: Unpack[CallOptions],
+        **call: Unpack[EngineCallOptions],
     ) -> list[Generation]:
         """Async version of :meth:`generate_batch`."""
-        options = self._check_request(options, **call)
+        options, arguments = self._check_request(options, **call)
         prompts = list(prompts)
         uses = [await asyncio.to_thread(self._tool_use, prompt, options) for prompt in prompts]
         rendered = await asyncio.to_thread(self._render_all, prompts, call.get("namespace", ""))
         async with contextlib.AsyncExitStack() as stack:
             streams = [
                 await stack.enter_async_context(
-                    AsyncGenerationStream(self._link, prompt, options, **call, tools=tools)
+                    AsyncGenerationStream(self._link, prompt, options, **arguments, tools=tools)
                 )
                 for prompt, tools in zip(rendered, uses, strict=True)
             ]
             return [await stream.aresult() for stream in streams]
 
-    def prefill(self, prompt: Prompt, **call: Unpack[CallOptions]) -> Usage:
+    def prefill(self, prompt: Prompt, **call: Unpack[EngineCallOptions]) -> Usage:
         """Compute a prompt's KV cache without returning an answer.
 
         A later prompt with the same beginning reuses the KV cache of all full blocks. Arguments
@@ -330,10 +352,54 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         usage = self.generate(prompt, PREFILL, **call).usage
         return Usage(usage.prompt_tokens, 0, usage.cached_tokens)
 
-    async def aprefill(self, prompt: Prompt, **call: Unpack[CallOptions]) -> Usage:
+    async def aprefill(self, prompt: Prompt, **call: Unpack[EngineCallOptions]) -> Usage:
         """Async version of :meth:`prefill`; cancelling it aborts the prefill."""
         usage = (await self.agenerate(prompt, PREFILL, **call)).usage
         return Usage(usage.prompt_tokens, 0, usage.cached_tokens)
+
+    def encode(
+        self, documents: Iterable[PromptDocument | str], **call: Unpack[EngineCallOptions]
+    ) -> Usage:
+        """Compute documents' KV caches and keep them, to be reused anywhere from now on.
+
+        Needs ``reuse="anywhere"``. A document that is not encoded ahead is computed in its place
+        when it is met, and encoded when the engine has nothing else to do. Those that fit the
+        document cache stay; else the least worth go, by the engine's policy. Arguments and errors
+        as :meth:`generate`.
+
+        Args:
+            documents: The documents; the same ones are encoded once.
+
+        Returns:
+            Their tokens, and how many of these had been computed before.
+        """
+        options, arguments = self._check_request(PREFILL, **call)
+        with contextlib.ExitStack() as stack:
+            streams = [
+                stack.enter_context(
+                    GenerationStream(self._link, document, options, **arguments, encodes=True)
+                )
+                for document in self._render_documents(documents, call.get("namespace", ""))
+            ]
+            usages = [stream.result().usage for stream in streams]
+        return _sum_of(usages)
+
+    async def aencode(
+        self, documents: Iterable[PromptDocument | str], **call: Unpack[EngineCallOptions]
+    ) -> Usage:
+        """Async version of :meth:`encode`."""
+        options, arguments = self._check_request(PREFILL, **call)
+        rendered = await asyncio.to_thread(
+            self._render_documents, documents, call.get("namespace", "")
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            streams = [
+                await stack.enter_async_context(
+                    AsyncGenerationStream(self._link, document, options, **arguments, encodes=True)
+                )
+                for document in rendered
+            ]
+            return _sum_of([(await stream.aresult()).usage for stream in streams])
 
     # State
 
@@ -409,10 +475,27 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         return Link(self._process, self._counters, self)
 
     def _check_request(
-        self, options: SamplingOptions | None, **call: Unpack[CallOptions]
-    ) -> SamplingOptions:
+        self,
+        options: SamplingOptions | None,
+        *,
+        reuse: str | None = None,
+        link_tokens: int | None = None,
+        **call: Unpack[CallOptions],
+    ) -> tuple[SamplingOptions, dict[str, Any]]:
+        """The options of a request, and the arguments of its stream."""
         self._process.check_usable()
-        return check_call(options, **call)
+        options = check_call(options, **call)
+        reuse = self._reuse if reuse is None else check_choice("reuse", reuse, REUSES)
+        if reuse == "anywhere" and self._reuse != "anywhere":
+            msg = 'a request can reuse anywhere where the engine was made with reuse="anywhere"'
+            raise ConfigurationError(msg)
+        if link_tokens is None:
+            link_tokens = self._link_tokens
+        elif reuse != "anywhere":
+            msg = 'link_tokens needs reuse="anywhere"'
+            raise ConfigurationError(msg)
+        check_int("link_tokens", link_tokens, 0)
+        return options, {**call, "link_tokens": link_tokens if reuse == "anywhere" else None}
 
     def _tool_use(self, prompt: Prompt, options: SamplingOptions) -> ToolUse | None:
         """How the answer may call the prompt's tools; ``None`` if it may not."""
@@ -443,6 +526,22 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
                 f"the context window of {self.max_model_len} tokens must also hold the answer",
             )
         return rendered
+
+    def _render_documents(
+        self, documents: Iterable[PromptDocument | str], namespace: str
+    ) -> list[RenderedPrompt]:
+        """Each document's tokens as they are in every prompt, without anything before them."""
+        if self._reuse != "anywhere":
+            msg = 'encode() needs an engine with reuse="anywhere"'
+            raise ConfigurationError(msg)
+        named = [PromptDocument(one) if isinstance(one, str) else one for one in documents]
+        alone = []
+        for document in {document.text: document for document in named}.values():
+            rendered = self._render(Prompt.raw([document]), namespace)
+            (span,) = rendered.documents
+            tokens = rendered.token_ids[span.start : span.end]
+            alone.append(RenderedPrompt(tokens, (DocumentSpan(span.id, 0, len(tokens)),)))
+        return alone
 
     def _render_all(self, prompts: Iterable[Prompt], namespace: str) -> list[RenderedPrompt]:
         return [self._render(prompt, namespace) for prompt in prompts]
@@ -485,6 +584,13 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"pid {self.pid}"
         return f"RAGCacheEngine(model={self.model!r}, {state})"
+
+
+def _sum_of(usages: Iterable[Usage]) -> Usage:
+    """Prompt tokens and cached tokens of all; nothing was answered."""
+    counts = [(usage.prompt_tokens, usage.cached_tokens) for usage in usages]
+    prompt, cached = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    return Usage(prompt, 0, cached)
 
 
 # Of two threads that import transformers at once, one may see half of it.

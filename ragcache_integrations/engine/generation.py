@@ -1,12 +1,26 @@
-"""How busy the engine is, and what it has done since it started."""
+"""What a call of the engine takes, how busy it is, and what it has done since it started."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ragcache_integrations.core.generation import CallOptions
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
-__all__ = ["EngineLoad", "EngineStats"]
+__all__ = ["EngineCallOptions", "EngineLoad", "EngineStats"]
+
+
+class EngineCallOptions(CallOptions, total=False):
+    """What a call of the local engine takes besides.
+
+    Attributes:
+        reuse: ``prefix``, which is exact, or ``anywhere``; the engine's own by default.
+        link_tokens: First tokens of each document that are computed where the rest is reused
+            anywhere; the engine's own by default.
+    """
+
+    reuse: str | None
+    link_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)

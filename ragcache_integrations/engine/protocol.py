@@ -118,6 +118,9 @@ class Submit:
             them, and only new output is returned.
         attempt: Number of earlier attempts.
         tools: The tools that the answer may call; ``None`` for none.
+        link_tokens: First tokens of each document that are computed where the rest is reused at any
+            place; ``None`` for an exact answer.
+        encodes: Whether its documents are stored, to be reused at any place.
     """
 
     request_id: int
@@ -128,6 +131,8 @@ class Submit:
     emitted: tuple[int, ...] = ()
     attempt: int = 0
     tools: ToolUse | None = None
+    link_tokens: int | None = None
+    encodes: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "namespace", plain(self.namespace))

@@ -15,7 +15,9 @@ from ragcache_integrations.core.checks import (
 )
 from ragcache_integrations.knowledge_tree.policies import POLICIES
 
-__all__ = ["CacheSettings"]
+__all__ = ["REUSES", "CacheSettings"]
+
+REUSES = ("prefix", "anywhere")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,10 @@ class CacheSettings:
         cache_depth: How many of a request's first documents are kept; ``None`` for all.
         frequency_window: Seconds for which an access counts; ``None`` for ever.
         prefill_profile: A measured prefill cost model, as plain data.
+        reuse: ``prefix``, which is exact, or ``anywhere``.
+        link_tokens: How many first tokens of each document are computed where the rest is reused
+            anywhere.
+        document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
 
     Raises:
         ConfigurationError: A setting is out of its range.
@@ -41,6 +47,9 @@ class CacheSettings:
     cache_depth: int | None = None
     frequency_window: float | None = None
     prefill_profile: dict[str, Any] | None = None
+    reuse: str = "prefix"
+    link_tokens: int = 16
+    document_cache_gib: float = 1.0
 
     def __post_init__(self) -> None:
         check_field(self, check_choice, "policy", tuple(POLICIES))
@@ -49,3 +58,6 @@ class CacheSettings:
         check_field(self, optional, "reorder_window", 1, also="None for the order of arrival")
         check_field(self, optional, "cache_depth", 1, also="None for all documents")
         check_field(self, check_seconds, "frequency_window", also="None for all time")
+        check_field(self, check_choice, "reuse", REUSES)
+        check_field(self, check_int, "link_tokens", 0)
+        check_field(self, check_number, "document_cache_gib", 0, above=True)

@@ -75,6 +75,9 @@ class _Stream:
         namespace: str = "",
         timeout: float | None = None,
         tools: ToolUse | None = None,
+        *,
+        link_tokens: int | None = None,
+        encodes: bool = False,
     ) -> None:
         self._link = link
         self._timeout = timeout
@@ -91,7 +94,18 @@ class _Stream:
         self.request_id = 0
         self._open_inbox()
         documents = tuple((span.id, span.start, span.end) for span in prompt.documents)
-        self._submit(Submit(0, prompt.token_ids, options, namespace, documents, tools=tools))
+        self._submit(
+            Submit(
+                0,
+                prompt.token_ids,
+                options,
+                namespace,
+                documents,
+                tools=tools,
+                link_tokens=link_tokens,
+                encodes=encodes,
+            )
+        )
 
     def _open_inbox(self) -> None:
         """Make the queue that the consumer reads."""

@@ -8,16 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Protocol
 
-from .node import Node
+__all__ = ["POLICIES", "Policy", "Priced", "gdsf", "lfu", "lru", "pgdsf"]
 
-__all__ = ["POLICIES", "Policy", "gdsf", "lfu", "lru", "pgdsf"]
 
-Policy = Callable[[Node, float], float]
+class Priced(Protocol):
+    """What a policy sees of a node, or of anything else that is kept."""
+
+    @property
+    def frequency(self) -> int:
+        """Accesses so far."""
+
+    @property
+    def average_cost(self) -> float:
+        """Seconds to compute a token of it again."""
+
+    @property
+    def last_access(self) -> int:
+        """Number of the latest access."""
+
+
+Policy = Callable[[Priced, float], float]
 """Takes a node and its tier's clock, gives the node's priority."""
 
 
-def pgdsf(node: Node, clock: float) -> float:
+def pgdsf(node: Priced, clock: float) -> float:
     """Prefix-aware Greedy-Dual-Size-Frequency (RAGCache §5.1, formulas 1 and 3).
 
     ``Clock + Frequency * AvgCost``, the average cost being the prefill time per computed token of
@@ -26,7 +42,7 @@ def pgdsf(node: Node, clock: float) -> float:
     return clock + node.frequency * node.average_cost
 
 
-def gdsf(node: Node, clock: float) -> float:
+def gdsf(node: Priced, clock: float) -> float:
     """Greedy-Dual-Size-Frequency with a cost proportional to the size (RAGCache §7.3).
 
     Cost over size is then the same for every document: ``Clock + Frequency``.
@@ -34,12 +50,12 @@ def gdsf(node: Node, clock: float) -> float:
     return clock + node.frequency
 
 
-def lru(node: Node, clock: float) -> float:  # noqa: ARG001 - one signature for all policies
+def lru(node: Priced, clock: float) -> float:  # noqa: ARG001 - one signature for all policies
     """Least recently used."""
     return node.last_access
 
 
-def lfu(node: Node, clock: float) -> float:  # noqa: ARG001 - one signature for all policies
+def lfu(node: Priced, clock: float) -> float:  # noqa: ARG001 - one signature for all policies
     """Least frequently used; counts survive eviction."""
     return node.frequency
 

@@ -179,8 +179,8 @@ class Vllm:
     def is_cpu(self) -> bool:
         return self.cpu
 
-    def host_tier_config(self, gib: float) -> tuple[str, float]:
-        return ("host", gib)
+    def connector_config(self, cache: CacheSettings) -> tuple[str, float] | None:
+        return ("host", cache.host_cache_gib) if cache.host_cache_gib else None
 
 
 def adapted(*, cpu: bool = False, engine: dict[str, Any] | None = None, **given: Any) -> Namespace:

@@ -19,7 +19,12 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
 from ragcache_integrations.core.generation import SamplingOptions, TokenLogprob
-from ragcache_integrations.core.spans import check_spans, extra_args_from_spans
+from ragcache_integrations.core.spans import (
+    ENCODE,
+    LINK_TOKENS,
+    check_spans,
+    extra_args_from_spans,
+)
 from ragcache_integrations.core.tools import ToolCallPiece
 from ragcache_integrations.engine.arguments import (
     CPU_BLOCK_SIZE,
@@ -42,8 +47,10 @@ from ragcache_integrations.engine.schema_limits import (
     limit_schema,
     reaches_limits,
 )
+from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.knowledge_tree import TreeSnapshot, TreeStats
 
+from .anywhere.connector import DOCUMENT_CACHE_GIB, DocumentConnector
 from .continuation import continue_text
 from .dtypes import slow_on_cpu
 from .host_tier import HOST_CACHE_GIB, HostTierConnector
@@ -133,13 +140,33 @@ def token_logprobs(
     return tuple(tokens)
 
 
-def host_tier_config(host_cache_gib: float) -> KVTransferConfig:
-    """Configuration that makes vLLM use our connector."""
+def extra_args(request: Submit) -> dict[str, Any]:
+    """What the scheduler is told of a request's documents.
+
+    An attempt that failed may have failed to read stored documents: the next one is exact.
+    """
+    arguments = extra_args_from_spans(request.documents)
+    if request.encodes:
+        arguments[ENCODE] = 1
+    elif arguments and request.link_tokens is not None and not request.attempt:
+        arguments[LINK_TOKENS] = request.link_tokens
+    return arguments
+
+
+def connector_config(cache: CacheSettings) -> KVTransferConfig | None:
+    """Configuration that makes vLLM use our connector; ``None`` where nothing needs one."""
+    sizes = {HOST_CACHE_GIB: cache.host_cache_gib} if cache.host_cache_gib else {}
+    connector: type[Any] = HostTierConnector
+    if cache.reuse == "anywhere":
+        sizes[DOCUMENT_CACHE_GIB] = cache.document_cache_gib
+        connector = DocumentConnector
+    if not sizes:
+        return None
     return KVTransferConfig(
-        kv_connector=HostTierConnector.__name__,
-        kv_connector_module_path=HostTierConnector.__module__,
+        kv_connector=connector.__name__,
+        kv_connector_module_path=connector.__module__,
         kv_role="kv_both",
-        kv_connector_extra_config={HOST_CACHE_GIB: host_cache_gib},
+        kv_connector_extra_config=sizes,
         # A request whose blocks could not be read back fails, with everything that was computed
         # from them, and is submitted again. vLLM's "recompute" would leave the wrong blocks for
         # other requests to find until they are computed again, which an abort may prevent.
@@ -212,8 +239,9 @@ class VLLM:
         cache = settings.cache
         if settings.vllm_args.get("scheduler_cls") is not None:
             cache = None  # the tree and the host tier need our scheduler
-        if cache is not None and cache.host_cache_gib:
-            arguments["kv_transfer_config"] = host_tier_config(cache.host_cache_gib)
+        connector = None if cache is None else connector_config(cache)
+        if connector is not None:
+            arguments["kv_transfer_config"] = connector
         arguments |= settings.vllm_args
         chosen = arguments.get("structured_outputs_config")
         arguments["structured_outputs_config"] = structured_outputs_config(chosen)
@@ -285,7 +313,7 @@ class VLLM:
         calls = self._call_reader(request)
         options, limit = self._limited(request, calls)
         try:
-            sampling = sampling_params(options, extra_args_from_spans(request.documents))
+            sampling = sampling_params(options, extra_args(request))
             if calls is not None and calls.keeps_special_tokens:
                 sampling.skip_special_tokens = False
             self._engine.add_request(name, prompt, sampling)

@@ -45,7 +45,7 @@ try:
 except ImportError:  # versions that do not distinguish sources
     HOST_SOURCE = None
 
-__all__ = ["HostTierConnector", "host_blocks"]
+__all__ = ["Failures", "HostTierConnector", "KVConnectorWorkerMetadata", "Transfers", "host_blocks"]
 
 logger = logging.getLogger(__name__)
 

@@ -35,8 +35,9 @@ from ragcache_integrations.knowledge_tree import (
 from ragcache_integrations.knowledge_tree.path import Path
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
+from .anywhere.connector import host_tier_of
+from .anywhere.requests import reuse_of
 from .free_blocks import DocumentFreeQueue
-from .host_tier import HostTierConnector
 from .kv_cache import unsuited
 from .waiting import CacheAwareRequestQueue, topics
 
@@ -125,8 +126,8 @@ class DocumentCache:
     """
 
     def __init__(self, scheduler: Any, settings: CacheSettings) -> None:
-        connector = scheduler.connector
-        self._host_tier = connector if isinstance(connector, HostTierConnector) else None
+        self._host_tier = host_tier_of(scheduler.connector)
+        self._reuse = reuse_of(scheduler, settings)
         self._requests: dict[str, Request] = scheduler.requests
         self._block_size: int = scheduler.block_size
         self._pool = scheduler.kv_cache_manager.block_pool
@@ -176,6 +177,8 @@ class DocumentCache:
         except ConfigurationError:  # our engine has checked them, a server's client may not have
             logger.exception("the request's documents are ignored")
             return
+        if self._reuse is not None and self._reuse.enter(request, spans, extra_args or {}):
+            return  # what is approximate is not for the tree
         if spans:
             self._paths[request.request_id] = self.tree.enter(
                 request.cache_salt or "", spans, request.block_hashes
@@ -183,10 +186,13 @@ class DocumentCache:
 
     def knows(self, request: Request) -> bool:
         """Whether a request has a path in the tree."""
-        return request.request_id in self._paths
+        reuses = self._reuse is not None and self._reuse.knows(request)
+        return reuses or request.request_id in self._paths
 
     def refuse(self, request: Request) -> None:
         """Remove the path of a request that has just entered and that vLLM refused."""
+        if self._reuse is not None:
+            self._reuse.leave([request.request_id])
         path = self._paths.pop(request.request_id, None)
         if path is not None:
             self.tree.leave(path)
@@ -204,6 +210,8 @@ class DocumentCache:
 
     def before_step(self) -> None:
         """Prepare the planning of a step."""
+        if self._reuse is not None:
+            self._reuse.before_step()
         if self._waiting is not None:
             self._waiting.begin_step()
 
@@ -240,6 +248,13 @@ class DocumentCache:
         if len(self._ended) > self._in_flight:
             self._leave(self._ended.popleft())
         self._preemptions += len(plan.preempted_req_ids or ())
+        if self._reuse is not None:
+            self._reuse.after_step(plan)
+
+    def after_output(self) -> None:
+        """A step's output was processed."""
+        if self._reuse is not None:
+            self._reuse.encode_pending()
 
     @property
     def host_failures(self) -> tuple[int, str]:
@@ -311,6 +326,8 @@ class DocumentCache:
         known = list(self._paths)
         self._paths.clear()
         self._recent.clear()
+        if self._reuse is not None:
+            self._reuse.clear()
         for request_id in known:
             request = self._requests.get(request_id)
             if request is not None:
@@ -355,6 +372,8 @@ class DocumentCache:
     def _order_priority(self, request: Request) -> float:
         """CachedLength / ComputationLength (RAGCache §5.2)."""
         cached = self._cached_blocks(request) * self._block_size
+        if self._reuse is not None and self._reuse.knows(request):
+            cached = min(request.num_tokens - 1, cached + self._reuse.stored_tokens(request))
         return float(cached / max(1, request.num_tokens - cached))
 
     def _cached_blocks(self, request: Request) -> int:
@@ -426,12 +445,15 @@ class _KnowledgeTreeMixin:
     def update_from_output(self, plan: Any, output: Any) -> Any:
         """Process a step's output."""
         documents = self.documents
-        unread = getattr(output.kv_connector_output, "invalid_block_ids", None)
-        if documents is None or not unread:
+        if documents is None:
             return super().update_from_output(plan, output)  # type: ignore[misc]  # a mixin
-        wrong = documents.forget_unread(self.running, unread)  # type: ignore[attr-defined]  # a mixin
+        unread = getattr(output.kv_connector_output, "invalid_block_ids", None)
+        wrong: list[BlockHash] = []
+        if unread:
+            wrong = documents.forget_unread(self.running, unread)  # type: ignore[attr-defined]  # a mixin
         outputs = super().update_from_output(plan, output)  # type: ignore[misc]  # a mixin
         documents.release_copies(wrong)
+        documents.after_output()
         return outputs
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:

@@ -24,7 +24,7 @@ from vllm.platforms import current_platform
 from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from ragcache_integrations.engine.in_vllm.driver import host_tier_config, slow_dtype
+from ragcache_integrations.engine.in_vllm.driver import connector_config, slow_dtype
 from ragcache_integrations.engine.tool_parsers import find_tool_parser
 
 from .connections import Bounds, Clients
@@ -58,8 +58,8 @@ __all__ = [
     "bound_connections",
     "chat_template",
     "chat_text",
+    "connector_config",
     "facts_of",
-    "host_tier_config",
     "is_cpu",
     "parse_arguments",
     "run",

@@ -237,7 +237,7 @@ def _add_tree(parsed: Namespace, engine: EngineSettings, vllm: Any) -> None:
         if parsed.kv_transfer_config is not None:
             msg = "--host-cache-gib and --kv-transfer-config exclude each other: both were given"
             raise ConfigurationError(msg)
-        parsed.kv_transfer_config = vllm.host_tier_config(cache.host_cache_gib)
+        parsed.kv_transfer_config = vllm.connector_config(cache)
 
 
 def _check_port(parsed: Namespace) -> None:

@@ -16,8 +16,9 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 TRIGGER = "RAGCACHE_TEST_FAIL"
 """Environment variable: names a file that says what goes wrong from the next step on.
 
-``raise`` and ``sleep`` happen once; ``slow`` and the host tier's failures last until the file is
-gone, and so does ``poison N``: prompts of N tokens end the process.
+``raise`` and ``sleep`` happen once; ``slow``, ``store`` (documents that are reused anywhere are
+gone) and the host tier's failures last until the file is gone, and so does ``poison N``: prompts of
+N tokens end the process.
 """
 
 
@@ -41,6 +42,8 @@ class FailingWorker(CPUWorker):  # type: ignore[misc] # vLLM is untyped here
                 os._exit(1)
         if what.startswith("host"):
             break_host_tier(save="save" in what, load="load" in what)
+        if what == "store":
+            get_kv_transfer_group()._store._documents.clear()
         return super().execute_model(*args, **kwargs)
 
 

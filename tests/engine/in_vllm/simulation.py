@@ -28,7 +28,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from ragcache_integrations.core.spans import extra_args_from_spans
-from ragcache_integrations.engine.in_vllm.driver import host_tier_config
+from ragcache_integrations.engine.in_vllm.driver import connector_config
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
 from ragcache_integrations.engine.in_vllm.scheduler import scheduler_class
 from ragcache_integrations.engine.settings import CacheSettings
@@ -82,7 +82,7 @@ class Case:
         config.cache_config.enable_prefix_caching = self.prefix_caching
         if self.host_blocks:
             gib = self.host_blocks * block_bytes(self.memory()) / GIB
-            config.kv_transfer_config = host_tier_config(gib)
+            config.kv_transfer_config = connector_config(CacheSettings(host_cache_gib=gib))
         return config
 
 

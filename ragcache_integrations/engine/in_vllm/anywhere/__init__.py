@@ -1,0 +1,1 @@
+"""Documents' KV caches at any place of any prompt, inside vLLM."""

@@ -1,0 +1,195 @@
+"""One vLLM KV connector for the host tier, if there is one, and the store of documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+
+from ragcache_integrations.engine.in_vllm.host_tier import (
+    Failures,
+    HostTierConnector,
+    KVConnectorWorkerMetadata,
+    Transfers,
+)
+
+from .worker import Moves, StoreWorker
+
+__all__ = ["DOCUMENT_CACHE_GIB", "DocumentConnector", "host_tier_of"]
+
+DOCUMENT_CACHE_GIB = "document_cache_gib"
+
+
+def host_tier_of(connector: Any) -> HostTierConnector | None:
+    """The host tier of a scheduler's connector, if it has one."""
+    if isinstance(connector, DocumentConnector):
+        return connector.host_tier
+    return connector if isinstance(connector, HostTierConnector) else None
+
+
+@dataclass
+class _Step(KVConnectorMetadata):
+    """What the worker does in a step."""
+
+    transfers: Transfers
+    moves: Moves
+
+
+@dataclass
+class _Report(KVConnectorWorkerMetadata):
+    """What a worker could not do in a step."""
+
+    failures: Failures | None = None
+    lost: set[bytes] = field(default_factory=set)
+
+    def aggregate(self, other: _Report) -> _Report:
+        """Merge the reports of two workers."""
+        failures = self.failures or other.failures
+        if self.failures and other.failures:
+            failures = self.failures.aggregate(other.failures)
+        return _Report(failures, self.lost | other.lost)
+
+
+class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
+    """Asks the store first, for requests that reuse documents anywhere, and else the host tier."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = self._kv_transfer_config.get_from_extra_config
+        self.host_tier: HostTierConnector | None = None
+        if float(extra("host_cache_gib", 0.0)):
+            self.host_tier = HostTierConnector(vllm_config, role, kv_cache_config)
+        self._block_size = vllm_config.cache_config.block_size
+        self.reuse: Any = None
+        self._store: StoreWorker | None = None
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """False, because a cache may lose its content."""
+        return False
+
+    # The scheduler's side
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens behind the prefix hit that need no computing, or that rows compute."""
+        if self.reuse is not None and self.reuse.knows(request):
+            return self.reuse.match(request, num_computed_tokens), False
+        if self.host_tier is None:
+            return 0, False
+        return self.host_tier.get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """A request is admitted."""
+        if self.reuse is not None and self.reuse.knows(request):
+            self.reuse.admit(request, blocks, num_external_tokens)
+        elif self.host_tier is not None:
+            self.host_tier.update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> _Step:
+        """Hand this step's work to the worker."""
+        host, reuse = self.host_tier, self.reuse
+        transfers = host.build_connector_meta(scheduler_output) if host else Transfers()
+        return _Step(transfers, reuse.take_moves(scheduler_output) if reuse else Moves())
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Take the failures from a step's output."""
+        report = getattr(connector_output, "kv_connector_worker_meta", None)
+        if not isinstance(report, _Report):
+            return
+        if self.reuse is not None:
+            self.reuse.forget(report.lost)
+        if self.host_tier is not None and report.failures is not None:
+            connector_output.kv_connector_worker_meta = report.failures
+            self.host_tier.update_connector_output(connector_output)
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: Any
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Nothing to wait for: the blocks may be freed."""
+        if self.host_tier is not None:
+            self.host_tier.request_finished_all_groups(request, block_ids)
+        return False, None
+
+    # The worker's side
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Tensor]) -> None:
+        """Take the layers."""
+        if self.host_tier is not None:
+            self.host_tier.register_kv_caches(kv_caches)
+        layers = self._vllm_config.compilation_config.static_forward_context
+        self._store = StoreWorker(layers, kv_caches, self._block_size)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """What is to be done in a step."""
+        super().bind_connector_metadata(connector_metadata)
+        if self.host_tier is not None and isinstance(connector_metadata, _Step):
+            self.host_tier.bind_connector_metadata(connector_metadata.transfers)
+
+    def clear_connector_metadata(self) -> None:
+        """The step is over."""
+        super().clear_connector_metadata()
+        if self.host_tier is not None:
+            self.host_tier.clear_connector_metadata()
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Copy blocks out before anything is overwritten."""
+        if self.host_tier is not None:
+            self.host_tier.handle_preemptions(kv_connector_metadata.transfers)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Bring blocks and documents before the forward pass."""
+        if self.host_tier is not None:
+            self.host_tier.start_load_kv(forward_context, **kwargs)
+        step = self._get_connector_metadata()
+        if self._store is not None and isinstance(step, _Step):
+            self._store.load(step.moves)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Make the forward pass wait for the blocks of a layer."""
+        if self.host_tier is not None:
+            self.host_tier.wait_for_layer_load(layer_name)
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing is saved as it is computed."""
+
+    def wait_for_save(self) -> None:
+        """Keep documents behind the forward pass."""
+        if self.host_tier is not None:
+            self.host_tier.wait_for_save()
+        step = self._get_connector_metadata()
+        if self._store is not None and isinstance(step, _Step):
+            self._store.save(step.moves)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that could not be filled in this step."""
+        unread = self.host_tier.get_block_ids_with_load_errors() if self.host_tier else set()
+        if self._store is not None:
+            unread |= self._store.unread
+            self._store.unread = set()
+        return unread
+
+    def build_connector_worker_meta(self) -> _Report | None:
+        """The failures of this step; ``None`` if there are none."""
+        failures = self.host_tier.build_connector_worker_meta() if self.host_tier else None
+        lost: set[bytes] = set()
+        if self._store is not None:
+            lost, self._store.lost = self._store.lost, set()
+        return _Report(failures, lost) if failures or lost else None
+
+    def shutdown(self) -> None:
+        """Free the host's memory."""
+        if self.host_tier is not None:
+            self.host_tier.shutdown()
+        self._store = None

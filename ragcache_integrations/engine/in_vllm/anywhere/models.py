@@ -1,0 +1,43 @@
+"""Which models and settings of vLLM reuse anywhere is right for; all else is computed exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["unsuited_for_reuse"]
+
+FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Their keys are turned by their position and by nothing else. A family that isn't listed may turn
+a part of its layers, or scale keys by their place, and would answer wrongly without a word."""
+ROPES = ("default", "linear", "llama3", "yarn")
+"""Kinds of RoPE whose angles do not depend on the length of the prompt."""
+
+
+def unsuited_for_reuse(config: Any) -> str | None:
+    """Why documents can't be reused anywhere; ``None`` if they can.
+
+    Args:
+        config: vLLM's ``VllmConfig``, of a model that :func:`..kv_cache.unsuited` lets pass.
+    """
+    text = config.model_config.hf_text_config
+    family = (config.model_config.architectures or ["unknown"])[0]
+    if family not in FAMILIES:
+        return f"{family} is not among the models that it is right for: {', '.join(FAMILIES)}"
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in ROPES:
+        return f"its RoPE is of type {kind!r}; allowed are {', '.join(ROPES)}"
+    turned = rope.get("partial_rotary_factor") or getattr(text, "partial_rotary_factor", None) or 1
+    if turned != 1:
+        return f"it turns {turned} of each head; allowed is all of it"
+    parallel = config.parallel_config
+    reasons = {
+        "speculative decoding": config.speculative_config is not None,
+        "LoRA": config.lora_config is not None,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "context parallelism": getattr(parallel, "decode_context_parallel_size", 1) > 1,
+        "micro-batching": bool(getattr(parallel, "enable_dbo", False)),
+        "a quantised KV cache": config.cache_config.cache_dtype not in {"auto", "bfloat16"},
+    }
+    wrong = [name for name, present in reasons.items() if present]
+    return f"it does not work with {wrong[0]}" if wrong else None

@@ -1,0 +1,183 @@
+"""Reads tokens out of vLLM's paged KV cache, turns keys to other positions, and writes them back.
+
+How a block is laid out differs between attention backends. Nothing here knows it: known numbers are
+written into a block of their own with the backend's own operation, and where they are then tells
+where keys and values are. Writing is that same operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Encoded", "LayoutError", "PagedMemory", "turn"]
+
+DIGIT = 128
+"""Numbers below it are exact in every type that a KV cache has."""
+
+
+class LayoutError(RuntimeError):
+    """The KV cache, or the model's position encoding, isn't understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A document's keys and values, as it was encoded.
+
+    Attributes:
+        keys: Of shape ``(layers, tokens, heads, size)``.
+        values: The same.
+        position: Of its first token.
+    """
+
+    keys: Tensor
+    values: Tensor
+    position: int
+
+
+class PagedMemory:
+    """One worker's KV cache.
+
+    Args:
+        layers: vLLM's attention layers by their names, in the order of the model.
+        caches: Their paged memory, of shape ``(blocks, ...)``.
+        block_size: Tokens of a block.
+
+    Raises:
+        LayoutError: A layer's blocks, or the model's rotary embedding, aren't understood.
+    """
+
+    def __init__(
+        self, layers: Mapping[str, Any], caches: Mapping[str, Tensor], block_size: int
+    ) -> None:
+        self._layers = [layers[name] for name in caches]
+        self._caches = list(caches.values())
+        self._size = block_size
+        shapes = {(layer.num_kv_heads, layer.head_size) for layer in self._layers}
+        kinds = {(cache.shape[1:], cache.dtype, cache.device) for cache in self._caches}
+        if len(shapes) != 1 or len(kinds) != 1:
+            msg = f"the model's layers differ in their KV caches: {shapes}, {kinds}"
+            raise LayoutError(msg)
+        ((self._heads, self._head_size),) = shapes
+        self._table = _rotary_table(self._head_size)
+        self._where = self._find_layout()
+
+    @property
+    def token_bytes(self) -> int:
+        """Of the keys and values of one token, all layers together."""
+        cache = self._caches[0]
+        numbers: int = 2 * len(self._layers) * self._heads * self._head_size
+        return numbers * cache.element_size()
+
+    def read(self, blocks: Sequence[int], begin: int, end: int) -> Encoded:
+        """Copy a span of a request's tokens out.
+
+        Args:
+            blocks: Numbers of all of the request's blocks.
+            begin: The first token.
+            end: The token after the last.
+        """
+        first, last = begin // self._size, -(-end // self._size)
+        numbers = torch.tensor(blocks[first:last], device=self._caches[0].device)
+        cut = slice(begin - first * self._size, end - first * self._size)
+        parts: list[list[Tensor]] = [[], []]
+        for cache in self._caches:
+            flat = cache[numbers].flatten(1)
+            for kept, where in zip(parts, self._where, strict=True):
+                kept.append(flat[:, where.flatten()].view(-1, *where.shape[1:])[cut].cpu())
+        return Encoded(torch.stack(parts[0]), torch.stack(parts[1]), begin)
+
+    def write(
+        self, document: Encoded, begin: int, first: int, end: int, blocks: Sequence[int]
+    ) -> None:
+        """Write tokens of a document where a request has it.
+
+        Args:
+            document: The document.
+            begin: Where it begins in the request.
+            first: The first token that is written.
+            end: The token after the last.
+            blocks: Numbers of all of the request's blocks.
+        """
+        cut = slice(first - begin, end - begin)
+        keys = turn(document.keys[:, cut], self._table, document.position + cut.start, first)
+        device = self._caches[0].device
+        places = torch.arange(first, end)
+        slots = torch.tensor(blocks)[places // self._size] * self._size + places % self._size
+        slots, keys = slots.to(device), keys.to(device)
+        values = document.values[:, cut].to(device)
+        for number, (layer, cache) in enumerate(zip(self._layers, self._caches, strict=True)):
+            layer.impl.do_kv_cache_update(layer, keys[number], values[number], cache, slots)
+
+    def _find_layout(self) -> tuple[Tensor, Tensor]:
+        layer, cache = self._layers[0], self._caches[0]
+        count = self._size * self._heads * self._head_size
+        block = cache[0]
+        if block.numel() != 2 * count:
+            msg = f"a block has {block.numel()} numbers, not {2 * count}"
+            raise LayoutError(msg)
+        tags = torch.arange(1, 2 * count + 1, device=cache.device)
+        slots = torch.arange(self._size, device=cache.device)
+        found = torch.zeros(2 * count, dtype=torch.long, device=cache.device)
+        digits, power = 1 + (2 * count >= DIGIT) + (2 * count >= DIGIT**2), 1
+        for _ in range(digits):
+            numbers = (tags // power % DIGIT).to(cache.dtype)
+            scratch = torch.zeros_like(block)[None]
+            shape = (-1, self._heads, self._head_size)
+            layer.impl.do_kv_cache_update(
+                layer, numbers[:count].view(shape), numbers[count:].view(shape), scratch, slots
+            )
+            found += scratch.flatten().long() * power
+            power *= DIGIT
+        if not torch.equal(found.sort().values, tags):
+            msg = "a block of the KV cache holds something else than its keys and values"
+            raise LayoutError(msg)
+        where = torch.empty_like(found)
+        where[found - 1] = torch.arange(2 * count, device=cache.device)
+        shape = (self._size, self._heads, self._head_size)
+        return where[:count].view(shape), where[count:].view(shape)
+
+
+def turn(keys: Tensor, table: Tensor, before: int, after: int) -> Tensor:
+    """Keys as they are at other positions.
+
+    Args:
+        keys: Of shape ``(layers, tokens, heads, size)``, each the one before it by one position.
+        table: Cosines and sines, of shape ``(positions, size)``.
+        before: Position of the first token, as it was encoded.
+        after: Position at which it is to be.
+    """
+    if before == after:
+        return keys
+    count, half = keys.shape[1], keys.shape[-1] // 2
+    cosine, sine = table[before : before + count].chunk(2, -1)
+    next_cosine, next_sine = table[after : after + count].chunk(2, -1)
+    # Not 1 where the table holds a factor of attention, too (YaRN).
+    norm = cosine * cosine + sine * sine
+    by_cosine = ((next_cosine * cosine + next_sine * sine) / norm)[:, None]
+    by_sine = ((next_sine * cosine - next_cosine * sine) / norm)[:, None]
+    first, second = keys[..., :half].float(), keys[..., half:].float()
+    turned = torch.empty(keys.shape, dtype=torch.float32)
+    torch.mul(first, by_cosine, out=turned[..., :half]).addcmul_(second, by_sine, value=-1)
+    torch.mul(second, by_cosine, out=turned[..., half:]).addcmul_(first, by_sine)
+    return turned.to(keys.dtype)
+
+
+def _rotary_table(head_size: int) -> Tensor:
+    """Cosines and sines of the model's one rotary embedding, in float32 on the CPU."""
+    from vllm.model_executor.layers import rotary_embedding  # noqa: PLC0415 - with the model
+
+    kinds = list(getattr(rotary_embedding, "_ROPE_DICT", {}).values())
+    if len(kinds) != 1:
+        msg = f"the model has {len(kinds)} kinds of rotary embedding; 1 is understood"
+        raise LayoutError(msg)
+    (rotary,) = kinds
+    if not rotary.is_neox_style or rotary.rotary_dim != head_size or rotary.head_size != head_size:
+        msg = "the model rotates a part of each head, or other pairs of numbers than halves"
+        raise LayoutError(msg)
+    table: Tensor = rotary.cos_sin_cache.detach().float().cpu()
+    return table

@@ -1,0 +1,332 @@
+"""The scheduler's side of reuse anywhere: which requests, what is read, computed and stored.
+
+vLLM writes the keys and values of all rows of a step, layer by layer, before any of them attends.
+So what is computed in place are rows of the same step that share their request's blocks: one
+forward pass computes links and question together (LegoLink, https://arxiv.org/abs/2410.15332), and
+nothing of vLLM is changed. A row is one token longer than what is computed of it, so that vLLM
+takes it for a part of a prompt and samples nothing; it is named finished in the next step.
+
+Approximate keys and values are in a namespace of their own, which nobody can name: a secret of this
+process, the tenant, where documents begin and end, and the number of link tokens are its salt.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.request import Request
+
+from ragcache_integrations.core.checks import is_whole
+from ragcache_integrations.core.spans import ENCODE, LINK_TOKENS, Span, extra_args_from_spans
+from ragcache_integrations.engine.arguments import GIB
+from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
+from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
+
+from .connector import DocumentConnector
+from .models import unsuited_for_reuse
+from .plan import Load, Plan, document_key, make_plan
+from .store import DocumentStore
+from .worker import Moves, Save
+
+__all__ = ["Reuse", "reuse_of"]
+
+logger = logging.getLogger(__name__)
+
+ROWS = 64
+"""Places in the worker's batch that are kept for rows."""
+SHARE = 0.5
+"""Largest share of a step's tokens that rows may take."""
+PENDING = 256
+"""Documents that wait to be encoded; of more the oldest are left out."""
+GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
+
+
+@dataclass(slots=True)
+class _Known:
+    """A request that reuses documents, or that encodes some.
+
+    Attributes:
+        spans: Its documents.
+        keys: Their keys.
+        link_tokens: Tokens of each that are computed; ``None`` where it encodes them.
+        salt: The tenant.
+        saved: Whether its documents have been stored.
+    """
+
+    spans: tuple[Span, ...]
+    keys: tuple[bytes, ...]
+    link_tokens: int | None
+    salt: str
+    saved: bool = False
+
+
+class Reuse:
+    """Requests that reuse documents anywhere.
+
+    Args:
+        store: What is stored.
+        scheduler: vLLM's scheduler, right after its ``__init__``. Places of its batch are kept for
+            rows.
+    """
+
+    def __init__(self, store: DocumentStore, scheduler: Any) -> None:
+        self.store = store
+        self._scheduler = scheduler
+        self._block_size: int = scheduler.block_size
+        self._budget: int = scheduler.max_num_scheduled_tokens
+        self._most_rows = min(ROWS, scheduler.max_num_running_reqs // 2)
+        self._most_tokens = int(SHARE * self._budget)
+        scheduler.max_num_running_reqs -= self._most_rows
+        scheduler.max_num_active_reqs = min(
+            scheduler.max_num_active_reqs, scheduler.max_num_running_reqs
+        )
+        self._secret = secrets.token_hex(16)
+        self._known: dict[str, _Known] = {}
+        self._waiting: dict[str, int] = {}  # tokens of rows that each of them is thought to need
+        self._rows_left = self._tokens_left = 0
+        self._loads: list[tuple[Load, tuple[int, ...]]] = []
+        self._rows: list[tuple[Request, int, int, tuple[int, ...]]] = []
+        self._drops: list[bytes] = []
+        self._counted = 0
+        self._numbers = itertools.count()
+        self._pending: OrderedDict[bytes, tuple[str, list[int]]] = OrderedDict()
+        self._encoding: set[bytes] = set()
+        self._hasher: Callable[[Request], list[Any]] | None = None
+
+    def enter(
+        self, request: Request, spans: tuple[Span, ...], arguments: Mapping[str, Any]
+    ) -> bool:
+        """Take a new request in, if it reuses documents or encodes them.
+
+        Args:
+            request: The request.
+            spans: Its documents.
+            arguments: Its ``extra_args``.
+        """
+        encodes, links = arguments.get(ENCODE), arguments.get(LINK_TOKENS)
+        if not spans or not (encodes or is_whole(links)) or not _plain(request):
+            return False
+        salt = request.cache_salt or ""
+        tokens = request.prompt_token_ids
+        keys = tuple(document_key(salt, tokens[begin:end]) for _, begin, end in spans)
+        known = _Known(spans, keys, None if encodes else max(0, int(links or 0)), salt)
+        self._known[request.request_id] = known
+        self._hasher = request._block_hasher  # noqa: SLF001 - internal requests need one, too
+        places = ",".join(f"{begin}-{end}" for _, begin, end in spans)
+        request.cache_salt = f"{self._secret} {known.link_tokens} {places} {salt}"
+        request.block_hashes.clear()
+        request.update_block_hashes()
+        if known.link_tokens is not None:
+            self._waiting[request.request_id] = self._plan(request, known).computed
+        return True
+
+    def knows(self, request: Request) -> bool:
+        """Whether a request is one of these."""
+        return request.request_id in self._known
+
+    def stored_tokens(self, request: Request) -> int:
+        """Tokens of a waiting request that would be read."""
+        known = self._known[request.request_id]
+        if known.link_tokens is None:
+            return 0
+        return sum(load.end - load.first for load in self._plan(request, known).loads)
+
+    def leave(self, request_ids: Iterable[str]) -> None:
+        """Forget requests that have ended."""
+        for name in request_ids:
+            known = self._known.pop(name, None)
+            self._waiting.pop(name, None)
+            if known is not None and known.link_tokens is None:
+                self._encoding.difference_update(known.keys)
+
+    # A step
+
+    def before_step(self) -> None:
+        """Keep tokens of the next step for the rows of requests that wait."""
+        self.encode_pending()
+        self._rows_left = self._most_rows
+        self._tokens_left = min(self._most_tokens, sum(self._waiting.values()))
+        self._scheduler.max_num_scheduled_tokens = self._budget - self._tokens_left
+
+    def match(self, request: Request, local: int) -> int | None:
+        """Tokens behind a prefix hit that are read, or computed in rows.
+
+        Returns:
+            0 if it is to be computed as any other, ``None`` if it is to be asked again in the next
+            step, in which there is room for its rows.
+        """
+        known = self._known[request.request_id]
+        if known.link_tokens is None or request.skip_reading_prefix_cache:
+            return 0
+        plan = self._plan(request, known)
+        if not plan.loads or local >= plan.end:
+            return 0
+        plan = plan.behind(local)
+        if plan.computed > self._most_tokens or len(plan.rows) > self._most_rows:
+            return 0
+        if plan.computed > self._tokens_left or len(plan.rows) > self._rows_left:
+            self._waiting[request.request_id] = plan.computed
+            return None
+        self._tokens_left -= plan.computed
+        self._rows_left -= len(plan.rows)
+        return plan.end - local
+
+    def admit(self, request: Request, blocks: Any, external: int) -> None:
+        """A request is admitted, for which :meth:`match` has just counted these tokens."""
+        known = self._known[request.request_id]
+        self._waiting.pop(request.request_id, None)
+        if known.link_tokens is None:
+            return
+        plan = self._plan(request, known)
+        for key, begin, end in plan.missing:
+            self._pend(key, known.salt, request.prompt_token_ids[begin:end])
+        if not external:
+            return
+        plan = plan.behind(plan.end - external)
+        numbers = tuple(blocks.get_block_ids()[0])
+        self._loads += [(load, numbers) for load in plan.loads]
+        self._rows += [(request, first, end, numbers) for first, end in plan.rows]
+        self.store.access(load.key for load in plan.loads)
+        stats = request.prefill_stats
+        if stats is not None and request.num_preemptions <= 0:
+            # What is computed in rows is not cached, and usage counts are true.
+            local = stats.num_local_cached_tokens
+            stats.set(stats.num_prompt_tokens, local, external - plan.computed)
+            self._counted += plan.computed
+
+    def take_moves(self, plan: Any) -> Moves:
+        """What the worker is to do in a step that is planned."""
+        moves = Moves(self._loads, self._drops)
+        self._loads, self._drops = [], []
+        read = {load.key for load, _ in moves.loads}
+        for name, known in self._known.items():
+            count = plan.num_scheduled_tokens.get(name)
+            if known.link_tokens is not None or known.saved or count is None:
+                continue
+            request = self._scheduler.requests[name]
+            if request.num_computed_tokens + count < known.spans[-1][2]:
+                continue
+            known.saved = True
+            blocks = tuple(self._scheduler.kv_cache_manager.get_block_ids(name)[0])
+            for key, (_, begin, end) in zip(known.keys, known.spans, strict=True):
+                if key in self.store:
+                    continue
+                gone = self.store.add(key, end - begin, read)
+                if gone is not None:
+                    moves.drops += gone
+                    moves.saves.append(Save(key, begin, end, blocks))
+                    read.add(key)
+        return moves
+
+    def after_step(self, plan: Any) -> None:
+        """Put rows into a step that is planned."""
+        self.leave(plan.finished_req_ids)
+        rows, self._rows = self._rows, []
+        counted, self._counted = self._counted, 0
+        hits = self._scheduler.connector_prefix_cache_stats
+        if hits is not None:
+            hits.hits -= counted
+        for request, first, end, blocks in rows:
+            name = f"rows.{next(self._numbers)}"
+            tokens = request.prompt_token_ids[: end + 1]
+            plan.scheduled_new_reqs.append(
+                NewRequestData(
+                    req_id=name,
+                    prompt_token_ids=tokens,
+                    mm_features=[],
+                    sampling_params=GREEDY,
+                    pooling_params=None,
+                    block_ids=(list(blocks[: -(-end // self._block_size)]),),
+                    num_computed_tokens=first,
+                    lora_request=None,
+                    prefill_token_ids=tokens,
+                )
+            )
+            plan.num_scheduled_tokens[name] = end - first
+            plan.total_num_scheduled_tokens += end - first
+            self._scheduler.finished_req_ids.add(name)
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Documents are lost."""
+        self.store.discard(keys)
+
+    def clear(self) -> None:
+        """Forget all documents."""
+        self._drops += self.store.clear()
+        self._pending.clear()
+
+    def encode_pending(self) -> None:
+        """Encode documents that were missing, while nobody waits."""
+        tokens = 0
+        while self._pending and not self._scheduler.waiting and tokens < self._most_tokens:
+            key, (salt, content) = self._pending.popitem(last=False)
+            if key in self.store:
+                continue
+            self._encoding.add(key)
+            tokens += len(content)
+            sampling = SamplingParams(temperature=0.0, max_tokens=1)
+            document = ("document", 0, len(content))
+            sampling.extra_args = {ENCODE: 1, **extra_args_from_spans([document])}
+            self._scheduler.add_request(
+                Request(
+                    request_id=f"encode.{next(self._numbers)}",
+                    prompt_token_ids=content,
+                    sampling_params=sampling,
+                    pooling_params=None,
+                    cache_salt=salt or None,
+                    block_hasher=self._hasher,
+                )
+            )
+
+    # Inside
+
+    def _plan(self, request: Request, known: _Known) -> Plan:
+        links = known.link_tokens or 0
+        return make_plan(known.spans, known.keys, self.store, links, request.num_prompt_tokens)
+
+    def _pend(self, key: bytes, salt: str, tokens: list[int]) -> None:
+        fits = len(tokens) <= self.store.capacity and len(tokens) < self._scheduler.max_model_len
+        if key in self._encoding or not fits:
+            return
+        self._pending[key] = (salt, tokens)
+        self._pending.move_to_end(key)
+        while len(self._pending) > PENDING:
+            self._pending.popitem(last=False)
+
+
+def _plain(request: Request) -> bool:
+    """Whether a request's keys and values follow from its tokens alone."""
+    return not (
+        request.prompt_token_ids is None
+        or request.mm_features
+        or request.lora_request
+        or request.resumable
+    )
+
+
+def reuse_of(scheduler: Any, settings: CacheSettings) -> Reuse | None:
+    """What reuses documents anywhere for a scheduler; ``None`` where it can't, or isn't wanted."""
+    connector = scheduler.connector
+    if settings.reuse != "anywhere" or not isinstance(connector, DocumentConnector):
+        return None
+    reason = unsuited_for_reuse(scheduler.vllm_config)
+    if reason is not None:
+        logger.warning("documents are not reused anywhere but computed exactly: %s", reason)
+        return None
+    config = scheduler.kv_cache_config
+    size = block_bytes(config) * scheduler.vllm_config.parallel_config.world_size
+    tokens = int(settings.document_cache_gib * GIB * scheduler.block_size) // size
+    profile = settings.prefill_profile
+    seconds = PrefillCostModel.from_dict(profile) if profile else None
+    reuse = Reuse(DocumentStore(tokens, settings.policy, seconds), scheduler)
+    connector.reuse = reuse
+    return reuse

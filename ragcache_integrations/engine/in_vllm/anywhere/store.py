@@ -1,0 +1,144 @@
+"""Which documents are stored, and which goes first: the scheduler's side of the store.
+
+The bytes are with the workers (:mod:`.paged`); what is decided here reaches them with the next
+step. Priorities are those of the knowledge tree's policies (RAGCache §5.1), a document being a
+tree of one node.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from ragcache_integrations.knowledge_tree.policies import POLICIES
+from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
+
+__all__ = ["DocumentStore", "StoredDocument"]
+
+HEAP_SLACK = 256
+"""Outdated entries of the heap that are tolerated before it is built anew."""
+
+
+@dataclass(slots=True)
+class StoredDocument:
+    """A document in the store.
+
+    Attributes:
+        tokens: Its length.
+        average_cost: Seconds to compute a token of it.
+        frequency: How often it was read.
+        last_access: Number of the latest access.
+        priority: By the policy.
+        stamp: Of its valid entry in the heap.
+    """
+
+    tokens: int
+    average_cost: float
+    frequency: int = 0
+    last_access: int = 0
+    priority: float = 0.0
+    stamp: int = -1
+
+
+class DocumentStore:
+    """Keys of stored documents, within a number of tokens.
+
+    Args:
+        tokens: How many tokens fit.
+        policy: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
+        prefill_seconds: Prefill times of the model; without them each token costs the same.
+    """
+
+    def __init__(
+        self, tokens: int, policy: str = "pgdsf", prefill_seconds: PrefillCostModel | None = None
+    ) -> None:
+        self.capacity = tokens
+        self.used = 0
+        self.evicted = 0
+        self._policy = POLICIES[policy]
+        self._seconds = prefill_seconds
+        self._documents: dict[bytes, StoredDocument] = {}
+        self._heap: list[tuple[float, int, bytes]] = []
+        self._stamps = itertools.count()
+        self._accesses = itertools.count(1)
+        self._clock = 0.0
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._documents
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def add(self, key: bytes, tokens: int, kept: Collection[bytes] = ()) -> list[bytes] | None:
+        """Make room for a document and take it in.
+
+        Args:
+            key: Its key.
+            tokens: Its length.
+            kept: Keys that must not go: they are being read.
+
+        Returns:
+            Keys of the documents that go for it; ``None`` if it doesn't fit, and nothing goes.
+        """
+        if key in self._documents:
+            return []
+        staying = sum(self._documents[name].tokens for name in kept if name in self._documents)
+        if tokens + staying > self.capacity:
+            return None
+        gone: list[bytes] = []
+        skipped: list[tuple[float, int, bytes]] = []
+        while self.used + tokens > self.capacity:
+            entry = heapq.heappop(self._heap)
+            document = self._documents.get(entry[2])
+            if document is None or document.stamp != entry[1]:
+                continue
+            if entry[2] in kept:
+                skipped.append(entry)
+                continue
+            self._clock = max(self._clock, document.priority)
+            gone.append(entry[2])
+            self.discard([entry[2]])
+        for entry in skipped:
+            heapq.heappush(self._heap, entry)
+        self.evicted += len(gone)
+        cost = self._seconds.per_token(0, tokens) if self._seconds else 1.0
+        document = self._documents[key] = StoredDocument(tokens, cost)
+        self.used += tokens
+        self._price(key, document)
+        return gone
+
+    def access(self, keys: Iterable[bytes]) -> None:
+        """Documents were read."""
+        for key in keys:
+            document = self._documents.get(key)
+            if document is not None:
+                document.frequency += 1
+                self._price(key, document)
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Forget documents; unknown ones are ignored."""
+        for key in keys:
+            document = self._documents.pop(key, None)
+            if document is not None:
+                self.used -= document.tokens
+
+    def clear(self) -> list[bytes]:
+        """Forget all documents, and return their keys."""
+        keys = list(self._documents)
+        self.discard(keys)
+        self._heap.clear()
+        self._clock = 0.0
+        return keys
+
+    def _price(self, key: bytes, document: StoredDocument) -> None:
+        document.last_access = next(self._accesses)
+        document.priority = self._policy(document, self._clock)
+        document.stamp = next(self._stamps)
+        heapq.heappush(self._heap, (document.priority, document.stamp, key))
+        if len(self._heap) > 2 * len(self._documents) + HEAP_SLACK:
+            self._heap = [
+                (known.priority, known.stamp, name) for name, known in self._documents.items()
+            ]
+            heapq.heapify(self._heap)

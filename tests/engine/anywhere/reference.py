@@ -1,0 +1,66 @@
+"""Reuse anywhere as transformers computes it: one document's stored KV cache after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
+
+__all__ = ["Reference"]
+
+
+class Reference:
+    """A model in transformers, in float32.
+
+    Args:
+        folder: The model.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @torch.no_grad()
+    def answer(
+        self, prompt: Sequence[int], spans: Sequence[tuple[int, int]], links: int, tokens: int
+    ) -> tuple[list[int], Tensor]:
+        """Greedy tokens and the log-probabilities of the first one.
+
+        Args:
+            prompt: The prompt.
+            spans: Its documents, each of which is encoded alone, at its place.
+            links: First tokens of each that are computed behind what stands before it.
+            tokens: How many tokens to answer.
+        """
+        cache, at = DynamicCache(), 0
+        for begin, end in spans:
+            own: Any = self._run(prompt[begin:end], begin, DynamicCache())[1]
+            first = min(begin + links, end)
+            if at < first:
+                self._run(prompt[at:first], at, cache)
+            for number, layer in enumerate(own.layers):
+                kept = slice(first - begin, None)
+                cache.update(layer.keys[:, :, kept], layer.values[:, :, kept], number)
+            at = end
+        logits, _ = self._run(prompt[at:], at, cache)
+        scores, answer = logits.log_softmax(-1), []
+        for place in range(len(prompt), len(prompt) + tokens):
+            answer.append(int(logits.argmax()))
+            logits, _ = self._run(answer[-1:], place, cache)
+        return answer, scores
+
+    def _run(
+        self, tokens: Sequence[int], begin: int, cache: DynamicCache
+    ) -> tuple[Tensor, DynamicCache]:
+        places = torch.arange(begin, begin + len(tokens))[None]
+        output = self._model(
+            torch.tensor([list(tokens)]),
+            position_ids=places,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        logits: Tensor = output.logits[0, -1]
+        return logits, cache

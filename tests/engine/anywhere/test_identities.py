@@ -1,0 +1,141 @@
+"""Reuse anywhere computes what it says: compared with transformers, and with exact answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoTokenizer,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from ragcache_integrations.core.generation import Generation, SamplingOptions
+from ragcache_integrations.core.prompt import Prompt
+from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine.tiny_model import default_model_path
+from tests.engine.anywhere.reference import Reference
+
+pytestmark = pytest.mark.engine
+
+WORDS = tuple(
+    "river stone cloud paper green seven north south winter summer engine metal".split()  # noqa: SIM905
+)
+DOCUMENTS = [
+    " ".join(random.Random(number).choice(WORDS) for _ in range(35 + 9 * number))
+    for number in range(6)
+]
+GREEDY = SamplingOptions(max_tokens=8, logprobs=5, ignore_eos=True)
+SHAPE = {
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+FAMILIES: dict[str, tuple[type, type[PreTrainedModel], dict[str, object]]] = {
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
+}
+
+
+def prompt_of(number: int, count: int = 3) -> Prompt:
+    documents = [DOCUMENTS[(number + 2 * place) % len(DOCUMENTS)] for place in range(count)]
+    return Prompt.rag(f"What is {WORDS[number % 12]} {number}?", documents, system="Answer.")
+
+
+def model_of(family: str, folder: Path) -> Path:
+    """A model with random weights, and the random model's tokenizer."""
+    if family == "llama":
+        return default_model_path()
+    tokenizer = AutoTokenizer.from_pretrained(default_model_path())
+    configuration, kind, more = FAMILIES[family]
+    torch.manual_seed(3)
+    model = kind(configuration(vocab_size=len(tokenizer), **SHAPE, **more))
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=0.3)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral", "qwen2", "qwen3"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_of(request.param, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[RAGCacheEngine]:
+    with RAGCacheEngine(
+        folder,
+        kv_cache_gib=0.05,
+        max_model_len=1024,
+        dtype="float32",
+        reuse="anywhere",
+        vllm_args={"enforce_eager": True},
+    ) as running:
+        running.encode(DOCUMENTS)
+        yield running
+
+
+def check(reference: Reference, folder: Path, number: int, links: int, answer: Generation) -> None:
+    rendered = PromptRenderer(AutoTokenizer.from_pretrained(folder)).render(prompt_of(number))
+    spans = [(span.start, span.end) for span in rendered.documents]
+    tokens, scores = reference.answer(rendered.token_ids, spans, links, 8)
+    assert answer.logprobs is not None
+    assert [token.token_id for token in answer.logprobs] == tokens
+    for token in answer.logprobs[0].top:
+        assert token.logprob == pytest.approx(float(scores[token.token_id]), abs=1e-3)
+
+
+@pytest.mark.parametrize("links", [0, 5, 16])
+def test_answers_are_those_of_stored_documents_one_after_the_other(
+    folder: Path, links: int, engine: RAGCacheEngine
+) -> None:
+    reference = Reference(folder)
+    prompts = [prompt_of(number) for number in range(6)]
+    together = engine.generate_batch(prompts, GREEDY, link_tokens=links)
+    for number, answer in enumerate(together):
+        check(reference, folder, number, links, answer)
+        read = sum(max(0, length - links) for length in lengths_of(folder, number))
+        assert answer.usage.cached_tokens >= read > 0
+        assert answer.usage.cached_tokens < answer.usage.prompt_tokens
+        assert engine.generate(prompts[number], GREEDY, link_tokens=links).text == answer.text
+
+
+def test_what_is_exact_finds_nothing_approximate(engine: RAGCacheEngine) -> None:
+    prompt = prompt_of(8)
+    before = engine.generate(prompt, GREEDY, namespace="other", reuse="prefix")
+    approximate = engine.generate(prompt, GREEDY, link_tokens=0)
+    exact = engine.generate(prompt, GREEDY, reuse="prefix")
+    assert exact.usage.cached_tokens == 0 < approximate.usage.cached_tokens
+    assert exact.text == before.text
+    whole = engine.generate(prompt, GREEDY, link_tokens=10_000)
+    assert whole.text == exact.text
+    assert engine.generate(prompt, GREEDY, reuse="prefix").usage.cached_tokens > 0
+
+
+def test_tenants_do_not_share_documents(engine: RAGCacheEngine) -> None:
+    mine = engine.generate(prompt_of(9), GREEDY, link_tokens=0)
+    theirs = engine.generate(prompt_of(9), GREEDY, link_tokens=0, namespace="somebody else's")
+    assert theirs.usage.cached_tokens == 0 < mine.usage.cached_tokens
+
+
+def lengths_of(folder: Path, number: int) -> list[int]:
+    rendered = PromptRenderer(AutoTokenizer.from_pretrained(folder)).render(prompt_of(number))
+    return [span.end - span.start for span in rendered.documents]

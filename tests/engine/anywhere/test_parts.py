@@ -1,0 +1,130 @@
+"""The parts of reuse anywhere, one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragcache_integrations.core.spans import Span
+from ragcache_integrations.engine.engine import engine_settings
+from ragcache_integrations.engine.in_vllm.anywhere.paged import turn
+from ragcache_integrations.engine.in_vllm.anywhere.plan import document_key, make_plan
+from ragcache_integrations.engine.in_vllm.anywhere.store import DocumentStore
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.knowledge_tree.policies import POLICIES
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> tuple[list[Span], int]:
+    """Documents with text between them, and the length of the prompt."""
+    spans: list[Span] = []
+    at = 0
+    for number in range(draw(st.integers(1, 6))):
+        begin = at + draw(st.integers(0, 5))
+        at = begin + draw(st.integers(1, 40))
+        spans.append((f"d{number}", begin, at))
+    return spans, at + draw(st.integers(0, 9))
+
+
+@given(prompts(), st.sets(st.integers(0, 5)), st.integers(0, 50), st.data())
+def test_each_token_is_read_or_computed_once(
+    prompt: tuple[list[Span], int], known: set[int], links: int, data: st.DataObject
+) -> None:
+    spans, length = prompt
+    keys = [bytes([number]) for number in range(len(spans))]
+    stored = {bytes([number]) for number in known}
+    plan = make_plan(spans, keys, stored, links, length)
+    assert plan.end < length
+    for local in (0, data.draw(st.integers(0, length))):
+        left = plan.behind(local)
+        read = [range(load.first, load.end) for load in left.loads]
+        computed = [range(*row) for row in left.rows]
+        places = sorted(place for part in (*read, *computed) for place in part)
+        assert places == list(range(local, plan.end))
+        assert left.computed == sum(map(len, computed))
+        assert all(part for part in (*read, *computed))
+    for load in plan.loads:
+        assert load.key in stored
+        assert load.first >= load.begin + links
+    missing = {key for key, _, _ in plan.missing}
+    assert missing == {key for key in keys if key not in stored}
+
+
+def test_a_document_is_known_by_its_tokens_and_its_tenant() -> None:
+    assert document_key("", [1, 2]) == document_key("", [1, 2])
+    keys = {document_key(*made) for made in (("", [1, 2]), ("a", [1, 2]), ("", [1, 2, 3]))}
+    assert len(keys) == 3
+
+
+@given(
+    st.sampled_from(sorted(POLICIES)),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40), st.booleans()), max_size=60),
+    st.sets(st.integers(0, 9), max_size=3),
+)
+def test_what_is_stored_fits(
+    policy: str, steps: list[tuple[int, int, bool]], kept: set[int]
+) -> None:
+    store, sizes = DocumentStore(100, policy), dict[bytes, int]()
+    staying = {bytes([number]) for number in kept}
+    for number, tokens, reads in steps:
+        key = bytes([number])
+        if reads:
+            store.access([key])
+            continue
+        before = dict(sizes)
+        gone = store.add(key, tokens, staying)
+        if gone is None:
+            assert tokens + sum(before.get(name, 0) for name in staying) > 100
+        else:
+            assert staying.isdisjoint(gone)
+            for name in gone:
+                del sizes[name]
+            sizes.setdefault(key, tokens)
+        assert store.used == sum(sizes.values()) <= 100
+        assert {name for name in sizes if name in store} == set(sizes)
+        assert len(store) == len(sizes)
+    assert set(store.clear()) == set(sizes)
+    assert store.used == 0
+
+
+def test_the_one_that_is_read_stays() -> None:
+    for policy in sorted(POLICIES):
+        store = DocumentStore(30, policy)
+        for key in (b"a", b"b", b"c"):
+            assert store.add(key, 10) == []
+        store.access([b"a"])
+        store.access([b"c"])
+        assert store.add(b"d", 10) == [b"b"], policy
+        assert store.evicted == 1
+
+
+def test_keys_are_turned_back_and_forth() -> None:
+    angles = torch.arange(200)[:, None] * (10_000 ** -(torch.arange(8) / 8))
+    table = torch.cat([angles.cos(), angles.sin()], -1)
+    keys = torch.randn(2, 20, 3, 16)
+    there = turn(keys, table, 0, 150)
+    assert (there - keys).abs().max() > 0.5
+    torch.testing.assert_close(turn(turn(keys, table, 0, 33), table, 33, 150), there)
+    torch.testing.assert_close(turn(there, table, 150, 0), keys)
+    half = turn(keys[:, 5:], table, 5, 155)
+    torch.testing.assert_close(half, there[:, 5:])
+
+
+def test_a_factor_in_the_table_is_none_of_the_angle() -> None:
+    angles = torch.arange(64)[:, None] * (10_000 ** -(torch.arange(4) / 4))
+    table = torch.cat([angles.cos(), angles.sin()], -1)
+    keys = torch.randn(1, 8, 1, 8)
+    torch.testing.assert_close(turn(keys, table * 1.3, 0, 40), turn(keys, table, 0, 40))
+
+
+def test_a_misspelt_kind_of_reuse_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="anywhere"):
+        engine_settings(reuse="anywher")
+    with pytest.raises(ConfigurationError, match="knowledge_tree=True"):
+        engine_settings(reuse="anywhere", knowledge_tree=False)
+    with pytest.raises(ConfigurationError, match="kv_transfer_config"):
+        engine_settings(reuse="anywhere", vllm_args={"kv_transfer_config": {}})
+    with pytest.raises(ConfigurationError, match="link_tokens"):
+        engine_settings(reuse="anywhere", link_tokens=-1)

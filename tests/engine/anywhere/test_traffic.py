@@ -1,0 +1,149 @@
+"""Exact requests and approximate ones together: crowded, preempted, aborted, failing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragcache_integrations.core.generation import Generation, SamplingOptions
+from ragcache_integrations.core.prompt import Prompt
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine.tiny_model import default_model_path
+
+pytestmark = pytest.mark.engine
+
+WORDS = [f"word{number}" for number in range(40)]
+DOCUMENTS = [
+    " ".join(random.Random(number).choice(WORDS) for _ in range(20 + 5 * number))
+    for number in range(12)
+]
+GREEDY = SamplingOptions(max_tokens=24, ignore_eos=True)
+SETTINGS: dict[str, Any] = {
+    "max_model_len": 1024,
+    "dtype": "float32",
+    "reuse": "anywhere",
+}
+
+
+def prompt_of(dice: random.Random, number: int) -> Prompt:
+    documents = dice.sample(DOCUMENTS, dice.randint(1, 3))
+    return Prompt.rag(f"Which {dice.choice(WORDS)} is {number}?", documents, system="Answer.")
+
+
+def requests(count: int, seed: int) -> list[tuple[Prompt, dict[str, Any]]]:
+    dice = random.Random(seed)
+    kinds = ({"reuse": "prefix"}, *({"link_tokens": links} for links in (0, 8, 16, 10_000)))
+    return [(prompt_of(dice, number), dict(dice.choice(kinds))) for number in range(count)]
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return default_model_path()
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path) -> Iterator[list[Generation]]:
+    """Answers of an engine with plenty of room that is asked one by one."""
+    with RAGCacheEngine(
+        model, kv_cache_gib=0.1, vllm_args={"enforce_eager": True}, **SETTINGS
+    ) as engine:
+        engine.encode(DOCUMENTS)
+        yield [engine.generate(prompt, GREEDY, **kind) for prompt, kind in requests(100, 1)]
+
+
+def test_a_hundred_that_wait_are_answered_as_alone(model: Path, alone: list[Generation]) -> None:
+    """In a pool that holds two or three of them, with a step's budget below a prompt's length."""
+    arguments = {
+        "enforce_eager": True,
+        "max_num_batched_tokens": 128,
+        "max_num_seqs": 16,
+        "enable_chunked_prefill": True,
+        "num_gpu_blocks_override": 40,
+    }
+    dice = random.Random(5)
+    with RAGCacheEngine(
+        model,
+        kv_cache_gib=0.1,
+        host_cache_gib=0.01,
+        reorder_window=32,
+        vllm_args=arguments,
+        **SETTINGS,
+    ) as engine:
+        engine.encode(DOCUMENTS)
+        streams = [engine.stream(prompt, GREEDY, **kind) for prompt, kind in requests(100, 1)]
+        others = [engine.stream(prompt, GREEDY, **kind) for prompt, kind in requests(40, 2)]
+        for stream in others:
+            if dice.random() < 0.5:
+                next(stream)
+            stream.abort()
+        answers = [stream.result() for stream in streams]
+        load, stats = engine.load(), engine.stats()
+    assert stats.tree is not None
+    assert stats.tree.preemptions > 0
+    for (_, kind), answer, right in zip(requests(100, 1), answers, alone, strict=True):
+        # Rows that need more than half of a step's budget are computed exactly.
+        if kind.get("reuse") == "prefix" or kind.get("link_tokens") == 10_000:
+            assert answer.text == right.text
+        assert answer.finish_reason == "length"
+    same = sum(a.text == b.text for a, b in zip(answers, alone, strict=True))
+    assert same > 80
+    assert load.running_requests == load.waiting_requests == 0
+    assert load.free_kv_tokens == load.total_kv_tokens
+
+
+def test_exact_answers_are_stock_vllm_s(model: Path, alone: list[Generation]) -> None:
+    exact = [
+        (prompt, answer)
+        for (prompt, kind), answer in zip(requests(100, 1), alone, strict=True)
+        if kind.get("reuse") == "prefix" or kind.get("link_tokens") == 10_000
+    ]
+    with RAGCacheEngine(
+        model,
+        kv_cache_gib=0.1,
+        max_model_len=1024,
+        dtype="float32",
+        knowledge_tree=False,
+        vllm_args={"enforce_eager": True},
+    ) as stock:
+        for prompt, answer in exact:
+            assert stock.generate(prompt, GREEDY).text == answer.text
+    assert len(exact) > 20
+
+
+def test_a_document_that_cannot_be_read_is_computed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trigger = tmp_path / "trigger"
+    monkeypatch.setenv("RAGCACHE_TEST_FAIL", str(trigger))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "exactness"))
+    with RAGCacheEngine(
+        model,
+        kv_cache_gib=0.1,
+        vllm_args={"enforce_eager": True, "worker_cls": "failing_worker.FailingWorker"},
+        **SETTINGS,
+    ) as engine:
+        engine.encode(DOCUMENTS)
+        prompts = [prompt for prompt, _ in requests(8, 3)]
+        exact = [
+            engine.generate(prompt, GREEDY, reuse="prefix", namespace="a") for prompt in prompts
+        ]
+        trigger.write_text("store")
+        engine.encode(DOCUMENTS, namespace="b")
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(
+                pool.map(
+                    lambda prompt: engine.generate(prompt, GREEDY, link_tokens=0, namespace="b"),
+                    prompts,
+                )
+            )
+        assert [answer.text for answer in answers] == [answer.text for answer in exact]
+        trigger.unlink()
+        engine.encode(DOCUMENTS, namespace="b")
+        again = engine.generate(prompts[0], GREEDY, link_tokens=0, namespace="b")
+        assert again.usage.cached_tokens > 0
+        assert engine.stats().restarts == 0
