@@ -110,7 +110,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             documents hardly ever repeat; ``None`` for all.
         frequency_window: Seconds for which a request counts towards its documents' popularity;
             ``None`` for ever.
-        reuse: ``prefix`` reuses a document's KV cache behind the same text, which is exact;
+        reuse: ``prefix`` reuses a document's KV cache after the same text, which is exact;
             ``anywhere`` at every place of every prompt, which is an approximation: a document does
             not see those before it, but for its first tokens.
         link_tokens: How many first tokens of each document are computed in place with

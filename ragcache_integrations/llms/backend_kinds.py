@@ -53,6 +53,9 @@ _TREE_DEFAULTS = {
     "reorder_window": CACHE.reorder_window,
     "cache_depth": CACHE.cache_depth,
     "frequency_window": CACHE.frequency_window,
+    "reuse": CACHE.reuse,
+    "link_tokens": CACHE.link_tokens,
+    "document_cache_gib": CACHE.document_cache_gib,
 }
 ENGINE_KNOBS = (*_START_KNOBS, *_TREE_DEFAULTS)
 """Knobs of a local engine besides the model and its context window."""

@@ -164,6 +164,11 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
         cache_depth: How many of a request's first documents are kept; ``None`` for all.
         frequency_window: Seconds for which a request counts towards its documents' popularity;
             ``None`` for ever.
+        reuse: ``prefix`` reuses a document's KV cache after the same text, which is exact;
+            ``anywhere`` at every place of every prompt, an approximation.
+        link_tokens: How many first tokens of each document are computed in place with
+            ``reuse="anywhere"``.
+        document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
         find_documents: Find documents that were retrieved in the same request (the same outermost
             run of the framework, or else the same thread or task) in prompts that do not name
             theirs: texts of at least 64 characters that are in the prompt exactly as the
@@ -225,6 +230,9 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
     reorder_window: int | None = Field(default=CACHE.reorder_window, strict=True)
     cache_depth: int | None = Field(default=CACHE.cache_depth, strict=True)
     frequency_window: float | None = Field(default=CACHE.frequency_window, strict=True)
+    reuse: str = CACHE.reuse
+    link_tokens: int = Field(default=CACHE.link_tokens, strict=True)
+    document_cache_gib: float = Field(default=CACHE.document_cache_gib, strict=True)
     find_documents: bool = Field(default=True, strict=True)
     chat_template: str | None = None
     tool_parser: str | None = None

@@ -141,7 +141,7 @@ def token_logprobs(
 
 
 def extra_args(request: Submit) -> dict[str, Any]:
-    """What the scheduler is told of a request's documents.
+    """What the scheduler learns of a request's documents.
 
     An attempt that failed may have failed to read stored documents: the next one is exact.
     """

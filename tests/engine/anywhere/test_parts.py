@@ -38,7 +38,7 @@ def test_each_token_is_read_or_computed_once(
     plan = make_plan(spans, keys, stored, links, length)
     assert plan.end < length
     for local in (0, data.draw(st.integers(0, length))):
-        left = plan.behind(local)
+        left = plan.after(local)
         read = [range(load.first, load.end) for load in left.loads]
         computed = [range(*row) for row in left.rows]
         places = sorted(place for part in (*read, *computed) for place in part)

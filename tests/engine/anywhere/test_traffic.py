@@ -37,8 +37,9 @@ def prompt_of(dice: random.Random, number: int) -> Prompt:
 
 def requests(count: int, seed: int) -> list[tuple[Prompt, dict[str, Any]]]:
     dice = random.Random(seed)
-    kinds = ({"reuse": "prefix"}, *({"link_tokens": links} for links in (0, 8, 16, 10_000)))
-    return [(prompt_of(dice, number), dict(dice.choice(kinds))) for number in range(count)]
+    kinds: list[dict[str, Any]] = [{"reuse": "prefix"}]
+    kinds += [{"link_tokens": links} for links in (0, 8, 16, 10_000)]
+    return [(prompt_of(dice, number), dice.choice(kinds)) for number in range(count)]
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tokens behind the prefix hit that need no computing, or that rows compute."""
+        """Tokens after the prefix hit that need no computing, or that rows compute."""
         if self.reuse is not None and self.reuse.knows(request):
             return self.reuse.match(request, num_computed_tokens), False
         if self.host_tier is None:
@@ -165,7 +165,7 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing is saved as it is computed."""
 
     def wait_for_save(self) -> None:
-        """Keep documents behind the forward pass."""
+        """Keep documents after the forward pass."""
         if self.host_tier is not None:
             self.host_tier.wait_for_save()
         step = self._get_connector_metadata()

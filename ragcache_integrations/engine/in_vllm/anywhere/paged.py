@@ -1,7 +1,7 @@
 """Reads tokens out of vLLM's paged KV cache, turns keys to other positions, and writes them back.
 
 How a block is laid out differs between attention backends. Nothing here knows it: known numbers are
-written into a block of their own with the backend's own operation, and where they are then tells
+written into a block of their own with the backend's own operation, and where they are then shows
 where keys and values are. Writing is that same operation.
 """
 

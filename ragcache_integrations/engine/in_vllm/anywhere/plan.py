@@ -2,7 +2,7 @@
 
 A request whose documents' KV caches are reused at any place is admitted as if everything before its
 question had been computed. Stored documents are read; all else (the text around them, each
-document's first tokens, which are its links to what stands before it, and documents that are not
+document's first tokens, which are its links to what comes before it, and documents that are not
 stored) is computed in rows of the same step (:mod:`.rows`).
 """
 
@@ -56,7 +56,7 @@ class Plan:
         """Tokens of all rows together."""
         return sum(end - first for first, end in self.rows)
 
-    def behind(self, local: int) -> Plan:
+    def after(self, local: int) -> Plan:
         """What is left of it if the first tokens are in the KV cache already."""
         return Plan(
             tuple(

@@ -158,7 +158,7 @@ class Reuse:
         self._scheduler.max_num_scheduled_tokens = self._budget - self._tokens_left
 
     def match(self, request: Request, local: int) -> int | None:
-        """Tokens behind a prefix hit that are read, or computed in rows.
+        """Tokens after a prefix hit that are read, or computed in rows.
 
         Returns:
             0 if it is to be computed as any other, ``None`` if it is to be asked again in the next
@@ -170,7 +170,7 @@ class Reuse:
         plan = self._plan(request, known)
         if not plan.loads or local >= plan.end:
             return 0
-        plan = plan.behind(local)
+        plan = plan.after(local)
         if plan.computed > self._most_tokens or len(plan.rows) > self._most_rows:
             return 0
         if plan.computed > self._tokens_left or len(plan.rows) > self._rows_left:
@@ -191,7 +191,7 @@ class Reuse:
             self._pend(key, known.salt, request.prompt_token_ids[begin:end])
         if not external:
             return
-        plan = plan.behind(plan.end - external)
+        plan = plan.after(plan.end - external)
         numbers = tuple(blocks.get_block_ids()[0])
         self._loads += [(load, numbers) for load in plan.loads]
         self._rows += [(request, first, end, numbers) for first, end in plan.rows]

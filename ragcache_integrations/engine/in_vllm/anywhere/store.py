@@ -18,7 +18,7 @@ from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 __all__ = ["DocumentStore", "StoredDocument"]
 
 HEAP_SLACK = 256
-"""Outdated entries of the heap that are tolerated before it is built anew."""
+"""Outdated entries of the heap that are tolerated before it is built again."""
 
 
 @dataclass(slots=True)

@@ -39,8 +39,8 @@ class Moves:
 
     Attributes:
         loads: Documents' tokens to be written into requests' blocks, whose numbers come with them.
-        drops: Documents that are forgotten behind the forward pass.
-        saves: Documents to be read out and kept behind that.
+        drops: Documents that are forgotten after the forward pass.
+        saves: Documents to be read out and kept after that.
     """
 
     loads: list[tuple[Load, tuple[int, ...]]] = field(default_factory=list)
@@ -86,7 +86,7 @@ class StoreWorker:
                 self.unread.update(blocks[first:last])
 
     def save(self, moves: Moves) -> None:
-        """Forget and keep documents behind the forward pass."""
+        """Forget and keep documents after the forward pass."""
         for key in moves.drops:
             self._documents.pop(key, None)
         for save in moves.saves:
