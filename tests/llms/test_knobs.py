@@ -75,6 +75,8 @@ SERVER: dict[str, Any] = {"base_url": "http://127.0.0.1:1/v1", "model": "some-mo
         ({"base_url": "127.0.0.1", "model": "m"}, "base_url"),
         ({**SERVER, "kv_cache_gib": 1.0}, "base_url excludes kv_cache_gib"),
         ({**SERVER, "policy": "lru"}, "base_url excludes policy"),
+        ({**SERVER, "tool_parser": "hermes"}, "base_url excludes tool_parser"),
+        ({"engine": "modular", "tool_parser": "hermes"}, "excludes tool_parser"),
         ({**SERVER, "reorder_window": None}, "base_url excludes reorder_window"),
         ({"policy": "arc"}, "policy must be one of pgdsf, gdsf, lru, lfu"),
         ({"reorder_window": 0}, "reorder_window must be a whole number of at least 1"),
