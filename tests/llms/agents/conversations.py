@@ -129,5 +129,14 @@ def embedding(text: str) -> list[float]:
 
 
 def check_growth(cached: list[int]) -> None:
-    """Check that each turn reuses more than the one before."""
-    assert cached == sorted(set(cached)), cached
+    """Check that each turn reuses more than the one before, and no step less than the last.
+
+    Two steps may reuse the same: what lies between them may not fill a block.
+
+    Args:
+        cached: Cached tokens of each step; a turn has two, a call of tools and an answer.
+    """
+    assert cached == sorted(cached), cached
+    for step in range(2):
+        turns = cached[step::2]
+        assert turns == sorted(set(turns)), cached
