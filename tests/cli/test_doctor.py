@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from ragcache_integrations.cli import doctor, main
+from ragcache_integrations.cli import doctor
+from ragcache_integrations.cli.command import main
 from ragcache_integrations.cli.doctor import _examined, requirements
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_integrations.cli import install_engine, main
+from ragcache_integrations.cli import install_engine
+from ragcache_integrations.cli.command import main
 from ragcache_integrations.errors import MissingExtraError
 
 
