@@ -143,7 +143,7 @@ class EvalDataset(ABC):
 
     Attributes:
         name: Name on the command line.
-        title: Name in text.
+        title: Name in text; of your own data in the same format, the name of its folder.
         metrics: Names of the scores of an answer.
         max_tokens: Limit of an answer in tokens, unless the settings have another.
         chooses: Whether answers are options, whose log-probabilities count.
@@ -156,7 +156,7 @@ class EvalDataset(ABC):
     """
 
     name: ClassVar[str]
-    title: ClassVar[str]
+    title: str
     metrics: ClassVar[tuple[str, ...]]
     max_tokens: ClassVar[int]
     chooses: ClassVar[bool] = False
@@ -265,4 +265,12 @@ def load_dataset(
     check_choice("dataset", name, list(DATASETS))
     module, _, kind = DATASETS[name].partition(":")
     loaded: EvalDataset = getattr(importlib.import_module(module), kind).load(str(data), documents)
+    folder = Path(data).expanduser().resolve()
+    if (
+        str(data) != BUNDLED
+        and folder.is_dir()
+        and folder.name != name
+        and not (folder / name).is_dir()
+    ):
+        loaded.title = folder.name
     return loaded

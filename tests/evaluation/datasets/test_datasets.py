@@ -86,6 +86,13 @@ def test_natural_questions_from_a_path(tmp_path: Path, packed: bool) -> None:
         assert dataset.documents[0].text == "Rome\nRome is in Italy.\u2028It is old."
 
 
+def test_your_own_data_has_its_own_name(tmp_path: Path) -> None:
+    for folder, title in (("nq", "Natural Questions"), ("support", "support")):
+        write_nq(tmp_path / folder)
+        assert load_dataset("nq", tmp_path / folder).title == title
+    assert load_dataset("nq", tmp_path).title == load_dataset("nq").title == "Natural Questions"
+
+
 def write_mmlu(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "logic_dev.csv").write_text('"A line\nand another?",1,2,3,4,D\nQ?,a,b,c,d,A\n')
