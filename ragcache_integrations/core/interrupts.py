@@ -37,6 +37,7 @@ GRACE_SECONDS = 1.0
 KILLS = 10
 """The most times that processes are killed: one may start another meanwhile."""
 KILL_SECONDS = 0.01
+STANDARD_ERROR = 2
 
 _folders: set[str] = set()
 
@@ -83,6 +84,8 @@ class Deadline:
             pass
         self.status = INTERRUPTED if self.status is None else self.status
         time.sleep(GRACE_SECONDS)
+        with contextlib.suppress(OSError):
+            os.write(STANDARD_ERROR, b"\n")  # below a progress bar that is left unfinished
         end_process(self.status)
 
 
