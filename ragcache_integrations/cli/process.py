@@ -9,6 +9,9 @@ from ragcache_integrations.core.interrupts import INTERRUPTED, deadline, end_pro
 
 __all__ = ["main"]
 
+NOTICED_SECONDS = 0.1
+"""How long the deadline's thread may take to notice a signal."""
+
 
 def main() -> int:
     """Run the command line with this process's arguments, and return its exit status."""
@@ -21,14 +24,15 @@ def main() -> int:
         status = run_command()
     except KeyboardInterrupt:
         status = INTERRUPTED
-    except SystemExit:
-        if end_soon.status is None:
+    except BaseException:
+        # A library has made another error of the interruption, or a server was still loading.
+        if not end_soon.begun.wait(NOTICED_SECONDS):
             raise
-        status = end_soon.status  # a server that was still loading
+        status = INTERRUPTED
     # Ctrl-C during what Python does at the end is for the deadline alone.
     signal.signal(signal.SIGINT, lambda *_: None)
-    if status == INTERRUPTED:
-        sys.stderr.write("\nragcache: interrupted\n")
-    if end_soon.status is not None or status == INTERRUPTED:
-        end_process(status)
+    if status and end_soon.begun.wait(NOTICED_SECONDS):
+        if end_soon.status == INTERRUPTED:
+            sys.stderr.write("\nragcache: interrupted\n")
+        end_process(end_soon.status or 0)
     return status

@@ -49,10 +49,12 @@ class Deadline:
     interrupts may hold the lock that starting a thread takes.
 
     Attributes:
+        begun: Set when it has begun.
         status: The exit status, once it has begun; ``None`` before that.
     """
 
     def __init__(self) -> None:
+        self.begun = threading.Event()
         self.status: int | None = None
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)  # as a wakeup descriptor must be
@@ -83,6 +85,7 @@ class Deadline:
         while signal.SIGINT not in os.read(self._reading, 100):
             pass
         self.status = INTERRUPTED if self.status is None else self.status
+        self.begun.set()
         time.sleep(GRACE_SECONDS)
         with contextlib.suppress(OSError):
             os.write(STANDARD_ERROR, b"\n")  # below a progress bar that is left unfinished

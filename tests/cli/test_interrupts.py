@@ -110,3 +110,16 @@ def test_while_it_measures(tmp_path: Path) -> None:
     with command("profile", "--repeats", "1000", folder=tmp_path) as started:
         started.wait_until(lambda: "Measuring" in started.said())
         started.interrupt()
+
+
+def test_what_a_library_makes_of_an_interruption_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "swallowing.py").write_text(
+        "import signal\n"
+        "try:\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n"
+        "    raise ImportError('is something wrong with your setup?')\n"
+    )
+    with command("lint", "swallowing:prompt", folder=tmp_path) as started:
+        assert started.process.wait(LONGEST) == 130, started.said()
+        assert "Traceback" not in started.said()
