@@ -112,9 +112,9 @@ IMMEDIATE = {
         *("format", "format_messages", "partial_format", "get_template", "lay_out", "cache_key"),
     },
     RelevanceCheck: set(),
-    ChatRAGCache: {"get_token_ids", "get_num_tokens", "with_structured_output"},
+    ChatRAGCache: {"get_token_ids", "get_num_tokens", "with_structured_output", "bind_tools"},
     LangChainLLM: {"get_token_ids", "get_num_tokens"},
-    LlamaIndexLLM: {"to_payload"},
+    LlamaIndexLLM: {"to_payload", "get_tool_calls_from_response"},
 }
 
 
