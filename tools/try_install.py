@@ -56,7 +56,9 @@ KINDS = {
         (), 250, ("torch", "numba", "nvidia", "onnxruntime", "triton"), own_embeddings=True
     ),
     "embeddings": Kind(("embeddings",), 400, ("torch", "numba", "nvidia", "triton")),
-    "engine": Kind(("embeddings",), None, ("nvidia", "torchvision"), blocks=2, engine=True),
+    "engine": Kind(
+        ("embeddings",), None, ("nvidia", "torchvision", "llama_cpp"), blocks=2, engine=True
+    ),
 }
 
 # What the page's question and its rephrasing have in common are words of six letters and more.

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from ragcache_integrations import __version__
 from ragcache_integrations.embeddings import MiniLM
 from ragcache_integrations.engine.device import device_name
-from ragcache_integrations.engine.tiny_model import bundled_reader_path
+from ragcache_integrations.engine.tiny_model import reader_is_installed
 from ragcache_integrations.errors import MissingExtraError, RAGCacheError
 
 from .install_engine import has_gpu
@@ -192,15 +192,20 @@ def _engine() -> Finding:
 
 
 def _default_model() -> Finding:
-    if bundled_reader_path() is not None:
-        version = metadata.version("ragcache-reader") if _installed("ragcache-reader") else ""
-        return Finding("default model", "works", f"ragcache-reader {version}".rstrip())
-    return Finding(
-        "default model",
-        "missing",
-        "the engine answers with random weights unless you name a model",
-        "pip install ./reader (in a clone), or model=...",
-    )
+    part = "default model"
+    if not reader_is_installed():
+        return Finding(
+            part,
+            "missing",
+            "the engine answers with random weights unless you name a model",
+            "pip install ./reader (in a clone), or model=...",
+        )
+    reader = import_module("ragcache_reader")
+    try:
+        reader.check()
+    except reader.FilesError as error:
+        return Finding(part, "broken", error.problem, error.remedy)
+    return Finding(part, "works", f"ragcache-reader {reader.__version__} on SmolLM2-135M-Instruct")
 
 
 def _remedy(extra: str) -> str:

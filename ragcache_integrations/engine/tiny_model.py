@@ -1,12 +1,13 @@
 """The default model: the reader where it is installed, else a tiny Llama with random weights.
 
-The latter is made on the spot and kept in the cache.
+Both are made on the spot and kept in the cache. The reader is SmolLM2 with what it was taught
+(:mod:`ragcache_reader`).
 
-It needs no download and computes like any other model of its size, so that timings, caching and
-concurrency are real; what it says is noise. The weights are drawn so that the noise depends on the
-whole prompt: different prompts give different answers even under greedy decoding, as a test of a
-KV cache needs. Small ordinary initialisation would not do: attention would average over the prompt,
-and every answer would be the same.
+The tiny one needs no download and computes like any other model of its size, so that timings,
+caching and concurrency are real; what it says is noise. The weights are drawn so that the noise
+depends on the whole prompt: different prompts give different answers even under greedy decoding, as
+a test of a KV cache needs. Small ordinary initialisation would not do: attention would average over
+the prompt, and every answer would be the same.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.errors import ModelNotFoundError
 from ragcache_integrations.resources import load_passages, load_questions
 from ragcache_integrations.resources.cache import build_once, cache_home
 
-__all__ = ["bundled_reader_path", "default_model_path", "has_random_weights"]
+__all__ = ["default_model_path", "has_random_weights", "reader_is_installed"]
 
 logger = logging.getLogger(__name__)
 
@@ -109,16 +111,13 @@ _RECIPES = {
 }
 
 
-def bundled_reader_path() -> Path | None:
-    """Folder of the small trained reader, where its distribution is installed (extra ``reader``).
+def reader_is_installed() -> bool:
+    """Whether the default model is the reader: its distribution is installed (extra ``reader``).
 
-    ``None`` also where the environment variable ``RAGCACHE_DEFAULT_MODEL`` is ``random`` or
+    It is not where the environment variable ``RAGCACHE_DEFAULT_MODEL`` is ``random`` or
     ``random-small``.
     """
-    if os.environ.get(CHOICE) in _RECIPES:
-        return None
-    spec = find_spec("ragcache_reader")
-    return None if spec is None else Path(str(spec.origin)).parent / "model"
+    return os.environ.get(CHOICE) not in _RECIPES and find_spec("ragcache_reader") is not None
 
 
 def default_model_path() -> Path:
@@ -126,15 +125,16 @@ def default_model_path() -> Path:
 
     Returns:
         A folder in the format of Hugging Face transformers: config, tokenizer with chat template,
-        float32 weights. The same bytes on every machine of a kind.
+        weights in bfloat16 (the reader's) or float32. The same bytes on every machine of a kind.
 
     Raises:
         MissingExtraError: tokenizers or safetensors is not installed; vLLM brings both.
-        ConfigurationError: The cache folder cannot be written to.
+        ModelNotFoundError: What the reader is made from is missing or damaged; the message names
+            the command that mends it.
+        ConfigurationError: The cache folder cannot be written to, or has no room.
     """
-    reader = bundled_reader_path()
-    if reader is not None:
-        return reader
+    if reader_is_installed():
+        return _reader_path()
     _notice()
     recipe = _RECIPES.get(os.environ.get(CHOICE, ""), _RECIPES["random"])
     return build_once(cache_home() / "models" / f"tiny-llama-{_digest(recipe)}", _Builder(recipe))
@@ -142,9 +142,26 @@ def default_model_path() -> Path:
 
 def has_random_weights(model: str | Path | None) -> bool:
     """Whether a model is the tiny one that says noise; ``None`` is the default model."""
-    if bundled_reader_path() is not None:
+    if reader_is_installed():
         return False
     return model is None or Path(model) == default_model_path()
+
+
+def _reader_path() -> Path:
+    reader = require("ragcache_reader", feature="the default model", extra="reader")
+
+    def build(folder: Path) -> None:
+        logger.warning(
+            "No model was named: making the bundled reader, which takes 5 to 20 s, once. "
+            "It is kept in %s (271 MB).",
+            folder.parent,
+        )
+        reader.build(folder)
+
+    try:
+        return build_once(cache_home() / "models" / f"reader-{reader.digest()}", build)
+    except reader.FilesError as error:
+        raise ModelNotFoundError(str(error)) from error
 
 
 @cache  # once per process

@@ -1,14 +1,12 @@
-"""The weights of a small reading model, and nothing else. ``README.md`` is its model card."""
+"""The default model of ragcache-integrations: SmolLM2, taught to answer from documents.
+
+``README.md`` is its model card.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from .building import FilesError, build, check, digest
 
-__all__ = ["path"]
+__all__ = ["FilesError", "build", "check", "digest"]
 
-__version__ = "0.2.0"
-
-
-def path() -> Path:
-    """The model's folder, in the format of Hugging Face transformers."""
-    return Path(__file__).parent / "model"
+__version__ = "0.3.0"

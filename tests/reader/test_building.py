@@ -208,7 +208,7 @@ def built(folder: Path) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-DIGEST = "fa8c3bd974904a6bc987bab5c6d252660fb57c47f16fc84736a2954e2f7116de"
+DIGEST = "bc704207272b7322cccb47ae4a82a31e924cb6af03d00d8fe3352587b5954a77"
 
 
 def test_what_comes_out_is_of_this_revision(shipped: Path) -> None:

@@ -23,9 +23,9 @@ from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.evaluation.datasets.base import SYSTEM
 from ragcache_integrations.resources import load_passages, load_questions
 from reader.teaching import lessons, library, train
+from reader.teaching.corpus import nearest
 from reader.teaching.layout import Layout, Page, Question
 from reader.teaching.network import Delta, Network, Rows, Shape
-from reader.training.corpus import nearest
 
 DOCUMENTS = tuple(f"{passage.title}\n{passage.text[:150]}" for passage in load_passages()[:3])
 QUESTIONS = tuple(

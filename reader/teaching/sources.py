@@ -1,6 +1,6 @@
-"""Openly licensed questions over passages, brought into SQuAD's format for ``corpus.py``.
+"""Openly licensed questions over passages, brought into SQuAD's format.
 
-``python -m reader.training.sources CLONES --out FOLDER`` reads git clones of public repositories,
+``python -m reader.teaching.sources CLONES --out FOLDER`` reads git clones of public repositories,
 each in a folder ``OWNER+NAME``; what is missing is left out, and what was taken is printed. Nothing
 of it is kept in this repository.
 

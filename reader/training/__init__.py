@@ -1,1 +1,0 @@
-"""Trains the reader that answers where no model is named; see ``README.md``."""
