@@ -31,7 +31,12 @@ from ragcache_integrations.errors import ModelNotFoundError
 from ragcache_integrations.resources import load_passages, load_questions
 from ragcache_integrations.resources.cache import build_once, cache_home
 
-__all__ = ["default_model_path", "has_random_weights", "reader_is_installed"]
+__all__ = [
+    "default_model_path",
+    "has_random_weights",
+    "random_model_path",
+    "reader_is_installed",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +141,22 @@ def default_model_path() -> Path:
     if reader_is_installed():
         return _reader_path()
     _notice()
-    recipe = _RECIPES.get(os.environ.get(CHOICE, ""), _RECIPES["random"])
+    choice = os.environ.get(CHOICE, "")
+    return random_model_path(choice if choice in _RECIPES else "random")
+
+
+def random_model_path(name: str = "random") -> Path:
+    """Folder of the tiny model with random weights, whether or not it is the default.
+
+    Args:
+        name: ``random``, or ``random-small`` for the smaller one.
+
+    Raises:
+        KeyError: There is no such model.
+        MissingExtraError: tokenizers or safetensors is not installed; vLLM brings both.
+        ConfigurationError: The cache folder cannot be written to, or has no room.
+    """
+    recipe = _RECIPES[name]
     return build_once(cache_home() / "models" / f"tiny-llama-{_digest(recipe)}", _Builder(recipe))
 
 

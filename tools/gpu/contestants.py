@@ -18,7 +18,7 @@ from ragcache_integrations.engine import (
     RAGCacheEngine,
     SamplingOptions,
 )
-from ragcache_integrations.engine.tiny_model import CHOICE, default_model_path
+from ragcache_integrations.engine.tiny_model import default_model_path, random_model_path
 from ragcache_integrations.resources.cache import cache_home
 from tests.support.bursts import BATCH, answer, options
 from tools.gpu.models import weighted_folder
@@ -170,10 +170,9 @@ def sampling(number: int) -> SamplingOptions:
 
 def model_path(model: str) -> Path:
     """Folder of a model by its name here: ``random`` and ``reader`` are the bundled ones."""
-    if model in VARIETY:
-        with environment({CHOICE: "random"} if model == "random" else {}):
-            return default_model_path()
-    return weighted_folder(model)
+    if model == "random":
+        return random_model_path()
+    return default_model_path() if model == "reader" else weighted_folder(model)
 
 
 def token_bytes(folder: Path, dtype: str) -> int:

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.engine.tiny_model import random_model_path
 from ragcache_integrations.resources.cache import build_once, cache_home
 
 __all__ = ["SHAPES", "model_folder", "weighted_folder"]
@@ -88,14 +88,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 embedding of Llama 3.1 is there without its scaling."""
 
 SPECIAL_TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-"""Numbers of the tokenizer's special tokens."""
+"""Numbers of the special tokens of the tokenizer, which is that of the tiny default model."""
 
 # Standard deviations of what a matrix puts out for an input of unit variance, as in the tiny
 # default model: the first layer attends sharply, to a few tokens among a thousand, so that the
 # answer depends on the whole prompt; the others average, which keeps rounding errors small.
 SHARP_SPREADS = {"q_proj": 4.0, "o_proj": 2.0}
-RECIPE = 2
-"""To be raised when the code below draws other weights."""
+RECIPE = 3
+"""To be raised when the code below draws other weights, or takes another tokenizer."""
 SPREADS = {"q_proj": 0.5, "k_proj": 1.5, "down_proj": 0.5, "embed_tokens": 2.5, "lm_head": 2.5}
 
 
@@ -117,7 +117,9 @@ def model_folder(shape: str) -> Path:
     Args:
         shape: A name of :data:`SHAPES`.
     """
-    return build_once(_home(shape, SHAPES[shape]), lambda made: _write_configuration(shape, made))
+    return build_once(
+        _home(shape, [SHAPES[shape], RECIPE]), lambda made: _write_configuration(shape, made)
+    )
 
 
 def weighted_folder(shape: str, seed: int = 0) -> Path:
@@ -144,9 +146,9 @@ def _home(shape: str, recipe: Any) -> Path:
 def _write_configuration(shape: str, folder: Path) -> None:
     config = configuration(shape)
     config.save_pretrained(folder)
-    reader = default_model_path()
-    shutil.copy(reader / "tokenizer.json", folder)
-    tokenizer = json.loads((reader / "tokenizer_config.json").read_text(encoding="utf-8"))
+    tiny = random_model_path()
+    shutil.copy(tiny / "tokenizer.json", folder)
+    tokenizer = json.loads((tiny / "tokenizer_config.json").read_text(encoding="utf-8"))
     tokenizer["model_max_length"] = config.max_position_embeddings
     _write_json(folder / "tokenizer_config.json", tokenizer)
     special = {name: SPECIAL_TOKENS[name] for name in ("bos_token_id", "eos_token_id")}

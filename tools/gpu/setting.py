@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import statistics
 import sys
@@ -100,8 +99,7 @@ class Setting:
 
     @cached_property
     def model(self) -> str:
-        """Folder of the model, without weights; its tokenizer is the reader's, if there is one."""
-        os.environ["RAGCACHE_DEFAULT_MODEL"] = ""  # the benchmarks choose the one without words
+        """Folder of the model, without weights."""
         return str(model_folder(self.shape))
 
     @property
