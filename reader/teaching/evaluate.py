@@ -11,7 +11,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,19 @@ from ragcache_integrations.llms.modular import make_modular_engine
 from ragcache_integrations.modular.kv.strategies import Epic
 from ragcache_integrations.resources import Question, load_passages, load_questions
 
-__all__ = ["BLOCKS", "WAYS", "Case", "answers", "block_answers", "cases", "reduced", "row"]
+__all__ = [
+    "BLOCKS",
+    "FIRST",
+    "FIVE",
+    "MISSING",
+    "WAYS",
+    "Case",
+    "answers",
+    "block_answers",
+    "cases",
+    "reduced",
+    "row",
+]
 
 FOLDER = Path(__file__).parents[1] / "figures"
 FOUND = 5
@@ -97,24 +109,27 @@ def _pair(case: Case) -> Sequence[PromptDocument]:
     return pair if len(case.question.text) % 2 else pair[::-1]
 
 
+FIVE, FIRST = "five passages that a search found", "the first of them"
+MISSING = "two passages that do not answer"
 WAYS: dict[str, Callable[[Case], Sequence[PromptDocument]]] = {
-    "five passages that a search found": lambda case: case.found,
-    "the first of them": lambda case: case.found[:1],
+    FIVE: lambda case: case.found,
+    FIRST: lambda case: case.found[:1],
     "the five in reverse order": lambda case: case.found[::-1],
     "the passage that answers, and another": _pair,
-    "two passages that do not answer": lambda case: case.others,
+    MISSING: lambda case: case.others,
 }
 """What questions are answered from, by names on the card."""
-MISSING = "two passages that do not answer"
 MAP_REDUCE = "the five, by `map_reduce`"
 BLOCKS = {links: f"the five block by block, {links} link tokens" for links in LINKS}
 
 
-def answers(engine: RAGCacheEngine, asked: Sequence[Case]) -> Iterator[tuple[str, list[str]]]:
-    """Answer questions in each way of :data:`WAYS`."""
+def answers(
+    engine: RAGCacheEngine, asked: Sequence[Case], ways: Iterable[str] = WAYS
+) -> Iterator[tuple[str, list[str]]]:
+    """Answer questions in some of :data:`WAYS`."""
     options = SamplingOptions(max_tokens=ANSWER_TOKENS)
-    for way, documents in WAYS.items():
-        prompts = [_prompt(case.question.text, documents(case)) for case in asked]
+    for way in ways:
+        prompts = [_prompt(case.question.text, WAYS[way](case)) for case in asked]
         streams = [engine.stream(prompt, options) for prompt in prompts]
         yield way, [stream.result().text.strip() for stream in tqdm(streams, desc=way)]
 
@@ -187,7 +202,7 @@ def main() -> None:
     if not options.no_blocks:
         every |= block_answers(model, asked)
     rows = [row(way, asked, said) for way, said in every.items()]
-    usual = every[next(iter(WAYS))]
+    usual = every[FIVE]
     shown = random.Random(0).sample(range(len(asked)), min(SHOWN, len(asked)))
     found = {
         "title": f"The {len(asked)} questions of the toolkit's bundled sample of Natural Questions",

