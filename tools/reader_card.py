@@ -3,9 +3,10 @@
     python tools/reader_card.py [--check]
 
 Each file of ``reader/figures/`` is a table: its ``title``, the ``command`` that writes it, the
-``model`` that was measured, by the name of its folder in the cache, and ``rows`` of what was ``read``, how many ``questions``, and ``scores`` by name, each a value with the
-ends of its interval; ``answers``, if there are any, are shown below. With ``--check`` it writes
-nothing and fails where the card is out of date.
+``model`` that was measured, by the name of its folder in the cache, and ``rows`` of what was
+``read``, how many ``questions``, and ``scores`` by name, each a value with the ends of its
+interval; ``answers``, if there are any, are shown below. With ``--check`` it writes nothing and
+fails where the card is out of date.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """How good the answers are, and whether what makes them sooner changes them.
 
-The same questions are answered from the same documents in four ways: computed in full, with the
-documents' KV caches reused, with the documents in reverse order, and by ``map_reduce``.
+The same questions are answered from the same documents in several ways: computed in full, with the
+documents' KV caches reused, with the documents in reverse order, and by ``map_reduce``; and block
+by block, each document encoded by itself, as modular attention reuses them at any place.
 """
 
 from __future__ import annotations
@@ -10,19 +11,32 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ragcache_integrations.adaptive.asker import EngineAsker
 from ragcache_integrations.adaptive.synthesis import SynthesisSettings, synthesise
 from ragcache_integrations.adaptive.types import SynthesisConfig
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.evaluation.datasets import exact_match, token_f1
+from ragcache_integrations.modular.kv.strategies import Epic
 from ragcache_integrations.resources import Passage, Question
 
 from .corpus import passage_text
 from .prompts import SYSTEM, question_part
 
-__all__ = ["ANSWER_TOKENS", "WAYS", "Documents", "Quality", "answer_quality", "documents_of"]
+if TYPE_CHECKING:
+    from ragcache_integrations.modular import ModularEngine
+
+__all__ = [
+    "ANSWER_TOKENS",
+    "BLOCKS",
+    "WAYS",
+    "Documents",
+    "Quality",
+    "answer_quality",
+    "block_quality",
+    "documents_of",
+]
 
 ANSWER_TOKENS = 24
 """Length limit of an answer that is scored."""
@@ -48,11 +62,12 @@ class Quality:
     """Quality of the answers that were computed in one way.
 
     Attributes:
-        way: How they were computed; a name of :data:`WAYS`.
+        way: How they were computed; a name of :data:`WAYS` or :data:`BLOCKS`.
         f1: Mean F1 of an answer's words with those of the best reference (SQuAD).
         exact: Share of the answers that are a reference.
         same: Share of the answers that are identical to those computed in full.
         cached: Share of the prompt tokens whose KV cache was reused.
+        texts: The answers.
     """
 
     way: str
@@ -60,6 +75,11 @@ class Quality:
     exact: float
     same: float
     cached: float
+    texts: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, float]:
+        """The figures by their names."""
+        return {name: getattr(self, name) for name in ("f1", "exact", "same", "cached")}
 
 
 Reply = tuple[str, int, int]
@@ -83,7 +103,7 @@ def answer_quality(
     documents: Sequence[Sequence[PromptDocument]],
     on_answer: Callable[[], object] = lambda: None,
 ) -> tuple[Quality, ...]:
-    """Answer questions in four ways, and score the answers.
+    """Answer questions in each of :data:`WAYS`, and score the answers.
 
     Args:
         engine: The engine that answers; its caches are emptied.
@@ -91,24 +111,50 @@ def answer_quality(
         documents: The documents of each question, most relevant first.
         on_answer: Called after each answer.
     """
-    first: list[str] = []
-    scores = []
+    scores: list[Quality] = []
     for way, answer in WAYS.items():
         answers = list(_answers(partial(answer, engine), questions, documents, on_answer))
-        texts = [text for text, _, _ in answers]
-        first = first or texts
-        pairs = list(zip(texts, questions, strict=True))
-        scores.append(
-            Quality(
-                way,
-                fmean(token_f1(text, question.answers) for text, question in pairs),
-                fmean(exact_match(text, question.answers) for text, question in pairs),
-                fmean(text == other for text, other in zip(texts, first, strict=True)),
-                sum(cached for _, _, cached in answers)
-                / max(1, sum(tokens for _, tokens, _ in answers)),
-            )
-        )
+        scores.append(_quality(way, answers, questions, scores[0].texts if scores else None))
     return tuple(scores)
+
+
+def block_quality(
+    engine: ModularEngine,
+    questions: Sequence[Question],
+    documents: Sequence[Sequence[PromptDocument]],
+    full: Quality,
+    on_answer: Callable[[], object] = lambda: None,
+) -> tuple[Quality, ...]:
+    """Answer questions block by block in each of :data:`BLOCKS`, and score the answers.
+
+    Args:
+        engine: A modular engine; its modules are kept.
+        questions: As of :func:`answer_quality`.
+        documents: As there.
+        full: The answers computed in full.
+        on_answer: Called after each answer.
+    """
+    scores = []
+    for links, way in BLOCKS.items():
+        answer = partial(_generate, engine.with_strategy(Epic(links)))
+        answers = list(_answers(answer, questions, documents, on_answer))
+        scores.append(_quality(way, answers, questions, full.texts))
+    return tuple(scores)
+
+
+def _quality(
+    way: str, answers: Sequence[Reply], questions: Sequence[Question], full: Sequence[str] | None
+) -> Quality:
+    texts = tuple(text for text, _, _ in answers)
+    pairs = list(zip(texts, questions, strict=True))
+    return Quality(
+        way,
+        fmean(token_f1(text, question.answers) for text, question in pairs),
+        fmean(exact_match(text, question.answers) for text, question in pairs),
+        fmean(text == other for text, other in zip(texts, full or texts, strict=True)),
+        sum(cached for _, _, cached in answers) / max(1, sum(tokens for _, tokens, _ in answers)),
+        texts,
+    )
 
 
 def _answers(
@@ -136,7 +182,9 @@ def _reversed(engine: RAGCacheEngine, question: str, documents: Sequence[PromptD
     return _generate(engine, question, documents[::-1])
 
 
-def _generate(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Reply:
+def _generate(
+    engine: RAGCacheEngine | ModularEngine, question: str, documents: Sequence[PromptDocument]
+) -> Reply:
     prompt = Prompt.rag(question_part(question), documents, system=SYSTEM)
     generation = engine.generate(prompt, SamplingOptions(max_tokens=ANSWER_TOKENS))
     usage = generation.usage
@@ -164,4 +212,11 @@ WAYS = {
     "documents reversed": _reversed,
     "map_reduce": _map_reduce,
 }
-"""The ways to compute an answer, by their names."""
+"""The ways to compute an answer on the engine, by their names."""
+
+BLOCKS = {
+    0: "block by block, no link tokens",
+    16: "block by block, 16 link tokens",
+}
+"""The ways to compute it from documents that were encoded one by one, by how many first tokens of
+each are computed again in their place (EPIC)."""

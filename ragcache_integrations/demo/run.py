@@ -22,10 +22,11 @@ from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.stock import StockEngine
 from ragcache_integrations.engine.tiny_model import default_model_path, has_random_weights
 from ragcache_integrations.errors import EngineStartError
+from ragcache_integrations.llms.modular import make_modular_engine
 from ragcache_integrations.resources import Passage, load_questions
 
 from .measures import App, Figures, Observation, figures, ttft_ratio
-from .quality import WAYS, Quality, answer_quality, documents_of
+from .quality import BLOCKS, WAYS, Quality, answer_quality, block_quality, documents_of
 from .quiet import quiet_start
 from .settings import FRAMEWORKS, DemoSettings
 from .workload import Request, zipf_stream
@@ -115,15 +116,21 @@ class DemoResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for ``--json``."""
-        quality = {scores.way: asdict(scores) for scores in self.quality}
-        return ({"quality": quality} if quality else {}) | {
-            name: {
-                "before": asdict(result.before_figures),
-                "after": asdict(result.after_figures),
-                "ttft_ratio": result.ttft_ratio,
+        quality = {scores.way: scores.as_dict() for scores in self.quality}
+        blocks = {str(links): quality[way]["f1"] for links, way in BLOCKS.items() if way in quality}
+        scored: dict[str, Any] = {"quality": quality} if quality else {}
+        return (
+            scored
+            | ({"blocks": blocks} if blocks else {})
+            | {
+                name: {
+                    "before": asdict(result.before_figures),
+                    "after": asdict(result.after_figures),
+                    "ttft_ratio": result.ttft_ratio,
+                }
+                for name, result in self.frameworks.items()
             }
-            for name, result in self.frameworks.items()
-        }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +200,20 @@ def _quality(
     if not questions or has_random_weights(settings.model):
         return ()
     documents = documents_of(ground.corpus, questions, settings.top_k)
+    # A model of the user's may be too large for this process, and was not taught to read so.
+    blocks = BLOCKS if settings.model is None else {}
     with tqdm(
-        total=len(WAYS) * len(questions), desc="Scoring answers", disable=not show_progress
+        total=(len(WAYS) + len(blocks)) * len(questions),
+        desc="Scoring answers",
+        disable=not show_progress,
     ) as progress:
-        return answer_quality(ground.engine, questions, documents, progress.update)
+        scores = answer_quality(ground.engine, questions, documents, progress.update)
+        if not blocks:
+            return scores
+        with make_modular_engine(
+            None, dtype=None, device=None, kv_cache_gib=None, policy="lru", chat_template=None
+        ) as engine:
+            return scores + block_quality(engine, questions, documents, scores[0], progress.update)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What the demo says of answers' quality: four ways of finding them, the same questions."""
+"""What the demo says of answers' quality: several ways of finding them, the same questions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from dataclasses import replace
 import pytest
 
 from ragcache_integrations.demo.console import show
-from ragcache_integrations.demo.quality import WAYS, Quality, answer_quality, documents_of
+from ragcache_integrations.demo.quality import (
+    BLOCKS,
+    WAYS,
+    Quality,
+    answer_quality,
+    block_quality,
+    documents_of,
+)
 from ragcache_integrations.demo.report import render
 from ragcache_integrations.demo.run import DemoResult
 from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.modular import make_modular_engine
 from ragcache_integrations.resources import Passage, load_passages, load_questions
 
 QUESTIONS = load_questions()[:2]
@@ -51,6 +59,19 @@ def test_caching_changes_no_answer(engine: RAGCacheEngine) -> None:
     assert all(0 <= one.f1 <= 1 for one in (full, reversed_, mapped))
 
 
+def test_block_by_block_most_is_reused_and_the_answers_are_others() -> None:
+    documents = documents_of(Store(), QUESTIONS, 3)
+    full = Quality(next(iter(WAYS)), 0, 0, 1, 0, ("said", "said"))
+    knobs = {"dtype": None, "device": None, "kv_cache_gib": None, "chat_template": None}
+    with make_modular_engine(None, policy="lru", **knobs) as engine:
+        block_quality(engine, QUESTIONS, documents, full)
+        none, some = block_quality(engine, QUESTIONS, documents, full)
+    assert (none.way, some.way) == tuple(BLOCKS.values())
+    assert none.cached > some.cached > 0.5
+    assert none.texts != some.texts
+    assert (none.same, some.same) == (0, 0)
+
+
 def test_scores_stand_in_the_report_and_on_the_terminal(
     result: DemoResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,12 +82,15 @@ def test_scores_stand_in_the_report_and_on_the_terminal(
     quality = (
         Quality("computed in full", 0.3456, 0.25, 1.0, 0.0),
         Quality("map_reduce", 0, 0, 0, 0),
+        Quality(BLOCKS[16], 0.3333, 0, 0, 0, ("said",)),
     )
     scored = replace(result, quality=quality)
     page = render(scored)
     assert "How good the answers are" in page
     assert "0.346" in page
-    assert scored.as_dict()["quality"]["computed in full"]["f1"] == 0.3456
+    right = {"f1": 0.3456, "exact": 0.25, "same": 1.0, "cached": 0.0}
+    assert scored.as_dict()["quality"]["computed in full"] == right
+    assert scored.as_dict()["blocks"] == {"16": 0.3333}
     show(scored, Console(width=120))
     assert "0.346" in capsys.readouterr().out
 
