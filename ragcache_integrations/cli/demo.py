@@ -37,7 +37,7 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     parser.set_defaults(command=_demo)
     parser.add_argument(
-        "--quick", action="store_true", help="less than a minute: the LangChain half, 40 questions"
+        "--quick", action="store_true", help="about a minute: the LangChain half, 20 questions"
     )
     add_json(parser)
     parser.add_argument(

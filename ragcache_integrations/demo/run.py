@@ -145,7 +145,7 @@ class _Ground:
 
 def stream(settings: DemoSettings) -> tuple[Request, ...]:
     """Return the stream of questions of some settings."""
-    questions = [question.text for question in load_questions()]
+    questions = [question.text for question in load_questions()[: settings.topics]]
     return tuple(zipf_stream(questions, settings.questions, seed=settings.seed))
 
 

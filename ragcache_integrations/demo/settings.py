@@ -66,7 +66,7 @@ class DemoSettings:
         ModelNotFoundError: ``model`` looks like a path and no model is there.
     """
 
-    questions: int = 150
+    questions: int = 60
     distractors: int = 300_000
     top_k: int = 5
     tolerance: float = 0.3
@@ -76,7 +76,7 @@ class DemoSettings:
     seed: int = 0
     passages: int = len(load_passages())
     frameworks: tuple[str, ...] = tuple(FRAMEWORKS)
-    scored: int = 100
+    scored: int = 20
     compiled: bool = True
 
     def __post_init__(self) -> None:
@@ -96,6 +96,11 @@ class DemoSettings:
             msg = f"frameworks must be some of {', '.join(FRAMEWORKS)}, got {self.frameworks}"
             raise ConfigurationError(msg)
 
+    @property
+    def topics(self) -> int:
+        """Number of different questions that the stream is drawn from: twice its length, or all."""
+        return min(2 * self.questions, len(load_questions()))
+
     def command(self) -> str:
         """Return the command that runs the demo with these settings."""
         quick = type(self)().quick()
@@ -109,12 +114,12 @@ class DemoSettings:
         return " ".join(words)
 
     def quick(self) -> Self:
-        """Return settings for less than a minute: one framework, at most 40 questions."""
+        """Return settings for about a minute: one framework, few questions, and no scores."""
         return replace(
             self,
-            questions=min(self.questions, 40),
+            questions=min(self.questions, 20),
             passages=min(self.passages, 400),
             frameworks=("langchain",),
-            scored=min(self.scored, 20),
+            scored=0,
             compiled=False,
         )

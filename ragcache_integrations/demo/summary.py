@@ -181,8 +181,9 @@ def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]
     bundled = "the tiny random model" if random else "the bundled reader"
     model = bundled if settings.model is None else f"the model {settings.model}"
     stream = (
-        f"{settings.questions:,} questions drawn by Zipf's law (exponent 0.8): {repeated:,} of "
-        f"them are repeated, {rephrased:,} of these in slightly different words."
+        f"{settings.questions:,} questions drawn from {settings.topics} by Zipf's law (exponent "
+        f"0.8): {repeated:,} of them are repeated, {rephrased:,} of these in slightly different "
+        "words."
     )
     store = (
         f"The store: {settings.passages:,} passages of Wikipedia among {settings.distractors:,} "
