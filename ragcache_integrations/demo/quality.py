@@ -2,7 +2,7 @@
 
 The same questions are answered from the same documents in several ways: computed in full, with the
 documents' KV caches reused, with the documents in reverse order, and by ``map_reduce``; and block
-by block, each document encoded by itself, as modular attention reuses them at any place.
+by block, each document encoded on its own, as modular attention reuses them at any place.
 """
 
 from __future__ import annotations
