@@ -173,7 +173,7 @@ def _reader_path() -> Path:
     def build(folder: Path) -> None:
         logger.warning(
             "No model was named: making the bundled reader, which takes 5 to 20 s, once. "
-            "It is kept in %s (271 MB).",
+            "It is kept in %s (272 MB).",
             folder.parent,
         )
         reader.build(folder)
