@@ -28,6 +28,7 @@ from ragcache_integrations.demo.corpus import passage_text
 from ragcache_integrations.demo.prompts import SYSTEM, question_part
 from ragcache_integrations.embeddings.minilm import MiniLM
 from ragcache_integrations.engine import RAGCacheEngine, SamplingOptions
+from ragcache_integrations.engine.openmp import computes_on_cpu
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.evaluation.datasets.metrics import exact_match, token_f1
 from ragcache_integrations.evaluation.scores.intervals import bootstrap_interval
@@ -149,7 +150,12 @@ def block_answers(model: str, asked: Sequence[Case]) -> Iterator[tuple[str, list
     """Answer questions from passages that were encoded one by one, as :data:`BLOCKS` names them."""
     options = SamplingOptions(max_tokens=ANSWER_TOKENS)
     engine = make_modular_engine(
-        model, dtype=None, device=None, kv_cache_gib=1.0, policy="lru", chat_template=None
+        model,
+        dtype=None,
+        device="cpu" if computes_on_cpu() else "cuda",
+        kv_cache_gib=1.0,
+        policy="lru",
+        chat_template=None,
     )
     with engine:
         for links, way in BLOCKS.items():
