@@ -32,6 +32,7 @@ from ragcache_integrations.engine.openmp import computes_on_cpu
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.evaluation.datasets.metrics import exact_match, token_f1
 from ragcache_integrations.evaluation.scores.intervals import bootstrap_interval
+from ragcache_integrations.evaluation.systems import cached_embeddings
 from ragcache_integrations.llms.modular import make_modular_engine
 from ragcache_integrations.modular.kv.strategies import Epic
 from ragcache_integrations.resources import Question, load_passages, load_questions
@@ -83,7 +84,7 @@ def cases(count: int | None = None) -> list[Case]:
     places = {passage.id: place for place, passage in enumerate(load_passages())}
     questions = load_questions()[:count]
     model, dice = MiniLM(), random.Random(0)
-    vectors = np.array(model.embed_batch([document.text for document in documents]))
+    vectors = cached_embeddings([document.text for document in documents], model.embed_batch)
     asked = np.array(model.embed_batch([question.text for question in questions]))
     nearest = np.argsort(-asked @ vectors.T, axis=1)[:, :FOUND]
     drawn = []

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from ragcache_reader import building
 
-from reader.teaching.evaluate import FIVE, MISSING, cases, row
+from ragcache_integrations.core.prompt import PromptDocument
+from ragcache_integrations.resources import load_questions
+from reader.teaching.evaluate import FIVE, MISSING, Case, row
 from tools import reader_card
 
 
@@ -30,7 +32,8 @@ def test_without_figures_it_has_none(card: Path) -> None:
 
 
 def test_each_file_is_a_table(card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = cases(2)
+    nothing = PromptDocument("")
+    asked = [Case(question, (), nothing, ()) for question in load_questions()[:2]]
     right = [case.question.answers[0] for case in asked]
     found = {
         "title": "Two questions",
