@@ -32,7 +32,7 @@ def test_without_figures_it_has_none(card: Path) -> None:
 
 
 def test_each_file_is_a_table(card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = PromptDocument("")
+    nothing = PromptDocument("nothing")
     asked = [Case(question, (), nothing, ()) for question in load_questions()[:2]]
     right = [case.question.answers[0] for case in asked]
     found = {
