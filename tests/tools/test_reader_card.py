@@ -10,6 +10,7 @@ from ragcache_reader import building
 
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.resources import load_questions
+from reader.teaching import tabulate
 from reader.teaching.evaluate import FIVE, MISSING, Case, row
 from tools import reader_card
 
@@ -59,3 +60,16 @@ def test_each_file_is_a_table(card: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_figures_are_of_the_model_that_is_shipped() -> None:
     for path in reader_card.FIGURES.glob("*.json"):
         assert json.loads(path.read_text())["model"] == f"reader-{building.digest()}", path.name
+
+
+def test_ways_are_compared_question_by_question() -> None:
+    answered = [
+        {"source": "nq", "answers": ["a"], "five": "a", "links 0": "b"},
+        {"source": "squad-pages", "answers": ["a"], "five": "a", "links 0": "a"},
+    ]
+    rows = {row["read"]: row for row in tabulate.table(answered, "reader")["rows"]}
+    assert rows["Natural Questions, links 0"]["scores"]["F1 less"] == [-1.0, -1.0, -1.0]
+    assert rows["SQuAD, links 0"]["scores"]["F1 less"] == [0.0, 0.0, 0.0]
+    assert rows["both, links 0"]["questions"] == 2
+    assert rows["both, links 0"]["scores"]["F1 less"][0] == -0.5
+    assert "F1 less" not in rows["both, five"]["scores"]
