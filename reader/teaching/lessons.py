@@ -447,7 +447,7 @@ class Lessons:
             standing = re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)")
             if any(other.lower() in text.lower() for text in new):
                 continue
-            changed = [standing.sub(lambda _, other=other: other, text) for text in new]
+            changed = [standing.sub(other.replace("\\", r"\\"), text) for text in new]
             rest = [*answers[:place], other, *answers[place + 1 :]]
             # Answers that overlap with this one, and other ways to write it, stand in its way.
             if all(

@@ -34,7 +34,7 @@ def table(answered: Sequence[dict[str, Any]], model: str) -> dict[str, Any]:
     """The table as ``tools/reader_card.py`` reads it.
 
     Args:
-        answered: For each question its ``source``, right ``answers``, and what was said in each way.
+        answered: For each question its ``source``, right ``answers``, and the answer in each way.
         model: Name of the model's folder.
     """
     ways = [name for name in answered[0] if name not in NOT_WAYS]
