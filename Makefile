@@ -28,6 +28,7 @@ check: $(READY)  ## lint, format, types and import rules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy -p ragcache_reader
 	$(BIN)/lint-imports
 
 quick: $(READY)  ## the fast tests that need no engine, with few examples each
