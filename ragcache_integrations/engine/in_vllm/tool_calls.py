@@ -63,9 +63,10 @@ class CallReader:
             raise ValueError(msg) from error
         self._request = self._parser.adjust_request(request)
         outputs = self._request.structured_outputs
-        self.schema: Any = None if outputs is None else outputs.json
-        if use.choice == "required" and not use.parallel:  # older versions set no limit
-            self.schema = {**self.schema, "maxItems": 1}
+        schema = None if outputs is None else outputs.json
+        if use.choice == "required" and not use.parallel and isinstance(schema, dict):
+            schema = {**schema, "maxItems": 1}  # older versions set no limit
+        self.schema: Any = schema
         self.keeps_special_tokens = not self._request.skip_special_tokens
         self.called = False
 
