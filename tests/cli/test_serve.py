@@ -182,6 +182,9 @@ class Vllm:
     def connector_config(self, cache: CacheSettings) -> tuple[str, float] | None:
         return ("host", cache.host_cache_gib) if cache.host_cache_gib else None
 
+    def tool_parser_of(self, parsed: Namespace) -> str:
+        return "hermes" if parsed.model == "calls tools" else ""
+
 
 def adapted(*, cpu: bool = False, engine: dict[str, Any] | None = None, **given: Any) -> Namespace:
     parsed = Namespace(
@@ -201,6 +204,8 @@ def adapted(*, cpu: bool = False, engine: dict[str, Any] | None = None, **given:
             "scheduler_cls": None,
             "additional_config": {"theirs": 1},
             "kv_transfer_config": None,
+            "tool_call_parser": None,
+            "enable_auto_tool_choice": False,
             **given,
         }
     )
@@ -222,6 +227,14 @@ def test_what_vllm_is_told() -> None:
     assert parsed.block_size is None
     assert parsed.kv_cache_memory_bytes is None
     assert parsed.shutdown_timeout == 0
+
+
+def test_a_parser_of_tool_calls_is_found() -> None:
+    found = adapted(model="calls tools")
+    assert (found.tool_call_parser, found.enable_auto_tool_choice) == ("hermes", True)
+    none = adapted()
+    assert (none.tool_call_parser, none.enable_auto_tool_choice) == (None, False)
+    assert adapted(model="calls tools", tool_call_parser="x").tool_call_parser == "x"
 
 
 def test_what_the_user_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -148,3 +150,21 @@ def test_a_document_that_cannot_be_read_is_computed(
         again = engine.generate(prompts[0], GREEDY, link_tokens=0, namespace="b")
         assert again.usage.cached_tokens > 0
         assert engine.stats().restarts == 0
+
+
+def test_a_model_that_it_is_wrong_for_answers_exactly(model: Path, tmp_path: Path) -> None:
+    """The angles of its RoPE depend on the prompt's length."""
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    config |= {"rope_parameters": rope}
+    (folder / "config.json").write_text(json.dumps(config))
+    prompt = prompt_of(random.Random(1), 1)
+    with RAGCacheEngine(
+        folder, kv_cache_gib=0.1, vllm_args={"enforce_eager": True}, **SETTINGS
+    ) as engine:
+        engine.encode(DOCUMENTS)
+        loose = engine.generate(prompt, GREEDY, link_tokens=0)
+        assert loose.usage.cached_tokens == 0
+        assert engine.generate(prompt, GREEDY, reuse="prefix").text == loose.text

@@ -20,7 +20,9 @@ from ragcache_integrations.engine.in_vllm.host_tier import (
     KVConnectorWorkerMetadata,
     Transfers,
 )
+from ragcache_integrations.engine.in_vllm.kv_cache import unsuited
 
+from .models import unsuited_for_reuse
 from .worker import Moves, StoreWorker
 
 __all__ = ["DOCUMENT_CACHE_GIB", "DocumentConnector", "host_tier_of"]
@@ -68,6 +70,10 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
         if float(extra("host_cache_gib", 0.0)):
             self.host_tier = HostTierConnector(vllm_config, role, kv_cache_config)
         self._block_size = vllm_config.cache_config.block_size
+        # The scheduler comes to the same conclusion, and then asks for nothing.
+        self._unused = (
+            unsuited(kv_cache_config, vllm_config.cache_config) or unsuited_for_reuse(vllm_config)
+        ) is not None
         self.reuse: Any = None
         self._store: StoreWorker | None = None
 
@@ -126,8 +132,9 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
         """Take the layers."""
         if self.host_tier is not None:
             self.host_tier.register_kv_caches(kv_caches)
-        layers = self._vllm_config.compilation_config.static_forward_context
-        self._store = StoreWorker(layers, kv_caches, self._block_size)
+        if not self._unused:
+            layers = self._vllm_config.compilation_config.static_forward_context
+            self._store = StoreWorker(layers, kv_caches, self._block_size)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """What is to be done in a step."""

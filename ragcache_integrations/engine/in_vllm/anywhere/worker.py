@@ -81,6 +81,7 @@ class StoreWorker:
                 self._memory.write(document, load.begin, load.first, load.end, blocks)
             except Exception:
                 logger.exception("a stored document could not be read")
+                self._documents.pop(load.key, None)
                 self.lost.add(load.key)
                 first, last = load.first // self._size, -(-load.end // self._size)
                 self.unread.update(blocks[first:last])
