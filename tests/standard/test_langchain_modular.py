@@ -27,6 +27,8 @@ class TestUnitOnModularEngine(suites.TestUnitOnLazyEngine):
     def chat_model_params(self) -> dict[str, Any]:
         return {"engine": "modular", "strategy": "cacheblend"}
 
+    has_tool_calling = has_tool_choice = False  # it refuses tools, and says so
+
     @property
     def has_structured_output(self) -> bool:
         return False
@@ -36,6 +38,8 @@ class TestIntegrationOnModularEngine(suites.Integration):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {"engine": "modular", "max_tokens": 6}
+
+    has_tool_calling = has_tool_choice = False  # it refuses tools, and says so
 
     @property
     def has_structured_output(self) -> bool:
