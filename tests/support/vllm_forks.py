@@ -9,6 +9,7 @@ forks, too, and its children.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import json
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from multiprocessing import context
@@ -150,6 +152,7 @@ class Forks:
                     ],
                     pass_fds=[self._theirs.fileno()],
                     env=self._environment,
+                    start_new_session=True,
                 )
                 self._theirs.close()
             _adopt(orphans=True)  # the fork's own parent ends at once
@@ -157,6 +160,7 @@ class Forks:
                 socket.send_fds(self._channel, [json.dumps(message).encode()], descriptors)
                 pid = int(self._channel.recv(LARGEST))
                 assert self._channel.recv(LARGEST) == ADOPTED
+                _wait_for_session(pid)
                 return Forked(pid, str(program))
             finally:
                 _adopt(orphans=False)
@@ -178,6 +182,17 @@ def forks(load: str = LOADED) -> Forks:
     """
     whole = launch._environment() | client.environment(tempfile.gettempdir(), {})
     return Forks(load, whole, frozenset(whole.keys() - os.environ.keys()))
+
+
+def _wait_for_session(pid: int) -> None:
+    """Wait until a fork is in a session of its own, as its first act.
+
+    Before that its group is another one, and whoever asks for its group to end it, as Jupyter does
+    with its kernels, would end all of these processes.
+    """
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        while os.getpgid(pid) != pid:
+            time.sleep(0.001)
 
 
 def close_forks() -> None:
