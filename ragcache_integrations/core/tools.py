@@ -23,6 +23,7 @@ __all__ = [
     "check_unique",
     "choice_name",
     "join_calls",
+    "join_pieces",
     "new_call_id",
     "tools_of",
 ]
@@ -234,17 +235,25 @@ def join_calls(pieces: Iterable[ToolCallPiece], reason: str | None = None) -> tu
         pieces: The pieces.
         reason: Why the answer ended; ``None`` where it has not, or that is unknown.
     """
-    calls: dict[int, ToolCall] = {}
-    for piece in pieces:
-        known = calls.get(piece.index, ToolCall("", "", ""))
-        calls[piece.index] = ToolCall(
-            known.id or piece.id, known.name or piece.name, known.arguments + piece.arguments
-        )
-    whole = [calls[index] for index in sorted(calls)]
+    whole = [ToolCall(piece.id, piece.name, piece.arguments) for piece in join_pieces(pieces)]
     if reason in {"length", "abort"}:  # the arguments may be what is missing
         return tuple(whole)
     # Some servers write nothing where there are no arguments.
     return tuple(call if call.arguments else replace(call, arguments="{}") for call in whole)
+
+
+def join_pieces(pieces: Iterable[ToolCallPiece]) -> list[ToolCallPiece]:
+    """The pieces that have come, those of each call joined into one; the calls in their order."""
+    joined: dict[int, ToolCallPiece] = {}
+    for piece in pieces:
+        known = joined.get(piece.index, ToolCallPiece(piece.index))
+        joined[piece.index] = ToolCallPiece(
+            piece.index,
+            known.arguments + piece.arguments,
+            known.id or piece.id,
+            known.name or piece.name,
+        )
+    return [joined[index] for index in sorted(joined)]
 
 
 def new_call_id() -> str:

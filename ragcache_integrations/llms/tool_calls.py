@@ -15,12 +15,15 @@ def call_arguments(call: ToolCall) -> dict[str, Any]:
     """The arguments of a complete call.
 
     Raises:
-        StructuredOutputError: They are no JSON object, such as those of an answer that was cut off.
+        StructuredOutputError: They are no JSON object, such as those of an answer that was cut off,
+            or hold text that is no valid Unicode.
     """
     problem = "they are another JSON value"
     try:
         arguments = json.loads(call.arguments)
         if isinstance(arguments, dict):
+            # JSON can escape half a character, which no later turn could send back.
+            json.dumps(arguments, ensure_ascii=False).encode()
             return arguments
     except (ValueError, RecursionError) as error:
         problem = str(error)

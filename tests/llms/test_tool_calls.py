@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -347,6 +348,47 @@ def test_no_part_of_the_arguments_is_taken_for_them(
     else:
         assert said.tool_calls == []
         assert len(said.invalid_tool_calls) == 1
+
+
+@pytest.mark.parametrize("ask", LANGCHAIN.values(), ids=LANGCHAIN)
+def test_calls_of_half_a_character_are_invalid(stub: StubServer, ask: LangChainAsk) -> None:
+    """No later turn could send them back, so the agent would fail there."""
+    calls = [
+        ToolCall("1", "add", r'{"a": "\ud83d"}'),
+        ToolCall("2", "add", r'{"\uDE00": 1}'),
+        ToolCall("3", "add", r'{"a": "\ud83d\ude00"}'),
+    ]
+    model = ChatRAGCache(base_url=scripted(stub, lambda _: calls), model="m").bind_tools([add])
+    said = ask(model, "?")
+    assert [call["args"] for call in said.tool_calls] == [{"a": "\U0001f600"}]
+    assert [call["id"] for call in said.invalid_tool_calls] == ["1", "2"]
+    llm = RAGCacheLLM(base_url=stub.base_url, model="m")
+    with pytest.raises(StructuredOutputError, match="surrogates not allowed"):
+        llm.get_tool_calls_from_response(llm.chat_with_tools(TOOLS, "?"))
+
+
+def test_the_work_for_a_streamed_call_grows_with_its_length(stub: StubServer) -> None:
+    """Each piece is joined once, not again with each that follows."""
+    llm = RAGCacheLLM(base_url=stub.base_url, model="m")
+
+    def work(length: int) -> int:
+        stub.reply = ScriptedModel(lambda _: [ToolCall("1", "add", "x" * length)])
+        steps = 0
+
+        def count(*_: object) -> None:
+            nonlocal steps
+            steps += 1
+
+        sys.setprofile(count)
+        try:
+            for _ in llm.stream_chat_with_tools(TOOLS, "?"):
+                pass
+        finally:
+            sys.setprofile(None)
+        return steps
+
+    work(10)  # what is loaded at the first call is no part of it
+    assert work(4000) < 3 * work(2000)
 
 
 def test_invalid_calls_are_sent_back(stub: StubServer) -> None:

@@ -37,7 +37,13 @@ from typing_extensions import override
 
 from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.core.tools import ToolCall, ToolCallPiece, choice_name, join_calls
+from ragcache_integrations.core.tools import (
+    ToolCall,
+    ToolCallPiece,
+    choice_name,
+    join_calls,
+    join_pieces,
+)
 from ragcache_integrations.errors import ConfigurationError, StructuredOutputError
 from ragcache_integrations.llms.backend import Backend
 from ragcache_integrations.llms.headers import hides_headers
@@ -344,6 +350,7 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
                 for chunk in chunks:
                     text += chunk.text
                     pieces += chunk.tool_calls
+                    pieces = join_pieces(pieces)
                     so_far = self._text(text, chunk, call)
                     yield respond(
                         so_far, chunk, join_calls(pieces, chunk.finish_reason), chunk.text
@@ -364,6 +371,7 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
                 async for chunk in chunks:
                     text += chunk.text
                     pieces += chunk.tool_calls
+                    pieces = join_pieces(pieces)
                     so_far = self._text(text, chunk, call)
                     yield respond(
                         so_far, chunk, join_calls(pieces, chunk.finish_reason), chunk.text
