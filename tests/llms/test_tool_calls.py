@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 
 from ragcache_integrations.core.generation import GenerationChunk, SamplingOptions
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.core.tools import Tool, ToolCall, ToolCallPiece
+from ragcache_integrations.core.tools import Tool, ToolCall, ToolCallPiece, join_calls
 from ragcache_integrations.errors import (
     ConfigurationError,
     ServerResponseError,
@@ -457,6 +457,14 @@ def test_names_that_are_repeated_with_every_piece() -> None:
         (0, "x", "add"),
         (0, "", ""),
     ]
+
+
+def test_calls_that_share_an_index() -> None:
+    first = {"index": 0, "id": "x", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    second = {"index": 0, "id": "y", "function": {"name": "add", "arguments": "{"}}
+    rest = {"index": 0, "function": {"arguments": "}"}}
+    pieces, _ = read(delta(first, second), delta(rest))
+    assert join_calls(pieces) == (ToolCall("x", "add", '{"a": 1}'), ToolCall("y", "add", "{}"))
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class AnswerParser:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     _texts: list[str] = field(default_factory=list)
-    _calls: list[object] = field(default_factory=list)  # the server's indices, in our order
+    _calls: list[tuple[object, str]] = field(default_factory=list)  # the server's indices and ids
     _pieces: list[ToolCallPiece] = field(default_factory=list)
 
     @property
@@ -157,19 +157,28 @@ class AnswerParser:
         function = function if isinstance(function, Mapping) else {}
         arguments, name, id_ = function.get("arguments"), function.get("name"), call.get("id")
         written = arguments if isinstance(arguments, str | None) else _dumped(arguments)
+        id_ = id_ if isinstance(id_, str) else ""
         index = call.get("index")
-        if index is None:
-            known = len(self._calls) - 1 if not name and self._calls else None
-        else:
-            known = self._calls.index(index) if index in self._calls else None
+        known = self._known_call(index, id_, begins=bool(name))
         if known is not None:
             return ToolCallPiece(known, written or "")
         if not isinstance(name, str) or not name:
             msg = f"its tool call names no tool: {shortened(_dumped(call))}"
             raise AnswerError(msg)
-        self._calls.append(index)
-        id_ = id_ if isinstance(id_, str) and id_ else new_call_id()
-        return ToolCallPiece(len(self._calls) - 1, written or "", id_, name)
+        self._calls.append((index, id_))
+        return ToolCallPiece(len(self._calls) - 1, written or "", id_ or new_call_id(), name)
+
+    def _known_call(self, index: object, id_: str, *, begins: bool) -> int | None:
+        """The call that a piece continues; ``None`` if it begins one.
+
+        Some servers repeat name and id with every piece, and some give all calls the same index.
+        """
+        if index is None:
+            return len(self._calls) - 1 if not begins and self._calls else None
+        for at, (known_index, known_id) in reversed([*enumerate(self._calls)]):
+            if known_index == index:
+                return None if begins and id_ and known_id and id_ != known_id else at
+        return None
 
     def _logprobs(self, data: object) -> tuple[TokenLogprob, ...]:
         if data is None or self.options.logprobs is None:
