@@ -322,6 +322,15 @@ def test_calls_that_were_cut_off_are_invalid(stub: StubServer, arguments: str) -
         assert response.message.blocks[-2].model_dump()["tool_kwargs"] == arguments
 
 
+def test_a_call_that_was_cut_off_in_one_chunk_is_invalid() -> None:
+    pieces = (ToolCallPiece(0, "", "1", "add"), ToolCallPiece(0, BROKEN))
+    chunk = GenerationChunk("", tool_calls=pieces, finish_reason="length")
+    said = AIMessageChunk(content="", tool_call_chunks=StreamedCalls().add(chunk))
+    assert said.tool_calls == []
+    (broken,) = said.invalid_tool_calls
+    assert (broken["id"], broken["name"]) == ("1", "add")
+
+
 JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

@@ -28,7 +28,13 @@ from langchain_core.utils.json import parse_partial_json
 
 from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob, Usage
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.core.tools import ToolCall, ToolCallPiece, choice_name, join_calls
+from ragcache_integrations.core.tools import (
+    ToolCall,
+    ToolCallPiece,
+    choice_name,
+    join_calls,
+    join_pieces,
+)
 from ragcache_integrations.errors import ConfigurationError, StructuredOutputError
 from ragcache_integrations.llms.openai import usage_fields
 from ragcache_integrations.llms.tool_calls import call_arguments
@@ -197,6 +203,8 @@ class StreamedCalls:
         """The new pieces in a chunk."""
         self._pieces += chunk.tool_calls
         ends = [] if chunk.finish_reason is None else self._ends(chunk.finish_reason)
+        # LangChain adds up chunks, but not the pieces within one.
+        new = join_pieces((*chunk.tool_calls, *ends))
         return [
             tool_call_chunk(
                 name=piece.name or None,
@@ -204,7 +212,7 @@ class StreamedCalls:
                 id=piece.id or None,
                 index=piece.index,
             )
-            for piece in (*chunk.tool_calls, *ends)
+            for piece in new
         ]
 
     def _ends(self, reason: str) -> list[ToolCallPiece]:
