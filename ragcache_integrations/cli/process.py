@@ -19,7 +19,7 @@ def main() -> int:
     end_soon.watch()
     try:
         # The commands import much, and may be interrupted meanwhile.
-        from .command import main as run_command  # noqa: PLC0415
+        from .command import main as run_command  # noqa: PLC0415 - see above
 
         status = run_command()
     except KeyboardInterrupt:

@@ -38,7 +38,7 @@ class CallReader:
 
     def __init__(self, use: ToolUse, tokenizer: Any, prompt: list[int]) -> None:
         # Imported here: most engines never see a tool, and vLLM's server takes long to import.
-        from vllm.entrypoints.openai.chat_completion.protocol import (  # noqa: PLC0415
+        from vllm.entrypoints.openai.chat_completion.protocol import (  # noqa: PLC0415 - as said
             ChatCompletionRequest,
         )
 
@@ -108,9 +108,10 @@ class CallReader:
 
 
 def _parser_class(use: ToolUse) -> Any:
-    from vllm.parser.abstract_parser import DelegatingParser  # noqa: PLC0415 - see above
-    from vllm.parser.parser_manager import ParserManager  # noqa: PLC0415
-    from vllm.tool_parsers import ToolParser, ToolParserManager  # noqa: PLC0415
+    # Imported here, too, for the engines that never see a tool.
+    from vllm.parser.abstract_parser import DelegatingParser  # noqa: PLC0415 - takes long
+    from vllm.parser.parser_manager import ParserManager  # noqa: PLC0415 - takes long
+    from vllm.tool_parsers import ToolParser, ToolParserManager  # noqa: PLC0415 - takes long
 
     if use.forced:
         # The base class reads the JSON of forced calls. Those of families would have the model
