@@ -98,8 +98,15 @@ class TestContract:
 
     async def test_many_at_once(self, retriever: BaseRetriever) -> None:
         questions = [f"{QUESTION} {number % 4}" for number in range(12)]
-        found = await asyncio.gather(*[retriever.aretrieve(one) for one in questions])
-        assert found == [retriever.retrieve(question) for question in questions]
+        answers = await asyncio.gather(*[retriever.aretrieve(question) for question in questions])
+        for question, nodes in zip(questions, answers, strict=True):
+            expected = retriever.retrieve(question)
+            assert [node.node_id for node in nodes] == [node.node_id for node in expected]
+            # A question that came while its own search was on its way may have been answered from
+            # a neighbour's entry: its scores are computed from vectors then, which rounds elsewhere
+            # than the store does.
+            scores = [node.score for node in nodes]
+            assert scores == pytest.approx([node.score for node in expected], rel=1e-5)
 
     def test_callbacks_see_the_retrieval(self, retriever: BaseRetriever) -> None:
         debug = LlamaDebugHandler(print_trace_on_end=False)
