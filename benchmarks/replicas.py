@@ -44,7 +44,7 @@ from parts.traffic.routed_traffic import (
     make_turns,
 )
 
-from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.core.prompt import PromptRenderer
 from ragcache_integrations.engine.tiny_model import default_model_path
 
 BLOCK = 32

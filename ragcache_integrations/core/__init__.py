@@ -1,1 +1,1 @@
-"""Words that all rooms share: prompts, archives, plots, threads; imports only ``errors``."""
+"""Words that all rooms share: prompts, checks, files, threads; imports only ``errors``."""

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypedDict
 from ragcache_integrations.errors import ConfigurationError
 
 from .checks import check_flag, check_seconds, check_text
+from .prompt import ToolCall, ToolCallPiece
 from .schemas import copy_schema
-from .tools import ToolCall, ToolCallPiece
 
 __all__ = [
     "CallOptions",

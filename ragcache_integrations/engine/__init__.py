@@ -13,8 +13,13 @@ from ragcache_integrations.core.generation import (
     TokenLogprob,
     Usage,
 )
-from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.core.rendering import DocumentSpan, RenderedPrompt
+from ragcache_integrations.core.prompt import (
+    DocumentSpan,
+    Message,
+    Prompt,
+    PromptDocument,
+    RenderedPrompt,
+)
 
 from .engine import RAGCacheEngine
 from .generation import EngineLoad, EngineStats

@@ -23,14 +23,15 @@ from ragcache_integrations.core.generation import (
     Usage,
     check_call,
 )
-from ragcache_integrations.core.prompt import Prompt, PromptDocument
-from ragcache_integrations.core.rendering import (
+from ragcache_integrations.core.prompt import (
     DocumentSpan,
+    Prompt,
+    PromptDocument,
     PromptRenderer,
     RenderedPrompt,
     Rendering,
+    check_tool_choice,
 )
-from ragcache_integrations.core.tools import check_tool_choice
 from ragcache_integrations.errors import (
     ConfigurationError,
     EngineError,

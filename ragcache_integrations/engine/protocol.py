@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from ragcache_integrations.core.generation import FinishReason, SamplingOptions, TokenLogprob, plain
-from ragcache_integrations.core.tools import ToolCallPiece
+from ragcache_integrations.core.prompt import ToolCallPiece
 from ragcache_integrations.errors import (
     ConfigurationError,
     EngineOutOfMemoryError,

@@ -18,8 +18,7 @@ from ragcache_integrations.core.generation import (
     TokenLogprob,
     Usage,
 )
-from ragcache_integrations.core.rendering import RenderedPrompt
-from ragcache_integrations.core.tools import ToolCallPiece, join_calls
+from ragcache_integrations.core.prompt import RenderedPrompt, ToolCallPiece, join_calls
 from ragcache_integrations.errors import GenerationTimeoutError
 
 from .counters import Counters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ragcache_integrations.core.spans import Span
+from ragcache_integrations.core.prompt import Span
 
 from .node import Node
 

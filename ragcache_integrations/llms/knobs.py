@@ -23,13 +23,18 @@ from pydantic import (
 )
 from typing_extensions import override
 
-from ragcache_integrations.core.chat_template import NO_TOOLS
 from ragcache_integrations.core.checks import check_seconds, check_text, unknown_name
 from ragcache_integrations.core.closing import AsyncCloseable, Closeable
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.knobs import explained_errors
-from ragcache_integrations.core.prompt import Prompt, PromptDocument
-from ragcache_integrations.core.tools import Tool, check_tool_choice, tools_of
+from ragcache_integrations.core.prompt import (
+    NO_TOOLS,
+    Prompt,
+    PromptDocument,
+    Tool,
+    check_tool_choice,
+    tools_of,
+)
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS, SEGMENTATIONS, mark_prompt
 

@@ -14,8 +14,7 @@ from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
+from ragcache_integrations.core.prompt import Prompt, PromptRenderer, RenderedPrompt
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ragcache_integrations.core.tools import ToolCall
+from ragcache_integrations.core.prompt import ToolCall
 from ragcache_integrations.errors import StructuredOutputError
 
 __all__ = ["call_arguments", "call_arguments_so_far"]

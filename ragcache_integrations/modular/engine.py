@@ -13,8 +13,7 @@ from typing import Any, TypeAlias, Unpack
 
 from ragcache_integrations.core.closing import Closeable
 from ragcache_integrations.core.generation import CallOptions, Sampling, SamplingOptions, Usage
-from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.core.rendering import PromptRenderer, Rendering
+from ragcache_integrations.core.prompt import Prompt, PromptRenderer, Rendering
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
 

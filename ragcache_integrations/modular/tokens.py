@@ -9,7 +9,7 @@ from collections.abc import MutableMapping, Sized
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from ragcache_integrations.core.text_encoder import TextEncoder, leading_special_tokens
+from ragcache_integrations.core.prompt import TextEncoder, leading_special_tokens
 
 __all__ = ["Encoder", "Tokenizer"]
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument, PromptRenderer
 
 from .network import Packed, Stretch
 

@@ -22,7 +22,7 @@ from parts.traffic.routed_traffic import (
 )
 from transformers import AutoTokenizer
 
-from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.core.prompt import PromptRenderer
 from ragcache_integrations.engine.tiny_model import default_model_path
 
 TEXTS = {f"d{number}": f"Document {number}. " * 5 for number in range(20)}

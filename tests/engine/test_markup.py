@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from ragcache_integrations.core.placeholders import ChangedContentError
-from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.core.prompt import ChangedContentError, PromptRenderer
 from ragcache_integrations.engine import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from tests.support.chat_models import FAMILIES, KINDS, tokenizer_of

@@ -9,9 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ragcache_integrations.core.chat_template import NO_TOOLS
 from ragcache_integrations.core.generation import GenerationChunk
-from ragcache_integrations.core.tools import Tool, ToolCall, join_calls
+from ragcache_integrations.core.prompt import NO_TOOLS, Tool, ToolCall, join_calls
 from ragcache_integrations.engine import (
     Generation,
     Message,
@@ -189,7 +188,7 @@ OWN_FORM = NO_TOOL_TEMPLATE.replace(
 
 def with_template(engine: RAGCacheEngine, template: str, **settings: Any) -> Any:
     """The same engine with another template, which takes no second process."""
-    from ragcache_integrations.core.rendering import PromptRenderer  # noqa: PLC0415
+    from ragcache_integrations.core.prompt import PromptRenderer  # noqa: PLC0415
 
     other = object.__new__(RAGCacheEngine)
     other.__dict__.update(engine.__dict__)

@@ -13,7 +13,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.core.generation import SamplingOptions
-from ragcache_integrations.core.tools import join_calls
+from ragcache_integrations.core.prompt import join_calls
 from ragcache_integrations.errors import PromptTooLongError, ServerError
 from ragcache_integrations.llms.openai.answers import AnswerError, AnswerParser
 from ragcache_integrations.llms.openai.events import StreamParser

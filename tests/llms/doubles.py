@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.core.prompt import PromptRenderer
 from ragcache_integrations.engine import (
     Generation,
     GenerationChunk,

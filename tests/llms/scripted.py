@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ragcache_integrations.core.tools import ToolCall, new_call_id
+from ragcache_integrations.core.prompt import ToolCall, new_call_id
 
 from .doubles import Exchange, StubServer
 

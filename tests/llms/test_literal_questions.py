@@ -22,8 +22,7 @@ from ragcache_integrations.chains.synthesis.langchain import (
     MapRerankSynthesis,
     StuffSynthesis,
 )
-from ragcache_integrations.core.prompt import LiteralText, MarkedText
-from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.core.prompt import LiteralText, MarkedText, PromptRenderer
 from ragcache_integrations.engine import Prompt, PromptDocument
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.llms.langchain import models as langchain

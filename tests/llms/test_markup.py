@@ -12,7 +12,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from transformers import AutoTokenizer
 
 from ragcache_integrations import langchain, llama_index
-from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
+from ragcache_integrations.core.prompt import PromptRenderer, RenderedPrompt
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.langchain import RAGPromptTemplate

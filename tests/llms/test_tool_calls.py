@@ -19,8 +19,15 @@ from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, Field
 
 from ragcache_integrations.core.generation import GenerationChunk, SamplingOptions
-from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.core.tools import Tool, ToolCall, ToolCallPiece, join_calls
+from ragcache_integrations.core.prompt import (
+    Message,
+    Prompt,
+    PromptDocument,
+    Tool,
+    ToolCall,
+    ToolCallPiece,
+    join_calls,
+)
 from ragcache_integrations.errors import (
     ConfigurationError,
     ServerResponseError,

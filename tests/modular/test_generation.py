@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from ragcache_integrations.core.generation import Sampling
-from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.core.prompt import PromptRenderer
 from ragcache_integrations.engine import Prompt, PromptDocument, SamplingOptions
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (

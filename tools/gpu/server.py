@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from parts.servers.servers import Server
 
-from ragcache_integrations.core.rendering import PromptRenderer
-from ragcache_integrations.core.spans import extra_args_from_spans
+from ragcache_integrations.core.prompt import PromptRenderer, extra_args_from_spans
 from tools.gpu.setting import Setting, Workload, say
 
 STOCK, OURS = "stock", "ours"

@@ -13,9 +13,13 @@ import openai
 
 from parts.servers.routers import Route
 from parts.traffic.traces import document_stream
-from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.core.rendering import PromptRenderer
-from ragcache_integrations.core.spans import extra_args_from_spans
+from ragcache_integrations.core.prompt import (
+    Message,
+    Prompt,
+    PromptDocument,
+    PromptRenderer,
+    extra_args_from_spans,
+)
 from ragcache_integrations.evaluation.scores.intervals import Interval, bootstrap_interval
 from ragcache_integrations.llms.affinity import affinity_key
 

@@ -19,13 +19,13 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
 from ragcache_integrations.core.generation import SamplingOptions, TokenLogprob
-from ragcache_integrations.core.spans import (
+from ragcache_integrations.core.prompt import (
     ENCODE,
     LINK_TOKENS,
+    ToolCallPiece,
     check_spans,
     extra_args_from_spans,
 )
-from ragcache_integrations.core.tools import ToolCallPiece
 from ragcache_integrations.engine.arguments import (
     CPU_BLOCK_SIZE,
     CPU_KV_CACHE_GIB,

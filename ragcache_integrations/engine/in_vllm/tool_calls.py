@@ -11,7 +11,7 @@ import logging
 from typing import Any
 
 from ragcache_integrations.core.checks import unknown_name
-from ragcache_integrations.core.tools import ToolCallPiece
+from ragcache_integrations.core.prompt import ToolCallPiece
 from ragcache_integrations.engine.protocol import ToolUse
 
 __all__ = ["CallReader"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ragcache_integrations.core.generation import SamplingOptions, penalises_answer
-from ragcache_integrations.core.tools import ToolCallPiece
+from ragcache_integrations.core.prompt import ToolCallPiece
 from ragcache_integrations.engine.protocol import Answer, Control, Output, Submit
 from ragcache_integrations.errors import EngineError
 

@@ -33,8 +33,7 @@ from ragcache_integrations import __version__
 from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.core.context import context_value
 from ragcache_integrations.core.generation import Generation, GenerationChunk, Usage
-from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.core.tools import choice_name
+from ragcache_integrations.core.prompt import Prompt, choice_name
 from ragcache_integrations.llms.headers import hidden, hides_headers
 from ragcache_integrations.llms.knobs import CALL_NAMES, LLMKnobs
 from ragcache_integrations.llms.openai import usage_fields

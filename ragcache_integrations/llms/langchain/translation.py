@@ -27,8 +27,10 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json import parse_partial_json
 
 from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob, Usage
-from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.core.tools import (
+from ragcache_integrations.core.prompt import (
+    Message,
+    Prompt,
+    PromptDocument,
     ToolCall,
     ToolCallPiece,
     choice_name,

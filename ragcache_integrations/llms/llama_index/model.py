@@ -36,8 +36,10 @@ from pydantic import BaseModel, ConfigDict
 from typing_extensions import override
 
 from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob
-from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.core.tools import (
+from ragcache_integrations.core.prompt import (
+    Message,
+    Prompt,
+    PromptDocument,
     ToolCall,
     ToolCallPiece,
     choice_name,

@@ -24,7 +24,7 @@ from ragcache_integrations.core.generation import (
     TokenLogprob,
     Usage,
 )
-from ragcache_integrations.core.tools import ToolCallPiece, new_call_id
+from ragcache_integrations.core.prompt import ToolCallPiece, new_call_id
 
 __all__ = ["AnswerError", "AnswerParser", "failure_message", "shortened"]
 

@@ -13,8 +13,7 @@ from pydantic import SecretStr
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.generation import SamplingOptions
-from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.core.prompt import Prompt, PromptRenderer
 from ragcache_integrations.engine.serving import ServerFacts, tokenizer_mark
 
 from .handshake import Handshake

@@ -19,8 +19,7 @@ from ragcache_integrations.core.generation import (
     SamplingOptions,
     Usage,
 )
-from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.core.tools import join_calls
+from ragcache_integrations.core.prompt import Prompt, join_calls
 from ragcache_integrations.errors import (
     ConfigurationError,
     ServerError,

@@ -19,10 +19,16 @@ from pydantic import SecretStr
 
 from ragcache_integrations.core.generation import CallOptions, SamplingOptions, Usage
 from ragcache_integrations.core.ids import content_id
-from ragcache_integrations.core.prompt import Message, Part, Prompt, PromptDocument, part_text
-from ragcache_integrations.core.rendering import RenderedPrompt
-from ragcache_integrations.core.spans import extra_args_from_spans
-from ragcache_integrations.core.tools import TOOL_CHOICES
+from ragcache_integrations.core.prompt import (
+    TOOL_CHOICES,
+    Message,
+    Part,
+    Prompt,
+    PromptDocument,
+    RenderedPrompt,
+    extra_args_from_spans,
+    part_text,
+)
 from ragcache_integrations.engine.serving import content_parts
 from ragcache_integrations.llms.affinity import affinity_headers
 

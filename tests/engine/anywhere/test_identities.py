@@ -20,8 +20,7 @@ from transformers import (
 )
 
 from ragcache_integrations.core.generation import Generation, SamplingOptions
-from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.core.prompt import Prompt, PromptRenderer
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
 from tests.engine.anywhere.reference import Reference

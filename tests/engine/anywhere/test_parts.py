@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_integrations.core.spans import Span
+from ragcache_integrations.core.prompt import Span
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.in_vllm.anywhere.paged import turn
 from ragcache_integrations.engine.in_vllm.anywhere.plan import document_key, make_plan

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer
 from vllm.tool_parsers import ToolParserManager
 
-from ragcache_integrations.core.tools import ToolCall, ToolCallPiece, join_calls
+from ragcache_integrations.core.prompt import ToolCall, ToolCallPiece, join_calls
 from ragcache_integrations.engine.in_vllm.tool_calls import CallReader
 from ragcache_integrations.engine.protocol import ToolUse
 from ragcache_integrations.engine.serving import _vllm

@@ -27,7 +27,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-from ragcache_integrations.core.spans import extra_args_from_spans
+from ragcache_integrations.core.prompt import extra_args_from_spans
 from ragcache_integrations.engine.in_vllm.driver import connector_config
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
 from ragcache_integrations.engine.in_vllm.scheduler import scheduler_class

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.core.generation import TokenLogprob
-from ragcache_integrations.core.tools import ToolCallPiece, join_calls
+from ragcache_integrations.core.prompt import ToolCallPiece, join_calls
 from ragcache_integrations.engine import SamplingOptions
 from ragcache_integrations.engine.process.requests import DivergedError, PendingRequest
 from ragcache_integrations.engine.protocol import Output, Submit, ToolUse

@@ -10,8 +10,7 @@ from typing import Any
 
 import jsonschema
 
-from ragcache_integrations.core.prompt import Prompt
-from ragcache_integrations.core.tools import ToolCall, new_call_id
+from ragcache_integrations.core.prompt import Prompt, ToolCall, new_call_id
 from tests.llms.retrieving import TEXTS, TOPICS
 from tests.llms.scripted import history_problem, question, results
 

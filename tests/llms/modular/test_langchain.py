@@ -20,7 +20,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, Runnable, RunnablePassthrough
 
 from ragcache_integrations.chains.speculative.langchain import SpeculativeRAG
-from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.core.prompt import PromptRenderer
 from ragcache_integrations.engine import Prompt, RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from ragcache_integrations import __version__
-from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.core.prompt import PromptRenderer
 from ragcache_integrations.engine import Prompt, PromptDocument, SamplingOptions
 from ragcache_integrations.engine.serving.wire import PROTOCOL, content_parts, tokenizer_mark
 from ragcache_integrations.engine.tiny_model import default_model_path

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from ragcache_integrations.core.spans import Span
+from ragcache_integrations.core.prompt import Span
 
 __all__ = ["Load", "Plan", "document_key", "make_plan"]
 

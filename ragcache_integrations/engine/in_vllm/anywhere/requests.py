@@ -25,7 +25,7 @@ from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.request import Request
 
 from ragcache_integrations.core.checks import is_whole
-from ragcache_integrations.core.spans import ENCODE, LINK_TOKENS, Span, extra_args_from_spans
+from ragcache_integrations.core.prompt import ENCODE, LINK_TOKENS, Span, extra_args_from_spans
 from ragcache_integrations.engine.arguments import GIB
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
 from ragcache_integrations.engine.settings import CacheSettings

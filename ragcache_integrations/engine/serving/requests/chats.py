@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ragcache_integrations.core.chat_template import Reasoning
-from ragcache_integrations.core.hidden_values import ValueHider, texts_in
-from ragcache_integrations.core.placeholders import Placeholders
-from ragcache_integrations.core.prompt import Part
-from ragcache_integrations.core.text_encoder import TextEncoder
+from ragcache_integrations.core.prompt import (
+    Part,
+    Placeholders,
+    Reasoning,
+    TextEncoder,
+    ValueHider,
+    texts_in,
+)
 
 __all__ = ["CHAT_FIELDS", "NOT_RENDERED", "HiddenChat"]
 

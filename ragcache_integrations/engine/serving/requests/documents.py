@@ -14,17 +14,22 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ragcache_integrations.core.chat_template import Reasoning
-from ragcache_integrations.core.placeholders import ChangedContentError
-from ragcache_integrations.core.prompt import Part, Prompt, PromptDocument, part_text
-from ragcache_integrations.core.rendering import PromptRenderer, RenderedPrompt
-from ragcache_integrations.core.spans import (
+from ragcache_integrations.core.prompt import (
     SPAN_ARGS,
+    ChangedContentError,
+    Part,
+    Prompt,
+    PromptDocument,
+    PromptRenderer,
+    Reasoning,
+    RenderedPrompt,
     Span,
+    TemplateText,
     extra_args_from_spans,
+    leading_special_tokens,
+    part_text,
     spans_from_extra_args,
 )
-from ragcache_integrations.core.text_encoder import TemplateText, leading_special_tokens
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.wire import DOCUMENT, TEXT, tokenizer_mark
 from ragcache_integrations.errors import ConfigurationError

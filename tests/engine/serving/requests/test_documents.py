@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.core.rendering import PromptRenderer
+from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument, PromptRenderer
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.requests.documents import (
     CHAT_PATH,

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from ragcache_integrations.core.checks import check_text, unknown_name
+from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 
-from .checks import check_text, unknown_name
-from .ids import content_id
 from .tools import Tool, ToolCall, check_unique
 
 __all__ = ["LiteralText", "MarkedText", "Message", "Part", "Prompt", "PromptDocument", "part_text"]

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ragcache_integrations.core.checks import check_type
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.memo import Memo
+
 from .chat_template import ChatTemplate
-from .checks import check_type
-from .forks import make_lock
-from .memo import Memo
 from .prompt import LiteralText, Part, Prompt, PromptDocument
 from .text_encoder import TemplateText, TextEncoder, leading_special_tokens
 

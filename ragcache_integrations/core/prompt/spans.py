@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.errors import ConfigurationError
-
-from .checks import is_whole
 
 __all__ = [
     "ENCODE",

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from ragcache_integrations.core.checks import check_text, check_type, unknown_name
+from ragcache_integrations.core.schemas import copy_schema
 from ragcache_integrations.errors import ConfigurationError
-
-from .checks import check_text, check_type, unknown_name
-from .schemas import copy_schema
 
 __all__ = [
     "TOOL_CHOICES",

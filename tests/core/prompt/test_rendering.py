@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from ragcache_integrations.core.rendering import ENTRY_CHARACTERS, PromptRenderer, TokenMemo
+from ragcache_integrations.core.prompt import ENTRY_CHARACTERS, PromptRenderer, TokenMemo
 from ragcache_integrations.engine import Message, Prompt, PromptDocument
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError

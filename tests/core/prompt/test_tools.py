@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.core.generation import SamplingOptions
-from ragcache_integrations.core.prompt import Message, Prompt
-from ragcache_integrations.core.tools import (
+from ragcache_integrations.core.prompt import (
+    Message,
+    Prompt,
     Tool,
     ToolCall,
     ToolCallPiece,

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from ragcache_integrations.core.text_encoder import TemplateText, TextEncoder
+from ragcache_integrations.core.prompt import TemplateText, TextEncoder
 from ragcache_integrations.errors import ConfigurationError
 
 

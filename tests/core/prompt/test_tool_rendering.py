@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_integrations.core.chat_template import NO_TOOLS
-from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
-from ragcache_integrations.core.rendering import PromptRenderer
-from ragcache_integrations.core.tools import Tool, ToolCall
+from ragcache_integrations.core.prompt import (
+    NO_TOOLS,
+    Message,
+    Prompt,
+    PromptDocument,
+    PromptRenderer,
+    Tool,
+    ToolCall,
+)
 from ragcache_integrations.errors import ConfigurationError
 from tests.support.chat_models import FAMILIES, tokenizer_of
 from tests.support.hostile_texts import MARKUP, hostile_texts
