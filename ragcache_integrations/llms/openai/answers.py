@@ -34,6 +34,14 @@ MAX_TOKENS_TOLD = 2**53  # beyond it JSON numbers are not exact
 ERROR_STATUS = 400
 MAX_STATUS = 599
 
+# Beside OpenAI's own words those of gateways to Anthropic, Gemini, Mistral and DeepSeek.
+_CUT_SHORT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
+_ABORTED = frozenset(
+    {
+        *("abort", "content_filter", "error", "insufficient_system_resource"),
+        *("malformed_function_call", "prohibited_content", "recitation", "refusal", "safety"),
+    }
+)
 _HIDDEN_PARTS = frozenset({"thinking", "reasoning", "redacted_thinking"})
 
 
@@ -363,12 +371,13 @@ def _finish_reason(reason: str, *, calls: bool) -> FinishReason:
     """``abort`` where a filter or the server cut the answer off; servers name natural ends freely.
 
     Args:
-        reason: What the server says.
+        reason: What the server says, in any case of letters.
         calls: Whether the answer calls tools.
     """
-    if reason == "length":
+    word = reason.lower()
+    if word in _CUT_SHORT:
         return "length"
-    if reason in {"abort", "content_filter", "error"}:
+    if word in _ABORTED:
         return "abort"
     return "tool_calls" if calls else "stop"
 
