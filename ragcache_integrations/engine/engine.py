@@ -6,63 +6,44 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import queue
 import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-from ragcache_integrations.core.checks import check_choice, check_int, check_seconds, check_type
+from ragcache_integrations.core.checks import check_seconds, check_type
 from ragcache_integrations.core.closing import AsyncCloseable, Closeable
-from ragcache_integrations.core.extras import require
-from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.generation import (
-    CallOptions,
     Generation,
     SamplingOptions,
     Usage,
-    check_call,
 )
 from ragcache_integrations.core.prompt import (
-    DocumentSpan,
     Prompt,
     PromptDocument,
     PromptRenderer,
     RenderedPrompt,
     Rendering,
-    check_tool_choice,
-)
-from ragcache_integrations.errors import (
-    ConfigurationError,
-    EngineError,
-    ModelNotFoundError,
-    PromptTooLongError,
 )
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
 from .arguments import check_installed, engine_settings, with_bundled_model
+from .calls import Calls
 from .counters import Counters
 from .faults import FaultSettings
 from .generation import EngineCallOptions, EngineLoad, EngineStats
-from .process import Received, Supervisor, expect
-from .protocol import SLOW_DTYPE, Answer, Control, EngineSettings, ToolUse
-from .settings import REUSES, CacheSettings
+from .process import Supervisor, acontrol, control
+from .protocol import SLOW_DTYPE
+from .settings import CacheSettings
 from .streams import AsyncGenerationStream, GenerationStream, Link
-from .tool_parsers import find_tool_parser
+from .tokenizer import load_tokenizer
 
 __all__ = ["RAGCacheEngine", "engine_settings"]
 
 logger = logging.getLogger(__name__)
 
 FAULTS = FaultSettings()
-TOKENIZER_ARGUMENTS = ("revision", "trust_remote_code")
-CONTROL_TIMEOUT_SECONDS = 60.0
 PREFILL = SamplingOptions(max_tokens=1, tool_choice="none")
-
-NO_PARSER = (
-    "it is not known how this model writes tool calls: name vLLM's parser for it with "
-    "tool_parser=, or force a call with tool_choice, which needs none"
-)
 
 
 class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
@@ -211,21 +192,21 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         )
         check_installed("The local engine")
         settings = with_bundled_model(settings)
-        self._tool_parser = tool_parser
         self.model = settings.model
-        cache = settings.cache or CacheSettings()
-        self._reuse, self._link_tokens = cache.reuse, cache.link_tokens
         self._counters = Counters()
         self._process = Supervisor(settings, faults, self._counters)
         # Ends the process when this object is collected and when the interpreter exits.
         self._finalizer = weakref.finalize(self, self._process.close)
         try:
             # Loads while the engine does, which takes longer.
-            self._renderer = PromptRenderer(_load_tokenizer(settings), chat_template)
+            self._renderer = PromptRenderer(load_tokenizer(settings), chat_template)
             ready = self._process.wait_ready(startup_timeout)
         except BaseException:
             self._finalizer()
             raise
+        self._calls = Calls(
+            self._renderer, settings.cache or CacheSettings(), tool_parser, ready.max_model_len
+        )
         self.max_model_len = ready.max_model_len
         self.total_kv_tokens = ready.total_kv_tokens
         self.block_size = ready.block_size
@@ -284,9 +265,9 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         **call: Unpack[EngineCallOptions],
     ) -> GenerationStream:
         """Answer a prompt piece by piece; arguments and errors as :meth:`generate`."""
-        options, arguments = self._check_request(options, **call)
-        tools = self._tool_use(prompt, options)
-        rendered = self._render(prompt, call.get("namespace", ""))
+        options, arguments = self._check(options, **call)
+        tools = self._calls.tool_use(prompt, options)
+        rendered = self._calls.render(prompt, call.get("namespace", ""))
         return GenerationStream(self._link, rendered, options, **arguments, tools=tools)
 
     async def astream(
@@ -296,9 +277,9 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         **call: Unpack[EngineCallOptions],
     ) -> AsyncGenerationStream:
         """Async version of :meth:`stream`: ``async for chunk in await engine.astream(prompt)``."""
-        options, arguments = self._check_request(options, **call)
-        tools = await asyncio.to_thread(self._tool_use, prompt, options)
-        rendered = await asyncio.to_thread(self._render, prompt, call.get("namespace", ""))
+        options, arguments = self._check(options, **call)
+        tools = await asyncio.to_thread(self._calls.tool_use, prompt, options)
+        rendered = await asyncio.to_thread(self._calls.render, prompt, call.get("namespace", ""))
         return AsyncGenerationStream(self._link, rendered, options, **arguments, tools=tools)
 
     def generate_batch(
@@ -311,9 +292,9 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
 
         When a request fails, the others are aborted and its error is raised.
         """
-        options, arguments = self._check_request(options, **call)
+        options, arguments = self._check(options, **call)
         prompts = list(prompts)
-        uses = [self._tool_use(prompt, options) for prompt in prompts]
+        uses = [self._calls.tool_use(prompt, options) for prompt in prompts]
         rendered = self._render_all(prompts, call.get("namespace", ""))
         with contextlib.ExitStack() as stack:
             streams = [
@@ -331,9 +312,11 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         **call: Unpack[EngineCallOptions],
     ) -> list[Generation]:
         """Async version of :meth:`generate_batch`."""
-        options, arguments = self._check_request(options, **call)
+        options, arguments = self._check(options, **call)
         prompts = list(prompts)
-        uses = [await asyncio.to_thread(self._tool_use, prompt, options) for prompt in prompts]
+        uses = [
+            await asyncio.to_thread(self._calls.tool_use, prompt, options) for prompt in prompts
+        ]
         rendered = await asyncio.to_thread(self._render_all, prompts, call.get("namespace", ""))
         async with contextlib.AsyncExitStack() as stack:
             streams = [
@@ -374,13 +357,13 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         Returns:
             Their tokens, and how many of these had been computed before.
         """
-        options, arguments = self._check_request(PREFILL, **call)
+        options, arguments = self._check(PREFILL, **call)
         with contextlib.ExitStack() as stack:
             streams = [
                 stack.enter_context(
                     GenerationStream(self._link, document, options, **arguments, encodes=True)
                 )
-                for document in self._render_documents(documents, call.get("namespace", ""))
+                for document in self._calls.render_documents(documents, call.get("namespace", ""))
             ]
             usages = [stream.result().usage for stream in streams]
         return _sum_of(usages)
@@ -389,9 +372,9 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         self, documents: Iterable[PromptDocument | str], **call: Unpack[EngineCallOptions]
     ) -> Usage:
         """Async version of :meth:`encode`."""
-        options, arguments = self._check_request(PREFILL, **call)
+        options, arguments = self._check(PREFILL, **call)
         rendered = await asyncio.to_thread(
-            self._render_documents, documents, call.get("namespace", "")
+            self._calls.render_documents, documents, call.get("namespace", "")
         )
         async with contextlib.AsyncExitStack() as stack:
             streams = [
@@ -406,12 +389,12 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
 
     def load(self) -> EngineLoad:
         """How busy the engine is now."""
-        load: EngineLoad = self._control("load")
+        load: EngineLoad = control(self._process, "load")
         return load
 
     async def aload(self) -> EngineLoad:
         """Async version of :meth:`load`."""
-        load: EngineLoad = await self._acontrol("load")
+        load: EngineLoad = await acontrol(self._process, "load")
         return load
 
     def reset_cache(self) -> bool:
@@ -420,11 +403,11 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         Returns:
             ``False``, and nothing is emptied, while requests are in flight.
         """
-        return bool(self._control("reset_cache"))
+        return bool(control(self._process, "reset_cache"))
 
     async def areset_cache(self) -> bool:
         """Async version of :meth:`reset_cache`."""
-        return bool(await self._acontrol("reset_cache"))
+        return bool(await acontrol(self._process, "reset_cache"))
 
     def stats(self) -> EngineStats:
         """What the engine has done so far. Returns immediately, without asking the process."""
@@ -439,12 +422,12 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
 
         ``print`` it, ``rich.print`` it for colours, or take it apart: it is plain data.
         """
-        snapshot: TreeSnapshot | None = self._control("tree")
+        snapshot: TreeSnapshot | None = control(self._process, "tree")
         return snapshot
 
     async def atree(self) -> TreeSnapshot | None:
         """Async version of :meth:`tree`."""
-        snapshot: TreeSnapshot | None = await self._acontrol("tree")
+        snapshot: TreeSnapshot | None = await acontrol(self._process, "tree")
         return snapshot
 
     @property
@@ -475,112 +458,15 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     def _link(self) -> Link:
         return Link(self._process, self._counters, self)
 
-    def _check_request(
-        self,
-        options: SamplingOptions | None,
-        *,
-        reuse: str | None = None,
-        link_tokens: int | None = None,
-        **call: Unpack[CallOptions],
+    def _check(
+        self, options: SamplingOptions | None, **call: Unpack[EngineCallOptions]
     ) -> tuple[SamplingOptions, dict[str, Any]]:
         """The options of a request, and the arguments of its stream."""
         self._process.check_usable()
-        options = check_call(options, **call)
-        reuse = self._reuse if reuse is None else check_choice("reuse", reuse, REUSES)
-        if reuse == "anywhere" and self._reuse != "anywhere":
-            msg = 'a request can reuse anywhere where the engine was made with reuse="anywhere"'
-            raise ConfigurationError(msg)
-        if link_tokens is None:
-            link_tokens = self._link_tokens
-        elif reuse != "anywhere":
-            msg = 'link_tokens needs reuse="anywhere"'
-            raise ConfigurationError(msg)
-        check_int("link_tokens", link_tokens, 0)
-        return options, {**call, "link_tokens": link_tokens if reuse == "anywhere" else None}
-
-    def _tool_use(self, prompt: Prompt, options: SamplingOptions) -> ToolUse | None:
-        """How the answer may call the prompt's tools; ``None`` if it may not."""
-        check_type("the prompt", prompt, Prompt, "a Prompt")
-        choice = check_tool_choice(options.tool_choice, prompt.tools)
-        if not prompt.tools or choice == "none":
-            return None
-        if options.needs_grammar:
-            msg = (
-                "json_schema and choice exclude tools, both were given: pass tool_choice='none' "
-                "for an answer that calls none"
-            )
-            raise ConfigurationError(msg)
-        template = self._renderer.template
-        parser = self._tool_parser or find_tool_parser(template.tool_text)
-        if choice == "auto" and not parser and template.writes_tools:
-            raise ConfigurationError(NO_PARSER)
-        definitions = tuple(tool.definition() for tool in prompt.tools)
-        return ToolUse(definitions, choice, options.parallel_tool_calls, parser)
-
-    def _render(self, prompt: Prompt, namespace: str) -> RenderedPrompt:
-        rendered = self._renderer.render(prompt, namespace)
-        length = len(rendered.token_ids)
-        if length >= self.max_model_len:
-            raise PromptTooLongError(
-                length,
-                self.max_model_len - 1,
-                f"the context window of {self.max_model_len} tokens must also hold the answer",
-            )
-        return rendered
-
-    def _render_documents(
-        self, documents: Iterable[PromptDocument | str], namespace: str
-    ) -> list[RenderedPrompt]:
-        """Each document's tokens as they are in every prompt, without anything before them."""
-        if self._reuse != "anywhere":
-            msg = 'encode() needs an engine with reuse="anywhere"'
-            raise ConfigurationError(msg)
-        named = [PromptDocument(one) if isinstance(one, str) else one for one in documents]
-        alone = []
-        for document in {document.text: document for document in named}.values():
-            rendered = self._render(Prompt.raw([document]), namespace)
-            (span,) = rendered.documents
-            tokens = rendered.token_ids[span.start : span.end]
-            alone.append(RenderedPrompt(tokens, (DocumentSpan(span.id, 0, len(tokens)),)))
-        return alone
+        return self._calls.check(options, **call)
 
     def _render_all(self, prompts: Iterable[Prompt], namespace: str) -> list[RenderedPrompt]:
-        return [self._render(prompt, namespace) for prompt in prompts]
-
-    def _control(self, operation: str) -> Any:
-        inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
-        number = self._process.register(inbox.put, Control(0, operation))
-        self._process.exchange.send(number)
-        try:
-            return expect(Answer, inbox.get(timeout=CONTROL_TIMEOUT_SECONDS)).value
-        except queue.Empty:
-            raise self._no_answer(operation) from None
-        finally:
-            self._process.exchange.forget(number)
-
-    async def _acontrol(self, operation: str) -> Any:
-        loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[Received] = asyncio.Queue()
-
-        def receive(received: Received) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
-                loop.call_soon_threadsafe(inbox.put_nowait, received)
-
-        number = self._process.register(receive, Control(0, operation))
-        self._process.exchange.send(number)
-        try:
-            async with asyncio.timeout(CONTROL_TIMEOUT_SECONDS):
-                return expect(Answer, await inbox.get()).value
-        except TimeoutError:
-            raise self._no_answer(operation) from None
-        finally:
-            self._process.exchange.forget(number)
-
-    def _no_answer(self, operation: str) -> EngineError:
-        why = ": it is being restarted" if self._process.restarting else ""
-        return EngineError(
-            f"the engine did not answer {operation!r} in {CONTROL_TIMEOUT_SECONDS:g} s{why}"
-        )
+        return [self._calls.render(prompt, namespace) for prompt in prompts]
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"pid {self.pid}"
@@ -592,21 +478,3 @@ def _sum_of(usages: Iterable[Usage]) -> Usage:
     counts = [(usage.prompt_tokens, usage.cached_tokens) for usage in usages]
     prompt, cached = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
     return Usage(prompt, 0, cached)
-
-
-# Of two threads that import transformers at once, one may see half of it.
-_LOADING = make_lock()
-
-
-def _load_tokenizer(settings: EngineSettings) -> Any:
-    name = settings.vllm_args.get("tokenizer") or settings.model
-    arguments = {
-        key: settings.vllm_args[key] for key in TOKENIZER_ARGUMENTS if key in settings.vllm_args
-    }
-    try:
-        with _LOADING:
-            transformers = require("transformers", feature="The local engine", extra="vllm")
-            return transformers.AutoTokenizer.from_pretrained(name, **arguments)
-    except (OSError, ValueError, KeyError) as error:
-        msg = f"no tokenizer for the model {name!r}: {error}"
-        raise ModelNotFoundError(msg) from error

@@ -18,7 +18,8 @@ from ragcache_integrations.engine import (
     RAGCacheEngine,
     SamplingOptions,
 )
-from ragcache_integrations.engine.engine import NO_PARSER
+from ragcache_integrations.engine.calls import NO_PARSER, Calls
+from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 
 pytestmark = pytest.mark.engine
@@ -193,7 +194,8 @@ def with_template(engine: RAGCacheEngine, template: str, **settings: Any) -> Any
     other = object.__new__(RAGCacheEngine)
     other.__dict__.update(engine.__dict__)
     other._renderer = PromptRenderer(engine._renderer.template._tokenizer, template)
-    other._tool_parser = settings.get("tool_parser")
+    parser = settings.get("tool_parser")
+    other._calls = Calls(other._renderer, CacheSettings(), parser, engine.max_model_len)
     return other
 
 

@@ -1,6 +1,7 @@
 """The engine's process seen from the application: start, messages, supervision, restarts."""
 
 from .client import LONGEST_SOCKET_FOLDER
+from .controls import acontrol, control
 from .orphans import ApplicationWatch, resume_when_orphaned
 from .requests import Received, expect
 from .silence import Silence, why_hung
@@ -12,6 +13,8 @@ __all__ = [
     "Received",
     "Silence",
     "Supervisor",
+    "acontrol",
+    "control",
     "expect",
     "resume_when_orphaned",
     "why_hung",

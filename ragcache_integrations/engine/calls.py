@@ -1,0 +1,142 @@
+"""From a call of the engine to its request: checks, tools and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+from ragcache_integrations.core.checks import check_choice, check_int, check_type
+from ragcache_integrations.core.generation import CallOptions, SamplingOptions, check_call
+from ragcache_integrations.core.prompt import (
+    DocumentSpan,
+    Prompt,
+    PromptDocument,
+    PromptRenderer,
+    RenderedPrompt,
+    check_tool_choice,
+)
+from ragcache_integrations.errors import ConfigurationError, PromptTooLongError
+
+from .protocol import ToolUse
+from .settings import REUSES, CacheSettings
+from .tool_parsers import find_tool_parser
+
+__all__ = ["NO_PARSER", "Calls"]
+
+NO_PARSER = (
+    "it is not known how this model writes tool calls: name vLLM's parser for it with "
+    "tool_parser=, or force a call with tool_choice, which needs none"
+)
+
+
+class Calls:
+    """Checks an engine's calls, and turns their prompts into tokens. Thread-safe.
+
+    Args:
+        renderer: Makes tokens of prompts.
+        cache: How the engine reuses documents.
+        tool_parser: Name of vLLM's parser of tool calls; ``None`` finds it by the chat template.
+        max_model_len: Context window in tokens, prompt and answer together.
+    """
+
+    def __init__(
+        self,
+        renderer: PromptRenderer,
+        cache: CacheSettings,
+        tool_parser: str | None,
+        max_model_len: int,
+    ) -> None:
+        self._renderer = renderer
+        self._cache = cache
+        self._tool_parser = tool_parser
+        self._max_model_len = max_model_len
+
+    def check(
+        self,
+        options: SamplingOptions | None,
+        *,
+        reuse: str | None = None,
+        link_tokens: int | None = None,
+        **call: Unpack[CallOptions],
+    ) -> tuple[SamplingOptions, dict[str, Any]]:
+        """Return the options of a request, and the arguments of its stream.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or the engine reuses prefixes alone.
+        """
+        options = check_call(options, **call)
+        reuse = self._cache.reuse if reuse is None else check_choice("reuse", reuse, REUSES)
+        if reuse == "anywhere" and self._cache.reuse != "anywhere":
+            msg = 'a request can reuse anywhere where the engine was made with reuse="anywhere"'
+            raise ConfigurationError(msg)
+        if link_tokens is None:
+            link_tokens = self._cache.link_tokens
+        elif reuse != "anywhere":
+            msg = 'link_tokens needs reuse="anywhere"'
+            raise ConfigurationError(msg)
+        check_int("link_tokens", link_tokens, 0)
+        return options, {**call, "link_tokens": link_tokens if reuse == "anywhere" else None}
+
+    def tool_use(self, prompt: Prompt, options: SamplingOptions) -> ToolUse | None:
+        """Say how the answer may call the prompt's tools; ``None`` if it may not.
+
+        Raises:
+            ConfigurationError: This is no prompt, there is no such tool, the options exclude
+                tools, or nobody knows how the model writes calls.
+        """
+        check_type("the prompt", prompt, Prompt, "a Prompt")
+        choice = check_tool_choice(options.tool_choice, prompt.tools)
+        if not prompt.tools or choice == "none":
+            return None
+        if options.needs_grammar:
+            msg = (
+                "json_schema and choice exclude tools, both were given: pass tool_choice='none' "
+                "for an answer that calls none"
+            )
+            raise ConfigurationError(msg)
+        template = self._renderer.template
+        parser = self._tool_parser or find_tool_parser(template.tool_text)
+        if choice == "auto" and not parser and template.writes_tools:
+            raise ConfigurationError(NO_PARSER)
+        definitions = tuple(tool.definition() for tool in prompt.tools)
+        return ToolUse(definitions, choice, options.parallel_tool_calls, parser)
+
+    def render(self, prompt: Prompt, namespace: str = "") -> RenderedPrompt:
+        """Make tokens of a prompt.
+
+        Raises:
+            PromptTooLongError: It leaves no room for an answer.
+        """
+        rendered = self._renderer.render(prompt, namespace)
+        length = len(rendered.token_ids)
+        if length >= self._max_model_len:
+            raise PromptTooLongError(
+                length,
+                self._max_model_len - 1,
+                f"the context window of {self._max_model_len} tokens must also hold the answer",
+            )
+        return rendered
+
+    def render_documents(
+        self, documents: Iterable[PromptDocument | str], namespace: str = ""
+    ) -> list[RenderedPrompt]:
+        """Make tokens of documents as they are in every prompt, without anything before them.
+
+        Raises:
+            ConfigurationError: The engine reuses prefixes alone.
+            PromptTooLongError: A document leaves no room for an answer.
+        """
+        if self._cache.reuse != "anywhere":
+            msg = 'encode() needs an engine with reuse="anywhere"'
+            raise ConfigurationError(msg)
+        marked = [
+            PromptDocument(document) if isinstance(document, str) else document
+            for document in documents
+        ]
+        alone = []
+        for document in {document.text: document for document in marked}.values():
+            rendered = self.render(Prompt.raw([document]), namespace)
+            (span,) = rendered.documents
+            tokens = rendered.token_ids[span.start : span.end]
+            alone.append(RenderedPrompt(tokens, (DocumentSpan(span.id, 0, len(tokens)),)))
+        return alone
