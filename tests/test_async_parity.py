@@ -51,6 +51,7 @@ from ragcache_integrations.prompts.order.order import DocumentOrder
 from ragcache_integrations.prompts.relevance.check import EngineJudge, RelevanceCheck
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.files import CacheFiles
+from ragcache_integrations.retrievers.cached.staged_answers import StagedAnswers
 from ragcache_integrations.retrievers.staged.core import StagedCore
 from ragcache_integrations.speculation import Speculator
 from ragcache_integrations.vector_search import StagedIndex
@@ -69,8 +70,9 @@ IMMEDIATE = {
     ModularQueryEngine: {"with_prompt"},
     # Pickling knows no coroutines.
     # What waits for Redis here is called in a thread by the retrievers' own aclear.
-    RetrieverCore: {"stats", "clear", "discard", "is_of_version", "follow_version"},
+    RetrieverCore: {"stats", "clear", "discard"},
     CacheFiles: {"dump", "restore"},
+    StagedAnswers: set(),
     Speculator: {"stats", "interval"},
     LangChainRetriever: {"stats", "attach", "detach"},
     LlamaIndexRetriever: {"stats", "attach", "detach"},

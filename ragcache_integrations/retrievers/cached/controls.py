@@ -151,12 +151,12 @@ class CacheControls:
         if not isinstance(version, Hashable):
             msg = f"version must be a value that does not change, got {version!r:.100}"
             raise ConfigurationError(msg)
-        if version is not None and self._core.is_of_version(version):
+        if version is not None and self._core.version.is_known(version):
             return
         if part != (None, None, None, None):
             self._core.discard(*part)
         elif version is not None:
-            self._core.follow_version(version)
+            self._core.version.follow(version)
         else:
             self._core.clear()
 

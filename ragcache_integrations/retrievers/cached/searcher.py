@@ -13,14 +13,14 @@ from numpy.typing import ArrayLike
 from ragcache_integrations.core.threads import in_executor
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate
-from ragcache_integrations.retrievers.retrieval import Source
+from ragcache_integrations.retrievers.retrieval import Request, Retrieval, Source
 from ragcache_integrations.retrievers.stores import SearchResults
 from ragcache_integrations.retrievers.tally import Tally
 
 from .document_embedder import DocumentEmbedder
 from .follower import Follower
 from .lazy_cache import LazyCache
-from .question import Question, candidates_of, in_memory
+from .question import Question, candidates_of, in_memory, plain_answer
 
 __all__ = ["Searcher"]
 
@@ -63,6 +63,30 @@ class Searcher(Generic[T]):
             assert text_of is not None  # noqa: S101
             self._documents = DocumentEmbedder(embed, text_of, executor)
         self._warned = False
+
+    def plain(self, request: Request[T], begun: float) -> Retrieval[T]:
+        """Ask the store without the cache, for a question without text.
+
+        Args:
+            request: The question; it has a ``plain`` search.
+            begun: When it came, by ``time.perf_counter``.
+
+        Raises:
+            Exception: Any error of the store.
+        """
+        assert request.plain is not None  # noqa: S101 - checked before
+        documents = self._tally.timed("store", request.plain, request.k or self._source.k or 0)
+        self._tally.add(misses=1)
+        return plain_answer(self._source, request, documents, begun)
+
+    async def aplain(self, request: Request[T], begun: float) -> Retrieval[T]:
+        """Async version of :meth:`plain`."""
+        if request.aplain is None:
+            return await in_executor(self._executor, self.plain, request, begun)
+        searching = request.aplain(request.k or self._source.k or 0)
+        documents = await self._tally.atimed("store", searching)
+        self._tally.add(misses=1)
+        return plain_answer(self._source, request, documents, begun)
 
     def begin(self, question: Question[T]) -> int:
         """Note the store's version before a search; return how many documents to fetch."""

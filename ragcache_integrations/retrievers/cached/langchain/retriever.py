@@ -321,7 +321,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
 
         def search(run: RetrieverRun) -> Generator[DocumentStage[Document]]:
             request = self._request_of_run(run.manager, query, call, config, interval)
-            with closing(self._core.stages(request)) as stages:
+            with closing(self._core.staged.stages(request)) as stages:
                 for stage in stages:
                     if stage.trace is not None:
                         _dispatch_event(run.manager, stage.trace)
@@ -341,7 +341,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
 
         async def search(run: AsyncRetrieverRun) -> AsyncGenerator[DocumentStage[Document]]:
             request = self._request_of_run(run.manager, query, call, config, interval)
-            async with aclosing(self._core.astages(request)) as stages:
+            async with aclosing(self._core.staged.astages(request)) as stages:
                 async for stage in stages:
                     if stage.trace is not None:
                         await _adispatch_event(run.manager, stage.trace)

@@ -389,7 +389,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         return run_stages(
             self,
             bundle,
-            lambda: self._core.stages(self._requests.make(bundle, self._k, interval)),
+            lambda: self._core.staged.stages(self._requests.make(bundle, self._k, interval)),
             partial(_dispatch_event, bundle),
         )
 
@@ -401,7 +401,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         run = arun_stages(
             self,
             bundle,
-            lambda: self._core.astages(self._requests.make(bundle, self._k, interval)),
+            lambda: self._core.staged.astages(self._requests.make(bundle, self._k, interval)),
             partial(_dispatch_event, bundle),
         )
         async with aclosing(run) as stages:

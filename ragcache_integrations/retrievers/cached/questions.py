@@ -1,0 +1,147 @@
+"""From requests to questions: their embeddings, their keys, and the cache for them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from concurrent.futures import Executor
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ragcache_integrations.core.single_flight import Role
+from ragcache_integrations.core.threads import in_executor
+from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
+from ragcache_integrations.retrievers.keys import TextIdentity, normalize_text
+from ragcache_integrations.retrievers.retrieval import Request, Source, check_question
+
+from .knobs import CacheKnobs
+from .lazy_cache import LazyCache
+from .question import Question, why_private
+from .store_version import StoreVersion
+
+__all__ = ["Questions"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Questions(Generic[T]):
+    """Makes questions of requests. Thread-safe.
+
+    Args:
+        source: What the answers come from.
+        knobs: The settings, checked.
+        caches: The cache.
+        version: The store's version, which is read before each question where it has one.
+        embedder: Embeds the texts.
+        executor: Runs what would block a coroutine.
+    """
+
+    def __init__(
+        self,
+        source: Source[T],
+        knobs: CacheKnobs,
+        caches: LazyCache[T],
+        version: StoreVersion,
+        embedder: QueryEmbedder,
+        executor: Executor,
+    ) -> None:
+        self._source = source
+        self._caches = caches
+        self._version = version
+        self._embedder = embedder
+        self._executor = executor
+        self._normalizes = knobs.normalize_text
+        self._identity = TextIdentity(source.window, exact=knobs.tolerance == 0)
+        self._warned_of_opaque = False
+
+    def check(self, request: Request[T]) -> bool:
+        """Check a request; return whether there is nothing to embed.
+
+        Raises:
+            ConfigurationError: The question is no text, or k is not a whole number of at least 1.
+        """
+        unread = not request.texts and request.embedding is None
+        texts = ("",) if unread and request.plain is not None else request.texts
+        check_question(texts, request.embedding, request.k)
+        return unread
+
+    def ask(self, request: Request[T]) -> Question[T]:
+        """Embed a request that was checked.
+
+        Raises:
+            EmbeddingError: The embedding model gave something unusable.
+            Exception: Any error of the embedding model, or of the function that reads the version.
+        """
+        if self._version.named:
+            self._version.update()
+        started = time.perf_counter()
+        texts = _normalize(request.texts) if self._normalizes else request.texts
+        if request.embedding is None:
+            embedding, role = self._embedder.embed(texts, request.namespace)
+        else:
+            embedding, role = self._check_embedding(request.embedding)
+        return self._question(request, texts, embedding, role, started)
+
+    async def aask(self, request: Request[T]) -> Question[T]:
+        """Async version of :meth:`ask`."""
+        if self._version.named:
+            await in_executor(self._executor, self._version.update)
+        started = time.perf_counter()
+        texts = _normalize(request.texts) if self._normalizes else request.texts
+        if request.embedding is None:
+            embedding, role = await self._embedder.aembed(texts, request.namespace)
+        else:
+            embedding, role = self._check_embedding(request.embedding)
+        arguments = request, texts, embedding, role, started
+        if self._caches.current is None:  # making the cache takes a while
+            return await in_executor(self._executor, self._question, *arguments)
+        return self._question(*arguments)
+
+    def _check_embedding(self, embedding: ArrayLike) -> tuple[Embedding, Role]:
+        return self._embedder.check(embedding, "the query"), "found"
+
+    def _question(
+        self,
+        request: Request[T],
+        texts: Texts,
+        embedding: Embedding,
+        embedded_by: Role,
+        started: float,
+    ) -> Question[T]:
+        embedded = time.perf_counter()
+        query = np.asarray(embedding, np.float32, order="C")
+        cache = self._caches.for_query(query)
+        wanted = request.k or self._source.k or 0
+        # Which part of the text a model read is not known of an embedding from the request.
+        wording = self._identity.of(texts, embedded=request.embedding is None)
+        if request.opaque and not self._warned_of_opaque:
+            self._warned_of_opaque = True
+            logger.warning(
+                "%s is no plain data: answers found under it are not cached, since nobody knows "
+                "what it lets through the next time. Name what it means with filter_key=",
+                " and ".join(request.opaque),
+            )
+        return Question(
+            request=request,
+            embedding=embedding,
+            query=query,
+            cache=cache,
+            version=cache.store_version,
+            k=sys.maxsize if request.whole or not wanted else wanted,
+            wanted=wanted if self._source.k else 0,
+            key=request.key if wording is None else (request.key, wording),
+            private=why_private(request, query, shared=self._caches.shared),
+            embedded_by=embedded_by,
+            started=started,
+            embedded=embedded,
+        )
+
+
+def _normalize(texts: Texts) -> Texts:
+    # A text of white space and the like alone is a question nevertheless.
+    return tuple(normalize_text(text) or text for text in texts)
