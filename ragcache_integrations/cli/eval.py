@@ -31,7 +31,10 @@ FLAGS: dict[str, tuple[str, str]] = {
         "folder of the data set; hub or hub:NAME for the Hugging Face hub (default: a sample)",
     ),
     "documents": ("FILE", "JSON lines of passages to retrieve from instead"),
-    "sample": ("N", "number of questions, drawn at random (default: all)"),
+    "sample": (
+        "N",
+        "number of questions at random, over a part of the documents (--set corpus=all for all)",
+    ),
     "seed": ("N", "decides sample, stream and hyperplanes (default: 0)"),
     "workload": ("NAME", "as_is, uniform or zipf (default: as_is)"),
     "length": ("N", "number of questions in the stream (default: depends on the workload)"),

@@ -26,6 +26,7 @@ class _Dataset(TypedDict):
     source: str
     questions: Whole
     documents: Whole
+    of_documents: NotRequired[Whole]
 
 
 class _Workload(TypedDict):

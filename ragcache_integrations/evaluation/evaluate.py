@@ -21,7 +21,7 @@ from ragcache_integrations.errors import (
     PromptTooLongError,
 )
 
-from .datasets import DATASETS, EvalDataset
+from .datasets import DATASETS, EvalDataset, digest_of
 from .records import Record, RunDirectory, describe_environment
 from .runner import CHECKPOINT_SECONDS, Plan, Runner
 from .runs import EvalRun
@@ -278,9 +278,12 @@ class _Evaluation:
             minutes=settings.minutes,
             seed=settings.seed,
         )
-        retriever = self.builder.retriever(settings, dataset)
-        model = self.builder.model(settings, dataset.documents)
-        return Plan(settings, dataset, questions, workload, retriever, model)
+        documents = dataset.documents
+        if settings.sample is not None and settings.corpus == "sample":
+            documents = dataset.documents_of(questions, settings.seed)
+        retriever = self.builder.retriever(settings, documents)
+        model = self.builder.model(settings, documents)
+        return Plan(settings, dataset, questions, documents, workload, retriever, model)
 
     def _config(self, plan: Plan) -> dict[str, Any]:
         return {
@@ -291,8 +294,9 @@ class _Evaluation:
                 "title": plan.dataset.title,
                 "source": plan.dataset.source,
                 "questions": len(plan.questions),
-                "documents": len(plan.dataset.documents),
-                "digest": plan.dataset.digest,
+                "documents": len(plan.documents),
+                "of_documents": len(plan.dataset.documents),
+                "digest": digest_of(plan.documents),
             },
             "workload": {"questions": len(plan.workload), "digest": plan.workload.digest},
             "given": self.builder.passed_parts,

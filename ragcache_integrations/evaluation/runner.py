@@ -23,7 +23,7 @@ from ragcache_integrations.knowledge_tree import TreeStats
 from ragcache_integrations.prompts.order import DocumentOrder
 
 from .asking import Answered, Answerer
-from .datasets import EvalDataset, EvalQuestion
+from .datasets import EvalDataset, EvalDocument, EvalQuestion
 from .records import Checkpoint, Pending, Record, RunDirectory, now
 from .settings import EvalSettings
 from .systems import Model, Retriever
@@ -42,6 +42,7 @@ class Plan:
         settings: The configuration that is evaluated.
         dataset: The data set, which makes the prompts and scores the answers.
         questions: The questions, by the positions that the workload has.
+        documents: The documents to retrieve from.
         workload: The stream of questions, with their arrival times.
         retriever: The retriever.
         model: The model.
@@ -50,6 +51,7 @@ class Plan:
     settings: EvalSettings
     dataset: EvalDataset
     questions: Sequence[EvalQuestion]
+    documents: Sequence[EvalDocument]
     workload: Workload
     retriever: Retriever
     model: Model

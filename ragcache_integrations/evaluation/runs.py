@@ -117,6 +117,16 @@ class EvalRun:
         return None if quality == MECHANICS_ONLY else quality
 
     @property
+    def began_empty(self) -> bool:
+        """Whether its KV cache is known to have been empty at the start, and was not lost since.
+
+        Only the bundled engine's can be emptied. What a server or another model had cached may
+        come from the run before.
+        """
+        first, *others = self.summary["sessions"]
+        return bool(first.get("engine")) and not others
+
+    @property
     def name(self) -> str:
         """Name of its folder."""
         return self.path.name

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import threading
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ from ragcache_integrations.evaluation import (
     evaluate_grid,
     throughputs,
 )
+from ragcache_integrations.evaluation.datasets import EvalDocument
 from ragcache_integrations.evaluation.report.console import show
 from ragcache_integrations.evaluation.report.labels import chosen_by
-from ragcache_integrations.evaluation.report.tables import described
+from ragcache_integrations.evaluation.report.tables import described, remarks
 from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
+from ragcache_integrations.evaluation.settings import EvalSettings
 from ragcache_integrations.langchain import ApproximateCacheRetriever, ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.llama_index import RAGCacheLLM as LlamaIndexLLM
 
@@ -278,8 +281,27 @@ def test_the_environment_is_told_and_names_nobody(tmp_path: Path) -> None:
     assert told["packages"]["numpy"]
     assert {"python", "system", "device", "cores", "memory_gib", "revision"} <= set(told)
     assert "node" not in told
-    assert run.config["dataset"]["documents"] == 1200
     assert EvalRun.load(run.path).settings == run.settings
+
+
+def test_a_sample_is_asked_over_a_part_of_the_documents_and_the_report_says_so(
+    tmp_path: Path,
+) -> None:
+    shown: list[int] = []
+
+    def counting(settings: EvalSettings, documents: Sequence[EvalDocument]) -> Any:
+        shown.append(len(documents))
+        return make_retriever(settings, documents)
+
+    knobs: dict[str, Any] = {"retriever": counting, "model": Echo(), "out": tmp_path}
+    part, whole = evaluate_grid("nq", {"corpus": ["sample", "all"]}, sample=12, **knobs)
+    assert shown == [120, 1200]
+    assert [run.config["dataset"]["documents"] for run in (part, whole)] == shown
+    numbers = {str(part.path): 1, str(whole.path): 2}
+    remark, *_ = remarks([part, whole], numbers, ())
+    assert remark.startswith("Run 1: the questions are a sample")
+    assert ("documents", "120 of 1,200") in described(part, 1, "").rows
+    assert ("documents", "1,200") in described(whole, 2, "").rows
 
 
 def test_prices_may_come_later(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from .base import (
     EvalPrompt,
     EvalQuestion,
     Scored,
+    digest_of,
     load_dataset,
 )
 from .metrics import exact_match, k_recall, token_f1
@@ -22,6 +23,7 @@ __all__ = [
     "EvalPrompt",
     "EvalQuestion",
     "Scored",
+    "digest_of",
     "exact_match",
     "k_recall",
     "load_dataset",

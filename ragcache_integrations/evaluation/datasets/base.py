@@ -32,6 +32,7 @@ __all__ = [
     "EvalPrompt",
     "EvalQuestion",
     "Scored",
+    "digest_of",
     "load_dataset",
 ]
 
@@ -46,6 +47,10 @@ DATASETS: dict[str, str] = {
     "qmsum": "ragcache_integrations.evaluation.datasets.qmsum:QMSum",
 }
 """Where the class of each data set is."""
+
+PER_QUESTION = 10
+LEAST_DOCUMENTS = 100
+"""How many documents a sample of questions is asked over: for each question, and at least."""
 
 SYSTEM = (
     "You answer questions from the passages that you are given. "
@@ -219,11 +224,28 @@ class EvalDataset(ABC):
         del questions, scored
         return {}
 
-    @property
-    def digest(self) -> str:
-        """A hash of the documents."""
-        content = "\0".join(f"{document.id}\t{document.text}" for document in self.documents)
-        return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    def documents_of(
+        self, questions: Sequence[EvalQuestion], seed: int
+    ) -> tuple[EvalDocument, ...]:
+        """Return the documents that answer a sample of questions, among others at random.
+
+        So a small sample needs only a few embeddings. There are ten documents for each question,
+        and at least a hundred; all if a question does not say which documents answer it.
+
+        Args:
+            questions: The sample.
+            seed: Seed of the draw.
+        """
+        known = {document.id for document in self.documents}
+        gold = {name for question in questions for name in question.gold_documents}
+        if not gold <= known or not all(question.gold_documents for question in questions):
+            return self.documents
+        drawn = np.random.default_rng([seed, 3]).permutation(len(self.documents)).tolist()
+        answering = [place for place in drawn if self.documents[place].id in gold]
+        others = [place for place in drawn if self.documents[place].id not in gold]
+        missing = max(LEAST_DOCUMENTS, PER_QUESTION * len(questions)) - len(answering)
+        chosen = sorted((*answering, *others[: max(0, missing)]))
+        return tuple(self.documents[place] for place in chosen)
 
     def sampled(self, count: int | None, seed: int) -> tuple[EvalQuestion, ...]:
         """Draw questions at random, and return them in their original order.
@@ -242,6 +264,12 @@ class EvalDataset(ABC):
             raise ConfigurationError(msg)
         chosen = np.random.default_rng([seed, 2]).permutation(len(self.questions))[:count]
         return tuple(self.questions[number] for number in sorted(chosen.tolist()))
+
+
+def digest_of(documents: Sequence[EvalDocument]) -> str:
+    """Return a hash of documents."""
+    content = "\0".join(f"{document.id}\t{document.text}" for document in documents)
+    return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def load_dataset(

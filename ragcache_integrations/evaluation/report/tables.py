@@ -185,7 +185,7 @@ def described(run: EvalRun, number: int, title: str) -> Described:
         ("folder", run.name),
         ("data", f"{data['title']}: {data['source']}"),
         ("questions", f"{length:,}, {data['questions']:,} different"),
-        ("documents", f"{data['documents']:,}"),
+        ("documents", f"{data['documents']:,}{_of_all(data)}"),
         ("retriever", run.config["retriever"]),
         ("model", format_knob(run.config["model"]) + noise),
         ("settings", ", ".join(knobs) or "all at their defaults"),
@@ -201,6 +201,12 @@ def described(run: EvalRun, number: int, title: str) -> Described:
             ran_on = ", ".join(f"{name} {value}" for name, value in _ran_on(session["environment"]))
             rows.append((f"since break {place} on", ran_on))
     return Described(number, title, call_of(run), tuple(rows), _groups(run))
+
+
+def _of_all(data: dict[str, Any]) -> str:
+    """Words for a part of the data set's documents; empty if the run had all of them."""
+    total = data.get("of_documents", data["documents"])
+    return f" of {total:,}" if data["documents"] < total else ""
 
 
 def _moment(time: str | None) -> str:
@@ -237,12 +243,26 @@ def remarks(runs: Sequence[EvalRun], numbers: dict[str, int], left_out: Sequence
             f"{which(noise)}: {MECHANICS_ONLY}. The model has random weights: times, hits and "
             "tokens are real, what it says is noise, and its quality is not shown."
         )
+    few = [run for run in runs if _of_all(run.config["dataset"])]
+    if few:
+        sentences.append(
+            f"{which(few)}: the questions are a sample, and were asked over a part of the "
+            "documents: those that answer them, among others at random. That embeds little, but "
+            "makes the search easier: over all documents (--set corpus=all) quality and recall "
+            "are lower, and searches take longer."
+        )
     broken = [run for run in runs if run.summary["breaks"]]
     if broken:
         sentences.append(
             f"{which(broken)}: interrupted and resumed. Answers and hits are those of a run "
             "without a break where one user asks in a closed loop; KV caches were empty after it. "
             "Times of questions that were under way are left out."
+        )
+    found = [run for run in runs if run.figures.get("tokens_saved") and not run.began_empty]
+    if found and len(runs) > 1:
+        sentences.append(
+            f"{which(found)}: the model may have found prompts of an earlier run in its cache. "
+            "Which run saves more tokens may be a matter of their order."
         )
     failed = [run for run in runs if run.figures.get("errors")]
     if failed:

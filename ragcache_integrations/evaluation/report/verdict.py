@@ -41,7 +41,8 @@ class _Candidate:
     Attributes:
         label: Its knobs.
         searches: The share of the first run's searches that it saves.
-        tokens: The share of the first run's computed prompt tokens that it saves.
+        tokens: The share of the first run's computed prompt tokens that it saves; 0 if what was
+            cached before the runs may explain it.
         quality: How much its quality differs; ``None`` if that is unknown.
     """
 
@@ -71,7 +72,8 @@ class _Candidate:
 def verdicts(runs: Sequence[EvalRun]) -> list[Verdict]:
     """Say what to do, for each group of runs of the same questions, or for a single run.
 
-    Times have no part in it: runs follow one another, and what else the machine does changes.
+    Nothing that the order of the runs may explain has a part in it: neither times, since what else
+    the machine does changes, nor tokens of a cache that a run found as another run left it.
     """
     if len(runs) == 1:
         return [_alone(runs[0])]
@@ -111,7 +113,9 @@ def _compared(runs: Sequence[EvalRun]) -> Verdict:
         _Candidate(
             label,
             _fewer(_searches(base), _searches(run)),
-            _fewer(_computed_tokens(base), _computed_tokens(run)),
+            _fewer(_computed_tokens(base), _computed_tokens(run))
+            if base.began_empty and run.began_empty
+            else 0.0,
             quality.get(run.name),
         )
         for run, label in zip(others, labels, strict=True)

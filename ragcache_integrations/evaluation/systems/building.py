@@ -99,24 +99,28 @@ class Builder:
             self._datasets[key] = load_dataset(settings.dataset, settings.data, documents)
         return self._datasets[key]
 
-    def retriever(self, settings: EvalSettings, dataset: EvalDataset) -> Retriever:
-        """Make a retriever with an empty query cache."""
+    def retriever(self, settings: EvalSettings, documents: Sequence[EvalDocument]) -> Retriever:
+        """Make a retriever of documents, with an empty query cache."""
         if settings.retriever == "none" and self._given_retriever is None:
             return NoRetriever()
         if self._given_retriever is not None:
             made = self._given_retriever
             if is_making(made):
-                made = made(settings, dataset.documents)
+                made = made(settings, documents)
             return _adapted_retriever(made, self._reference, settings.k)
-        if settings.k > len(dataset.documents):
-            msg = f"k must be at most {len(dataset.documents)}, the documents, got {settings.k}"
+        if settings.k > len(documents):
+            msg = f"k must be at most {len(documents)}, the documents, got {settings.k}"
             raise ConfigurationError(msg)
-        embeddings = document_embeddings(dataset.documents, show_progress=self._show_progress)
+        embeddings = document_embeddings(
+            documents,
+            among=self.dataset(settings).documents,
+            show_progress=self._show_progress,
+        )
         # An index for each: to follow a store's changes a query cache hooks into the store.
         index = faiss_index(embeddings, settings.search_ratio)
         cache = {**settings.cache, "seed": settings.seed} if settings.retriever == "cache" else None
         retriever: Retriever = _adapters(settings.framework).faiss_retriever(
-            dataset.documents, index, k=settings.k, cache=cache
+            documents, index, k=settings.k, cache=cache
         )
         return retriever
 

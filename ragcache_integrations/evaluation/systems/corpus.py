@@ -17,16 +17,22 @@ from ragcache_integrations.resources.cache import build_once, cache_home
 
 __all__ = ["cached_embeddings", "document_embeddings", "faiss_index"]
 
+EMBEDDINGS = "passages.npy"
 TRAINING_SEED = 1234
 
 
 def document_embeddings(
-    documents: Sequence[EvalDocument], *, show_progress: bool = False
+    documents: Sequence[EvalDocument],
+    *,
+    among: Sequence[EvalDocument] = (),
+    show_progress: bool = False,
 ) -> NDArray[np.float32]:
-    """Embed documents, or read the embeddings of the same documents from the cache folder.
+    """Embed documents, or read their embeddings from the cache folder.
 
     Args:
         documents: The documents.
+        among: More documents, these among them. Nothing is computed if all of them were embedded
+            before.
         show_progress: Whether to show a progress bar.
 
     Returns:
@@ -36,9 +42,13 @@ def document_embeddings(
         MissingExtraError: The embedding model is not installed.
         ConfigurationError: The cache folder cannot be written to.
     """
+    texts = [document.text for document in documents]
+    known = [document.text for document in among]
+    if _folder(known).is_dir():
+        rows = {text: row for row, text in enumerate(known)}
+        return _read(_folder(known))[[rows[text] for text in texts]]
     return cached_embeddings(
-        [document.text for document in documents],
-        lambda texts: MiniLM().embed_batch(texts, show_progress=show_progress),
+        texts, lambda batch: MiniLM().embed_batch(batch, show_progress=show_progress)
     )
 
 
@@ -54,14 +64,21 @@ def cached_embeddings(
     Raises:
         ConfigurationError: The cache folder cannot be written to.
     """
-    content = "\0".join([MiniLM.model_name, *texts]).encode("utf-8", "surrogatepass")
-    digest = hashlib.blake2b(content, digest_size=8).hexdigest()
 
     def build(folder: Path) -> None:
-        np.save(folder / "passages.npy", np.asarray(embed(texts), np.float32))
+        np.save(folder / EMBEDDINGS, np.asarray(embed(texts), np.float32))
 
-    folder = build_once(cache_home() / "embeddings" / digest, build)
-    embeddings: NDArray[np.float32] = np.load(folder / "passages.npy")
+    return _read(build_once(_folder(texts), build))
+
+
+def _folder(texts: list[str]) -> Path:
+    """Where the embeddings of texts are kept."""
+    content = "\0".join([MiniLM.model_name, *texts]).encode("utf-8", "surrogatepass")
+    return cache_home() / "embeddings" / hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def _read(folder: Path) -> NDArray[np.float32]:
+    embeddings: NDArray[np.float32] = np.load(folder / EMBEDDINGS)
     return embeddings
 
 

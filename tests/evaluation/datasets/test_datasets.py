@@ -168,6 +168,24 @@ def test_samples() -> None:
             dataset.sampled(count, 0)
 
 
+def test_a_sample_is_asked_over_what_answers_it_and_a_few_others() -> None:
+    dataset = load_dataset("nq")
+    questions = dataset.sampled(30, 1)
+    documents = dataset.documents_of(questions, 1)
+    ids = [document.id for document in documents]
+    assert len(set(ids)) == 300
+    assert {name for question in questions for name in question.gold_documents} <= set(ids)
+    assert [document for document in dataset.documents if document in documents] == list(documents)
+    assert documents == dataset.documents_of(questions, 1) != dataset.documents_of(questions, 2)
+    assert len(dataset.documents_of(questions[:1], 1)) == 100
+    assert dataset.documents_of(dataset.questions, 1) == dataset.documents
+
+
+def test_all_documents_where_it_is_unknown_which_of_them_answer() -> None:
+    dataset = load_dataset("mmlu")
+    assert dataset.documents_of(dataset.sampled(3, 1), 1) == dataset.documents
+
+
 # Bad input
 
 

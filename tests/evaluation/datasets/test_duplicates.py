@@ -101,3 +101,14 @@ async def test_the_default_retriever(cache: dict[str, Any] | None) -> None:
     for _ in range(2):
         found = await retriever.retrieve("a red apple")
         assert Counter(document.id for document in found.documents) == Counter("aabc")
+
+
+def test_documents_that_were_embedded_among_others_are_not_embedded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
+    documents = [EvalDocument(name, f"a text on {name}") for name in "abca"]
+    whole = document_embeddings(documents)
+    part = document_embeddings(documents[2:0:-1], among=documents)
+    assert part.tolist() == whole[2:0:-1].tolist()
+    assert len(list((tmp_path / "embeddings").iterdir())) == 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessageChunk, BaseMessage
+from typing_extensions import override
 
 from ragcache_integrations.evaluation import EvalRun, evaluate, evaluate_grid
 from ragcache_integrations.evaluation.report.report import gather, render
@@ -37,6 +40,32 @@ def test_no_gain(tmp_path: Path) -> None:
     (verdict,) = verdicts(runs(tmp_path, {"capacity": [100, 200]}, tolerance=0.0))
     assert verdict.pays is False
     assert verdict.text == "Keep capacity=100: no other run saves searches or prompt tokens."
+
+
+class Remembering(Echo):
+    """Like a server, finds in its cache what it read in any run before."""
+
+    read: set[str] = set()  # noqa: RUF012 - pydantic copies it
+
+    @override
+    def _words(self, messages: list[BaseMessage]) -> Iterator[AIMessageChunk]:
+        prompt = "\n".join(message.text for message in messages)
+        for word in super()._words(messages):
+            if word.usage_metadata is not None:
+                tokens = word.usage_metadata["input_tokens"] if prompt in self.read else 0
+                word.usage_metadata["input_token_details"] = {"cache_read": tokens}
+            yield word
+        self.read.add(prompt)
+
+
+def test_what_an_earlier_run_left_in_a_cache_is_no_gain(tmp_path: Path) -> None:
+    first, second = runs(
+        tmp_path, {"capacity": [100, 200]}, tolerance=0.0, model=Remembering(), k=1
+    )
+    assert second.figures["tokens_saved"] > first.figures["tokens_saved"]
+    (verdict,) = verdicts([first, second])
+    assert verdict.text == "Keep capacity=100: no other run saves searches or prompt tokens."
+    assert "may be a matter of their order" in HtmlPage(render(gather([first, second]))).text
 
 
 def test_random_weights_say_nothing_of_the_answers(tmp_path: Path) -> None:
