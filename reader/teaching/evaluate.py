@@ -1,8 +1,8 @@
 """Figures of the default model on the bundled sample's questions, by greedy decoding.
 
-``python -m reader.teaching.evaluate`` answers them through the engine, and block by block through
-the modular one. It writes ``reader/figures/sample.json``; ``tools/reader_card.py`` makes the model
-card's table from the files there. None of these questions was learnt from or chosen by.
+``python -m reader.teaching.evaluate`` answers them through the engine, in full and block by block.
+It writes ``reader/figures/sample.json``; ``tools/reader_card.py`` makes the model card's table from
+the files there. None of these questions was learnt from or chosen by.
 """
 
 from __future__ import annotations
@@ -28,13 +28,10 @@ from ragcache_integrations.demo.corpus import passage_text
 from ragcache_integrations.demo.prompts import SYSTEM, question_part
 from ragcache_integrations.embeddings.minilm import MiniLM
 from ragcache_integrations.engine import RAGCacheEngine, SamplingOptions
-from ragcache_integrations.engine.openmp import computes_on_cpu
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.evaluation.datasets.metrics import exact_match, token_f1
 from ragcache_integrations.evaluation.scores.intervals import bootstrap_interval
 from ragcache_integrations.evaluation.systems import cached_embeddings
-from ragcache_integrations.llms.modular import make_modular_engine
-from ragcache_integrations.modular.kv.strategies import Epic
 from ragcache_integrations.resources import Question, load_passages, load_questions
 
 __all__ = [
@@ -57,6 +54,8 @@ FOUND = 5
 ANSWER_TOKENS, SUMMARY_WORDS = 24, 40
 LINKS = (0, 8, 16, 32)
 """First tokens of each document that are computed again where documents are read block by block."""
+BATCH = 16
+"""Questions whose passages are encoded at once."""
 SHOWN = 30
 """Answers that are shown, drawn at random."""
 
@@ -147,27 +146,24 @@ def reduced(engine: RAGCacheEngine, asked: Sequence[Case]) -> list[str]:
     ]
 
 
-def block_answers(model: str, asked: Sequence[Case]) -> Iterator[tuple[str, list[str]]]:
-    """Answer questions from passages that were encoded one by one, as :data:`BLOCKS` names them."""
+def block_answers(engine: RAGCacheEngine, asked: Sequence[Case]) -> dict[str, list[str]]:
+    """Answer questions from passages that were encoded one by one, as :data:`BLOCKS` names them.
+
+    Args:
+        engine: One that reuses anywhere.
+        asked: The questions.
+    """
     options = SamplingOptions(max_tokens=ANSWER_TOKENS)
-    engine = make_modular_engine(
-        model,
-        dtype=None,
-        device="cpu" if computes_on_cpu() else "cuda",
-        kv_cache_gib=1.0,
-        policy="lru",
-        chat_template=None,
-    )
-    with engine:
+    said: dict[str, list[str]] = {way: [] for way in BLOCKS.values()}
+    for start in tqdm(range(0, len(asked), BATCH), desc="block by block"):
+        batch = asked[start : start + BATCH]
+        # Encoded when they are wanted: the sample's passages together need more memory.
+        engine.encode([document for case in batch for document in case.found])
+        prompts = [_prompt(case.question.text, case.found) for case in batch]
         for links, way in BLOCKS.items():
-            reading = engine.with_strategy(Epic(links))
-            yield (
-                way,
-                [
-                    reading.generate(_prompt(case.question.text, case.found), options).text.strip()
-                    for case in tqdm(asked, desc=way)
-                ],
-            )
+            streams = [engine.stream(prompt, options, link_tokens=links) for prompt in prompts]
+            said[way] += [stream.result().text.strip() for stream in streams]
+    return said
 
 
 def row(way: str, asked: Sequence[Case], said: Sequence[str]) -> dict[str, Any]:
@@ -196,7 +192,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--model", default=None, help="a folder; the default model where none is")
     parser.add_argument("--questions", type=int, default=len(load_questions()))
-    parser.add_argument("--no-blocks", action="store_true", help="leave out block by block")
     parser.add_argument("--out", type=Path, default=FOLDER / "sample.json")
     options = parser.parse_args()
     began = time.monotonic()
@@ -206,8 +201,8 @@ def main() -> None:
     with RAGCacheEngine(options.model) as engine:
         every = dict(answers(engine, asked))
         every[MAP_REDUCE] = reduced(engine, asked)
-    if not options.no_blocks:
-        every |= block_answers(model, asked)
+    with RAGCacheEngine(options.model, reuse="anywhere") as engine:
+        every |= block_answers(engine, asked)
     rows = [row(way, asked, said) for way, said in every.items()]
     usual = every[FIVE]
     shown = random.Random(0).sample(range(len(asked)), min(SHOWN, len(asked)))
