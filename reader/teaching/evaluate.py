@@ -44,6 +44,7 @@ __all__ = [
     "answers",
     "block_answers",
     "cases",
+    "prompt",
     "reduced",
     "row",
 ]
@@ -101,7 +102,8 @@ def cases(count: int | None = None) -> list[Case]:
     return drawn
 
 
-def _prompt(question: str, documents: Sequence[PromptDocument]) -> Prompt:
+def prompt(question: str, documents: Sequence[PromptDocument]) -> Prompt:
+    """The demo's prompt."""
     return Prompt.rag(question_part(question), documents, system=SYSTEM)
 
 
@@ -130,7 +132,7 @@ def answers(
     """Answer questions in some of :data:`WAYS`."""
     options = SamplingOptions(max_tokens=ANSWER_TOKENS)
     for way in ways:
-        prompts = [_prompt(case.question.text, WAYS[way](case)) for case in asked]
+        prompts = [prompt(case.question.text, WAYS[way](case)) for case in asked]
         streams = [engine.stream(prompt, options) for prompt in prompts]
         yield way, [stream.result().text.strip() for stream in tqdm(streams, desc=way)]
 
@@ -146,23 +148,25 @@ def reduced(engine: RAGCacheEngine, asked: Sequence[Case]) -> list[str]:
     ]
 
 
-def block_answers(engine: RAGCacheEngine, asked: Sequence[Case]) -> dict[str, list[str]]:
-    """Answer questions from passages that were encoded one by one, as :data:`BLOCKS` names them.
+def block_answers(
+    engine: RAGCacheEngine, prompts: Sequence[Prompt], links: Iterable[int] = LINKS
+) -> dict[int, list[str]]:
+    """Answer from documents that were encoded one by one, with each number of link tokens.
 
     Args:
         engine: One that reuses anywhere.
-        asked: The questions.
+        prompts: The prompts.
+        links: Numbers of link tokens.
     """
     options = SamplingOptions(max_tokens=ANSWER_TOKENS)
-    said: dict[str, list[str]] = {way: [] for way in BLOCKS.values()}
-    for start in tqdm(range(0, len(asked), BATCH), desc="block by block"):
-        batch = asked[start : start + BATCH]
-        # Encoded when they are wanted: the sample's passages together need more memory.
-        engine.encode([document for case in batch for document in case.found])
-        prompts = [_prompt(case.question.text, case.found) for case in batch]
-        for links, way in BLOCKS.items():
-            streams = [engine.stream(prompt, options, link_tokens=links) for prompt in prompts]
-            said[way] += [stream.result().text.strip() for stream in streams]
+    said: dict[int, list[str]] = {count: [] for count in links}
+    for start in range(0, len(prompts), BATCH):
+        batch = prompts[start : start + BATCH]
+        # Encoded when they are wanted: all of them together need more memory.
+        engine.encode([document for prompt in batch for document in prompt.documents])
+        for count, texts in said.items():
+            streams = [engine.stream(prompt, options, link_tokens=count) for prompt in batch]
+            texts += [stream.result().text.strip() for stream in streams]
     return said
 
 
@@ -202,7 +206,8 @@ def main() -> None:
         every = dict(answers(engine, asked))
         every[MAP_REDUCE] = reduced(engine, asked)
     with RAGCacheEngine(options.model, reuse="anywhere") as engine:
-        every |= block_answers(engine, asked)
+        prompts = [prompt(case.question.text, case.found) for case in asked]
+        every |= {BLOCKS[links]: said for links, said in block_answers(engine, prompts).items()}
     rows = [row(way, asked, said) for way, said in every.items()]
     usual = every[FIVE]
     shown = random.Random(0).sample(range(len(asked)), min(SHOWN, len(asked)))

@@ -1,7 +1,7 @@
 """A table of the model card from answers to kept-out questions.
 
 ``python -m reader.teaching.tabulate ANSWERS... --out reader/figures/kept_out.json`` reads what
-``reader.teaching.choose --answers`` wrote. Every way of reading is compared with the first one, by
+``reader.teaching.kept_out`` wrote. Every way of reading is compared with the first one, by
 pairs of answers to the same question.
 """
 
@@ -22,6 +22,7 @@ from ragcache_integrations.evaluation.scores.intervals import bootstrap_interval
 __all__ = ["table"]
 
 GROUPS = {"nq": "Natural Questions", "squad": "SQuAD", "": "both"}
+COMMAND = "python -m reader.teaching.kept_out"
 NOT_WAYS = {"question", "source", "answers"}
 TITLE = (
     "Kept-out questions over the five passages that a search finds, by which the weights were "
@@ -67,10 +68,7 @@ def table(answered: Sequence[dict[str, Any]], model: str) -> dict[str, Any]:
                     },
                 }
             )
-    command = "python -m reader.teaching.choose --ways " + " ".join(
-        f'"{way}"' if " " in way else way for way in ways
-    )
-    return {"title": TITLE, "command": command, "model": model, "rows": rows}
+    return {"title": TITLE, "command": COMMAND, "model": model, "rows": rows}
 
 
 def main() -> None:
