@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from ragcache_integrations.core.prompt import Span
 from ragcache_integrations.engine.engine import engine_settings
-from ragcache_integrations.engine.in_vllm.anywhere.paged import turn
+from ragcache_integrations.engine.in_vllm.anywhere.paged import angles_between, turn
 from ragcache_integrations.engine.in_vllm.anywhere.plan import document_key, make_plan
 from ragcache_integrations.engine.in_vllm.anywhere.store import DocumentStore
 from ragcache_integrations.errors import ConfigurationError
@@ -100,23 +101,31 @@ def test_the_one_that_is_read_stays() -> None:
         assert store.evicted == 1
 
 
-def test_keys_are_turned_back_and_forth() -> None:
+def moved(keys: Tensor, table: Tensor, before: int, after: int) -> Tensor:
+    angles = angles_between(table, before, after, len(keys))
+    return keys if angles is None else turn(keys.clone(), angles)
+
+
+def test_keys_are_turned_as_the_table_says() -> None:
     angles = torch.arange(200)[:, None] * (10_000 ** -(torch.arange(8) / 8))
     table = torch.cat([angles.cos(), angles.sin()], -1)
-    keys = torch.randn(2, 20, 3, 16)
-    there = turn(keys, table, 0, 150)
-    assert (there - keys).abs().max() > 0.5
-    torch.testing.assert_close(turn(turn(keys, table, 0, 33), table, 33, 150), there)
-    torch.testing.assert_close(turn(there, table, 150, 0), keys)
-    half = turn(keys[:, 5:], table, 5, 155)
-    torch.testing.assert_close(half, there[:, 5:])
+    first, second = torch.randn(2, 20, 3, 8)
+    here, there = angles[:20, None], angles[150:170, None]
+    expected = [
+        torch.cat([first * a.cos() - second * a.sin(), second * a.cos() + first * a.sin()], -1)
+        for a in (here, there)
+    ]
+    torch.testing.assert_close(moved(expected[0], table, 0, 150), expected[1])
+    torch.testing.assert_close(moved(expected[1], table, 150, 0), expected[0])
+    torch.testing.assert_close(moved(expected[0][5:], table, 5, 155), expected[1][5:])
+    assert moved(expected[0], table, 7, 7) is expected[0]
 
 
 def test_a_factor_in_the_table_is_none_of_the_angle() -> None:
     angles = torch.arange(64)[:, None] * (10_000 ** -(torch.arange(4) / 4))
     table = torch.cat([angles.cos(), angles.sin()], -1)
-    keys = torch.randn(1, 8, 1, 8)
-    torch.testing.assert_close(turn(keys, table * 1.3, 0, 40), turn(keys, table, 0, 40))
+    keys = torch.randn(8, 1, 8)
+    torch.testing.assert_close(moved(keys, table * 1.3, 0, 40), moved(keys, table, 0, 40))
 
 
 def test_a_misspelt_kind_of_reuse_is_named() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import signal
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +19,11 @@ from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.errors import EngineDeadError
+from tests.support.sizes import scaled
+from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 WORDS = [f"word{number}" for number in range(40)]
 DOCUMENTS = [
@@ -32,9 +38,9 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def prompt_of(dice: random.Random, number: int) -> Prompt:
+def prompt_of(dice: random.Random, number: int, system: str = "Answer.") -> Prompt:
     documents = dice.sample(DOCUMENTS, dice.randint(1, 3))
-    return Prompt.rag(f"Which {dice.choice(WORDS)} is {number}?", documents, system="Answer.")
+    return Prompt.rag(f"Which {dice.choice(WORDS)} is {number}?", documents, system=system)
 
 
 def requests(count: int, seed: int) -> list[tuple[Prompt, dict[str, Any]]]:
@@ -59,8 +65,9 @@ def alone(model: Path) -> Iterator[list[Generation]]:
         yield [engine.generate(prompt, GREEDY, **kind) for prompt, kind in requests(100, 1)]
 
 
-def test_a_hundred_that_wait_are_answered_as_alone(model: Path, alone: list[Generation]) -> None:
-    """In a pool that holds two or three of them, with a step's budget below a prompt's length."""
+@pytest.fixture(scope="module")
+def crowded(model: Path) -> Iterator[RAGCacheEngine]:
+    """A pool for two or three requests, with a step's budget below a prompt's length."""
     arguments = {
         "enforce_eager": True,
         "max_num_batched_tokens": 128,
@@ -68,7 +75,6 @@ def test_a_hundred_that_wait_are_answered_as_alone(model: Path, alone: list[Gene
         "enable_chunked_prefill": True,
         "num_gpu_blocks_override": 40,
     }
-    dice = random.Random(5)
     with RAGCacheEngine(
         model,
         kv_cache_gib=0.1,
@@ -78,19 +84,43 @@ def test_a_hundred_that_wait_are_answered_as_alone(model: Path, alone: list[Gene
         **SETTINGS,
     ) as engine:
         engine.encode(DOCUMENTS)
-        streams = [engine.stream(prompt, GREEDY, **kind) for prompt, kind in requests(100, 1)]
-        others = [engine.stream(prompt, GREEDY, **kind) for prompt, kind in requests(40, 2)]
-        for stream in others:
-            if dice.random() < 0.5:
-                next(stream)
-            stream.abort()
-        answers = [stream.result() for stream in streams]
-        load, stats = engine.load(), engine.stats()
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def stock(model: Path) -> Iterator[RAGCacheEngine]:
+    with RAGCacheEngine(
+        model,
+        kv_cache_gib=0.1,
+        max_model_len=1024,
+        dtype="float32",
+        knowledge_tree=False,
+        vllm_args={"enforce_eager": True},
+    ) as engine:
+        yield engine
+
+
+def is_exact(kind: dict[str, Any]) -> bool:
+    return kind.get("reuse") == "prefix" or kind.get("link_tokens") == 10_000
+
+
+def test_a_hundred_that_wait_are_answered_as_alone(
+    crowded: RAGCacheEngine, alone: list[Generation]
+) -> None:
+    dice = random.Random(5)
+    streams = [crowded.stream(prompt, GREEDY, **kind) for prompt, kind in requests(100, 1)]
+    others = [crowded.stream(prompt, GREEDY, **kind) for prompt, kind in requests(40, 2)]
+    for stream in others:
+        if dice.random() < 0.5:
+            next(stream)
+        stream.abort()
+    answers = [stream.result() for stream in streams]
+    load, stats = crowded.load(), crowded.stats()
     assert stats.tree is not None
     assert stats.tree.preemptions > 0
     for (_, kind), answer, right in zip(requests(100, 1), answers, alone, strict=True):
         # Rows that need more than half of a step's budget are computed exactly.
-        if kind.get("reuse") == "prefix" or kind.get("link_tokens") == 10_000:
+        if is_exact(kind):
             assert answer.text == right.text
         assert answer.finish_reason == "length"
     same = sum(a.text == b.text for a, b in zip(answers, alone, strict=True))
@@ -99,23 +129,94 @@ def test_a_hundred_that_wait_are_answered_as_alone(model: Path, alone: list[Gene
     assert load.free_kv_tokens == load.total_kv_tokens
 
 
-def test_exact_answers_are_stock_vllm_s(model: Path, alone: list[Generation]) -> None:
+def test_exact_answers_are_stock_vllm_s(stock: RAGCacheEngine, alone: list[Generation]) -> None:
     exact = [
         (prompt, answer)
         for (prompt, kind), answer in zip(requests(100, 1), alone, strict=True)
-        if kind.get("reuse") == "prefix" or kind.get("link_tokens") == 10_000
+        if is_exact(kind)
     ]
-    with RAGCacheEngine(
-        model,
-        kv_cache_gib=0.1,
-        max_model_len=1024,
-        dtype="float32",
-        knowledge_tree=False,
-        vllm_args={"enforce_eager": True},
-    ) as stock:
-        for prompt, answer in exact:
-            assert stock.generate(prompt, GREEDY).text == answer.text
+    for prompt, answer in exact:
+        assert stock.generate(prompt, GREEDY).text == answer.text
     assert len(exact) > 20
+
+
+def test_random_requests_do_not_meet(crowded: RAGCacheEngine, stock: RAGCacheEngine) -> None:
+    """Exact answers are stock vLLM's, and find no more than exact requests have left."""
+    dice, count, crowd = random.Random(9), scaled(1000), 250
+    few = SamplingOptions(max_tokens=3, ignore_eos=True)
+    # No two of them begin alike for a whole block.
+    pool = [prompt_of(dice, number, f"Answer as {number}.") for number in range(count // 4)]
+    expected = [answer.token_ids for answer in stock.generate_batch(pool, few)]
+    tenants = ("", "a", "b")
+    kinds: list[dict[str, Any]] = [{"link_tokens": links} for links in (0, 3, 16)]
+    kinds += [{"reuse": "prefix"}] * len(kinds)
+    for tenant in tenants:
+        crowded.encode(DOCUMENTS, namespace=tenant)
+    left: set[tuple[int, str]] = set()
+    exact = reused = 0
+    for begin in range(0, count, crowd):
+        drawn = [
+            (
+                dice.randrange(len(pool)),
+                dice.choice(tenants),
+                dice.choice(kinds),
+            )
+            for _ in range(min(crowd, count - begin))
+        ]
+        streams = [
+            crowded.stream(pool[number], few, namespace=tenant, **kind)
+            for number, tenant, kind in drawn
+        ]
+        answers = [stream.result() for stream in streams]
+        together = Counter((number, tenant) for number, tenant, kind in drawn if is_exact(kind))
+        for (number, tenant, kind), answer in zip(drawn, answers, strict=True):
+            cached = answer.usage.cached_tokens
+            if not is_exact(kind):
+                reused += cached
+                continue
+            exact += 1
+            assert answer.token_ids == expected[number]
+            if (number, tenant) not in left and together[number, tenant] == 1:
+                assert cached == 0
+        left |= together.keys()
+    assert exact > count // 3
+    assert reused > 20 * count
+
+
+def test_what_was_met_is_encoded_though_requests_come(crowded: RAGCacheEngine) -> None:
+    """Each of them ends what is being encoded then, which begins again when there is time."""
+    dice, few = random.Random(11), SamplingOptions(max_tokens=3, ignore_eos=True)
+    met = [" ".join(dice.choices(WORDS, k=150)) for _ in range(2)]
+    exact = crowded.generate(Prompt.rag("What is it?", met), few, reuse="prefix", namespace="z")
+    first = crowded.generate(Prompt.rag("What is it?", met), few, link_tokens=0)
+    assert first.token_ids == exact.token_ids
+    for number in range(5):
+        crowded.generate(prompt_of(dice, number), few, reuse="prefix")
+    wait_until(lambda: crowded.load().running_requests == 0)
+    again = crowded.generate(Prompt.rag("And now?", met[::-1]), few, link_tokens=0)
+    assert again.usage.cached_tokens > 300
+
+
+def test_a_kill_ends_approximate_requests_as_it_does_exact_ones(
+    model: Path, alone: list[Generation]
+) -> None:
+    long = SamplingOptions(max_tokens=700, ignore_eos=True)
+    settings = {"kv_cache_gib": 0.1, "vllm_args": {"enforce_eager": True}, **SETTINGS}
+    with RAGCacheEngine(model, max_restarts=0, **settings) as engine:
+        engine.encode(DOCUMENTS)
+        streams = [engine.stream(prompt, long, **kind) for prompt, kind in requests(12, 1)]
+        for stream in streams:
+            next(stream)
+        os.kill(engine.pid, signal.SIGKILL)
+        for stream in streams:
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                stream.result()
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            engine.generate(requests(1, 1)[0][0], GREEDY, link_tokens=0)
+    with RAGCacheEngine(model, **settings) as engine:
+        engine.encode(DOCUMENTS)
+        for (prompt, kind), right in zip(requests(12, 1), alone, strict=False):
+            assert engine.generate(prompt, GREEDY, **kind).text == right.text
 
 
 def test_a_document_that_cannot_be_read_is_computed(

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm._custom_ops import rotary_embedding
 
-__all__ = ["Encoded", "LayoutError", "PagedMemory", "turn"]
+__all__ = ["Encoded", "LayoutError", "PagedMemory", "angles_between", "turn"]
 
 DIGIT = 128
 """Numbers below it are exact in every type that a KV cache has."""
@@ -103,15 +104,20 @@ class PagedMemory:
             end: The token after the last.
             blocks: Numbers of all of the request's blocks.
         """
-        cut = slice(first - begin, end - begin)
-        keys = turn(document.keys[:, cut], self._table, document.position + cut.start, first)
-        device = self._caches[0].device
+        cut, device = slice(first - begin, end - begin), self._caches[0].device
+        angles = angles_between(self._table, document.position + cut.start, first, end - first)
+        angles = angles if angles is None else angles.to(device)
         places = torch.arange(first, end)
         slots = torch.tensor(blocks)[places // self._size] * self._size + places % self._size
-        slots, keys = slots.to(device), keys.to(device)
-        values = document.values[:, cut].to(device)
+        slots = slots.to(device)
+        keys, values = document.keys[:, cut].to(device), document.values[:, cut].to(device)
+        # Layer by layer, so that what is turned is still in the processor's cache when written.
+        turned = torch.empty(keys.shape[1:], dtype=torch.float32, device=device)
         for number, (layer, cache) in enumerate(zip(self._layers, self._caches, strict=True)):
-            layer.impl.do_kv_cache_update(layer, keys[number], values[number], cache, slots)
+            key = keys[number]
+            if angles is not None:
+                key = turn(turned.copy_(key), angles).to(key.dtype)
+            layer.impl.do_kv_cache_update(layer, key, values[number], cache, slots)
 
     def _find_layout(self) -> tuple[Tensor, Tensor]:
         layer, cache = self._layers[0], self._caches[0]
@@ -142,29 +148,39 @@ class PagedMemory:
         return where[:count].view(shape), where[count:].view(shape)
 
 
-def turn(keys: Tensor, table: Tensor, before: int, after: int) -> Tensor:
-    """Keys as they are at other positions.
+def angles_between(table: Tensor, before: int, after: int, count: int) -> Tensor | None:
+    """Cosines and sines by which keys turn on their way to other positions.
 
     Args:
-        keys: Of shape ``(layers, tokens, heads, size)``, each the one before it by one position.
-        table: Cosines and sines, of shape ``(positions, size)``.
-        before: Position of the first token, as it was encoded.
+        table: Cosines and sines of positions, of shape ``(positions, size)``.
+        before: Position of the first key.
         after: Position at which it is to be.
+        count: How many keys there are, each one position after the one before it.
+
+    Returns:
+        Those of each key, of shape ``(count, size)``; ``None`` if they stay where they are.
     """
     if before == after:
-        return keys
-    count, half = keys.shape[1], keys.shape[-1] // 2
+        return None
     cosine, sine = table[before : before + count].chunk(2, -1)
     next_cosine, next_sine = table[after : after + count].chunk(2, -1)
     # Not 1 where the table holds a factor of attention, too (YaRN).
     norm = cosine * cosine + sine * sine
-    by_cosine = ((next_cosine * cosine + next_sine * sine) / norm)[:, None]
-    by_sine = ((next_sine * cosine - next_cosine * sine) / norm)[:, None]
-    first, second = keys[..., :half].float(), keys[..., half:].float()
-    turned = torch.empty(keys.shape, dtype=torch.float32)
-    torch.mul(first, by_cosine, out=turned[..., :half]).addcmul_(second, by_sine, value=-1)
-    torch.mul(second, by_cosine, out=turned[..., half:]).addcmul_(first, by_sine)
-    return turned.to(keys.dtype)
+    by_cosine = (next_cosine * cosine + next_sine * sine) / norm
+    by_sine = (next_sine * cosine - next_cosine * sine) / norm
+    return torch.cat([by_cosine, by_sine], -1)
+
+
+def turn(keys: Tensor, angles: Tensor) -> Tensor:
+    """Turn keys of one layer in place, with vLLM's own kernel.
+
+    Args:
+        keys: Of shape ``(tokens, heads, size)``, in float32.
+        angles: Of shape ``(tokens, size)``, from :func:`angles_between`.
+    """
+    rows = torch.arange(len(keys), device=keys.device)
+    rotary_embedding(rows, keys.flatten(1), None, keys.shape[-1], angles, is_neox=True)
+    return keys
 
 
 def _rotary_table(head_size: int) -> Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.prompt import ENCODE, LINK_TOKENS, Span, extra_args_from_spans
@@ -45,6 +45,8 @@ ROWS = 64
 """Places in the worker's batch that are kept for rows."""
 SHARE = 0.5
 """Largest share of a step's tokens that rows may take."""
+IDLE_TOKENS = 64
+"""Tokens of a step that encodes a document for later: who comes meanwhile waits for that step."""
 PENDING = 256
 """Documents that wait to be encoded; of more the oldest are left out."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
@@ -69,6 +71,21 @@ class _Known:
     saved: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """What encodes a document while there is nothing else to do.
+
+    Attributes:
+        name: Of the request.
+        key: The document's key.
+        document: Its tenant and its tokens.
+    """
+
+    name: str
+    key: bytes
+    document: tuple[str, list[int]]
+
+
 class Reuse:
     """Requests that reuse documents anywhere.
 
@@ -85,6 +102,7 @@ class Reuse:
         self._budget: int = scheduler.max_num_scheduled_tokens
         self._most_rows = min(ROWS, scheduler.max_num_running_reqs // 2)
         self._most_tokens = int(SHARE * self._budget)
+        self._cuts: bool = scheduler.scheduler_config.enable_chunked_prefill
         scheduler.max_num_running_reqs -= self._most_rows
         scheduler.max_num_active_reqs = min(
             scheduler.max_num_active_reqs, scheduler.max_num_running_reqs
@@ -100,6 +118,7 @@ class Reuse:
         self._numbers = itertools.count()
         self._pending: OrderedDict[bytes, tuple[str, list[int]]] = OrderedDict()
         self._encoding: set[bytes] = set()
+        self._idle: _Idle | None = None
         self._hasher: Callable[[Request], list[Any]] | None = None
 
     def enter(
@@ -112,21 +131,27 @@ class Reuse:
             spans: Its documents.
             arguments: Its ``extra_args``.
         """
+        self._make_way(request.request_id)
         encodes, links = arguments.get(ENCODE), arguments.get(LINK_TOKENS)
         if not spans or not (encodes or is_whole(links)) or not _plain(request):
             return False
+        self._hasher = request._block_hasher  # noqa: SLF001 - internal requests need one, too
         salt = request.cache_salt or ""
         tokens = request.prompt_token_ids
         keys = tuple(document_key(salt, tokens[begin:end]) for _, begin, end in spans)
         known = _Known(spans, keys, None if encodes else max(0, int(links or 0)), salt)
+        if not encodes:
+            plan = self._plan(request, known)
+            if not plan.loads:  # it is exact, and shares prefixes with others that are
+                self._pend_missing(plan, known, request)
+                return False
         self._known[request.request_id] = known
-        self._hasher = request._block_hasher  # noqa: SLF001 - internal requests need one, too
         places = ",".join(f"{begin}-{end}" for _, begin, end in spans)
         request.cache_salt = f"{self._secret} {known.link_tokens} {places} {salt}"
         request.block_hashes.clear()
         request.update_block_hashes()
-        if known.link_tokens is not None:
-            self._waiting[request.request_id] = self._plan(request, known).computed
+        if not encodes:
+            self._waiting[request.request_id] = plan.computed
         return True
 
     def knows(self, request: Request) -> bool:
@@ -155,7 +180,11 @@ class Reuse:
         self.encode_pending()
         self._rows_left = self._most_rows
         self._tokens_left = min(self._most_tokens, sum(self._waiting.values()))
-        self._scheduler.max_num_scheduled_tokens = self._budget - self._tokens_left
+        budget = self._budget - self._tokens_left
+        idle, scheduler = self._idle, self._scheduler
+        if idle is not None and idle.name in scheduler.requests and self._cuts:
+            budget = min(budget, IDLE_TOKENS)
+        scheduler.max_num_scheduled_tokens = budget
 
     def match(self, request: Request, local: int) -> int | None:
         """Tokens after a prefix hit that are read, or computed in rows.
@@ -187,8 +216,7 @@ class Reuse:
         if known.link_tokens is None:
             return
         plan = self._plan(request, known)
-        for key, begin, end in plan.missing:
-            self._pend(key, known.salt, request.prompt_token_ids[begin:end])
+        self._pend_missing(plan, known, request)
         if not external:
             return
         plan = plan.after(plan.end - external)
@@ -265,20 +293,19 @@ class Reuse:
         self._pending.clear()
 
     def encode_pending(self) -> None:
-        """Encode documents that were missing, while nobody waits."""
-        tokens = 0
-        while self._pending and not self._scheduler.waiting and tokens < self._most_tokens:
+        """Encode a document that was missing, while there is nothing else to do."""
+        while self._pending and not self._scheduler.requests:
             key, (salt, content) = self._pending.popitem(last=False)
             if key in self.store:
                 continue
             self._encoding.add(key)
-            tokens += len(content)
             sampling = SamplingParams(temperature=0.0, max_tokens=1)
             document = ("document", 0, len(content))
             sampling.extra_args = {ENCODE: 1, **extra_args_from_spans([document])}
+            self._idle = _Idle(f"encode.{next(self._numbers)}", key, (salt, content))
             self._scheduler.add_request(
                 Request(
-                    request_id=f"encode.{next(self._numbers)}",
+                    request_id=self._idle.name,
                     prompt_token_ids=content,
                     sampling_params=sampling,
                     pooling_params=None,
@@ -289,16 +316,30 @@ class Reuse:
 
     # Inside
 
+    def _make_way(self, name: str) -> None:
+        """Stop what is encoded for later, since a request came. What is computed stays cached."""
+        idle = self._idle
+        if idle is None or idle.name == name:
+            return
+        self._idle = None
+        if idle.name in self._scheduler.requests:
+            self._scheduler.finish_requests(idle.name, RequestStatus.FINISHED_ABORTED)
+            self._pending[idle.key] = idle.document
+            self._pending.move_to_end(idle.key, last=False)
+
     def _plan(self, request: Request, known: _Known) -> Plan:
         links = known.link_tokens or 0
         return make_plan(known.spans, known.keys, self.store, links, request.num_prompt_tokens)
 
-    def _pend(self, key: bytes, salt: str, tokens: list[int]) -> None:
-        fits = len(tokens) <= self.store.capacity and len(tokens) < self._scheduler.max_model_len
-        if key in self._encoding or not fits:
-            return
-        self._pending[key] = (salt, tokens)
-        self._pending.move_to_end(key)
+    def _pend_missing(self, plan: Plan, known: _Known, request: Request) -> None:
+        """Note documents that are to be encoded when there is nothing else to do."""
+        for key, begin, end in plan.missing:
+            tokens = request.prompt_token_ids[begin:end]
+            fits = len(tokens) <= self.store.capacity
+            if key in self._encoding or not fits or len(tokens) >= self._scheduler.max_model_len:
+                continue
+            self._pending[key] = (known.salt, tokens)
+            self._pending.move_to_end(key)
         while len(self._pending) > PENDING:
             self._pending.popitem(last=False)
 
