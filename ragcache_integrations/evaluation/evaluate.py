@@ -358,6 +358,8 @@ def _check_answered(records: Sequence[Record], plan: Plan) -> None:
 async def _warm_up(plan: Plan) -> None:
     """Answer one question without measuring it, then empty all caches.
 
+    Where documents are reused anywhere, those that will be retrieved are encoded ahead.
+
     Raises:
         PromptTooLongError: The prompt is too long even with a single document, so that hardly any
             question would be answered.
@@ -369,6 +371,13 @@ async def _warm_up(plan: Plan) -> None:
         await _ask_once(plan, retrieval.documents[:1])
     plan.retriever.clear()
     await asyncio.to_thread(plan.model.reset)
+    if plan.settings.engine.get("reuse") == "anywhere":
+        texts: dict[str, None] = {}
+        for item in plan.workload.items:
+            retrieval = await plan.retriever.retrieve(item.text)
+            texts |= dict.fromkeys(document.text for document in retrieval.documents)
+        plan.retriever.clear()
+        await asyncio.to_thread(plan.model.encode, list(texts))
 
 
 async def _ask_once(plan: Plan, documents: Sequence[PromptDocument]) -> None:

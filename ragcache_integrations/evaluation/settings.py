@@ -355,7 +355,8 @@ def grid(
 ) -> list[EvalSettings]:
     """Return all combinations of some knobs' values, each as a configuration.
 
-    Knobs of the model vary slowest, so that few engines have to be started.
+    Knobs of the model vary slowest, so that few engines have to be started. Link tokens are for
+    ``reuse="anywhere"``: unless ``reuse`` is swept, too, an exact run comes first, to compare with.
 
     Args:
         settings: The values of all other knobs.
@@ -375,6 +376,10 @@ def grid(
     if math.prod(map(len, swept.values())) > MAX_SWEEP:
         msg = f"a sweep may have {MAX_SWEEP} configurations, got more: {json.dumps(swept)}"
         raise ConfigurationError(msg)
+    if "link_tokens" in swept and "reuse" not in swept:
+        exact = {name: values for name, values in swept.items() if name != "link_tokens"}
+        anywhere = {"reuse": ["anywhere"], **swept}
+        return [*grid(settings.set(reuse="prefix"), exact), *grid(settings, anywhere)]
     slow = {*ENGINE_KNOBS, "model", "base_url", "framework"}
     names = sorted(swept, key=lambda name: name not in slow)  # stable: in the order given
     combinations = itertools.product(*(swept[name] for name in names))

@@ -7,6 +7,7 @@ import json
 import signal
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from ragcache_integrations.evaluation.datasets import EvalDocument
 from ragcache_integrations.evaluation.report.console import show
 from ragcache_integrations.evaluation.report.labels import chosen_by
 from ragcache_integrations.evaluation.report.tables import described, remarks
+from ragcache_integrations.evaluation.report.verdict import verdicts
 from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
 from ragcache_integrations.evaluation.settings import EvalSettings
 from ragcache_integrations.langchain import ApproximateCacheRetriever, ChatRAGCache, RAGCacheLLM
@@ -143,6 +145,31 @@ def test_a_configuration_for_each_question(
     assert f"{chosen.name} chose {told}" in capsys.readouterr().out.replace("\n", "")
     assert ("chosen", told) in described(chosen, 1, "adaptive").rows
     assert "chosen" not in dict(described(fixed, 2, "stuff").rows)
+
+
+@pytest.mark.engine
+def test_link_tokens_are_swept_over_documents_encoded_ahead(
+    engine: RAGCacheEngine, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+
+        def model(settings: EvalSettings, documents: Sequence[EvalDocument]) -> ChatRAGCache:
+            if settings.engine["reuse"] == "prefix":
+                return ChatRAGCache(engine=engine, max_tokens=2)
+            eager = {"enforce_eager": True}
+            made = ChatRAGCache(kv_cache_gib=0.1, max_tokens=2, vllm_args=eager, **settings.engine)
+            return stack.enter_context(closing(made))
+
+        knobs: dict[str, Any] = {"out": tmp_path, "sample": 3, "k": 2}
+        exact, anywhere = evaluate_grid(
+            "nq", {"link_tokens": [0]}, model=model, retriever=make_retriever, **knobs
+        )
+    assert exact.settings.engine == {"reuse": "prefix"}
+    for before, after in zip(exact.records, anywhere.records, strict=True):
+        assert before.documents == after.documents
+        assert (before.cached_tokens or 0) < 100 < (after.cached_tokens or 0)
+    (verdict,) = verdicts([exact, anywhere])
+    assert "fewer prompt tokens to compute" in verdict.text
 
 
 def test_a_model_of_ones_own_gets_the_middle_of_what_suits(tmp_path: Path) -> None:

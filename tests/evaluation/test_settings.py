@@ -75,6 +75,15 @@ def test_a_grid() -> None:
     assert grid(USUAL) == [USUAL]
 
 
+def test_link_tokens_are_compared_with_what_is_exact() -> None:
+    found = grid(USUAL, {"k": [1, 5], "link_tokens": [0, 16]})
+    knobs = [(one.engine["reuse"], one.engine.get("link_tokens"), one.k) for one in found]
+    assert knobs[:2] == [("prefix", None, 1), ("prefix", None, 5)]
+    assert sorted(knobs[2:]) == [("anywhere", links, k) for links in (0, 16) for k in (1, 5)]
+    both = grid(USUAL, {"reuse": ["anywhere"], "link_tokens": [0, 16]})
+    assert [one.engine["link_tokens"] for one in both] == [0, 16]
+
+
 def test_what_is_typed() -> None:
     assert parse_sweep("tolerance=0,0.2,auto") == ("tolerance", (0, 0.2, "auto"))
     assert parse_sweep("search-ratio=0.125, none") == ("search_ratio", (0.125, None))

@@ -71,6 +71,9 @@ _SWEEPS = {
     ),
     "host_cache_gib": _Sweep("host cache, GiB", _TREE, "RAGCache, figure 17"),
     "kv_cache_gib": _Sweep("KV cache, GiB", _TREE, "RAGCache §7.3"),
+    "link_tokens": _Sweep(
+        "link tokens", (QUALITY, "ttft_ms_mean", "tokens_saved", "end_to_end_ms_mean"), "EPIC"
+    ),
     "k": _Sweep(
         "documents per question, k",
         (QUALITY, "ttft_ms_mean", "gpu_hit_rate", "end_to_end_ms_mean"),

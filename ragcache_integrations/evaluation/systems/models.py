@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ragcache_integrations.adaptive import Asker
 from ragcache_integrations.engine import EngineStats, RAGCacheEngine
+from ragcache_integrations.engine.arguments import GIB
 from ragcache_integrations.engine.tiny_model import has_random_weights
 from ragcache_integrations.llms.handover import backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
 
 __all__ = ["Model"]
+
+logger = logging.getLogger(__name__)
 
 LIKELIEST = 20
 """First tokens to request; the limit of vLLM's default settings and of most servers."""
@@ -94,6 +98,21 @@ class Model:
         engine = self._engine()
         if engine is not None:
             engine.reset_cache()
+
+    def encode(self, texts: Sequence[str]) -> None:
+        """Encode documents ahead, for an engine that reuses them anywhere."""
+        engine = self._engine()
+        if engine is None or self._own is None:
+            return
+        tokens = engine.encode(texts).prompt_tokens
+        needed = tokens * engine.stats().block_bytes / engine.block_size / GIB
+        if needed > self._own.document_cache_gib:
+            logger.warning(
+                "the documents need %.1f GiB, and document_cache_gib=%g: those that do not fit are "
+                "computed exactly, so that answers seem better and later than with all of them",
+                needed,
+                self._own.document_cache_gib,
+            )
 
     def close(self) -> None:
         """Close the model if it is owned."""
