@@ -6,8 +6,10 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Unpack
 
 from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
+from ragcache_integrations.engine.generation import EngineCallOptions
 
 __all__ = ["Served", "serve"]
 
@@ -49,6 +51,7 @@ def serve(
     prompts: Sequence[Prompt],
     arrivals: Sequence[float] | None,
     output_tokens: int,
+    **call: Unpack[EngineCallOptions],
 ) -> Served:
     """Answer prompts.
 
@@ -57,15 +60,16 @@ def serve(
         prompts: What is asked.
         arrivals: Seconds after the start at which each arrives; ``None`` for one after another.
         output_tokens: Length of every answer.
+        **call: Other arguments of each request.
     """
     options = SamplingOptions(max_tokens=output_tokens, ignore_eos=True)
     if arrivals is not None:
-        return asyncio.run(_serve_open(engine, prompts, arrivals, options))
+        return asyncio.run(_serve_open(engine, prompts, arrivals, options, call))
     served = Served()
     began = time.perf_counter()
     for prompt in prompts:
         asked = time.perf_counter()
-        stream = engine.stream(prompt, options)
+        stream = engine.stream(prompt, options, **call)
         next(stream)
         served.ttft.append(time.perf_counter() - asked)
         answer = stream.result()
@@ -81,12 +85,13 @@ async def _serve_open(
     prompts: Sequence[Prompt],
     arrivals: Sequence[float],
     options: SamplingOptions,
+    call: EngineCallOptions,
 ) -> Served:
     began = time.perf_counter()
 
     async def ask(prompt: Prompt, arrival: float) -> tuple[float, tuple[int, ...], int, int]:
         await asyncio.sleep(max(0.0, began + arrival - time.perf_counter()))
-        stream = await engine.astream(prompt, options)
+        stream = await engine.astream(prompt, options, **call)
         await anext(stream)
         ttft = time.perf_counter() - began - arrival
         answer = await stream.aresult()
