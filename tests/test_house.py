@@ -386,7 +386,9 @@ def test_the_environment_is_the_locked_one() -> None:
             assert metadata.version(name) == version
 
 
-@pytest.mark.parametrize("tool", ["engine_versions", "gains", "knobs", "reader_card", "stores"])
+@pytest.mark.parametrize(
+    "tool", ["engine_versions", "gains", "knobs", "reader_card", "results", "stores"]
+)
 def test_what_is_generated_is_up_to_date(tool: str) -> None:
     answer = subprocess.run(
         [sys.executable, str(ROOT / f"tools/{tool}.py"), "--check"],

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree as ET
@@ -66,52 +67,105 @@ class TestGains:
             assert f".{name} {{ fill: {gains.DARK[name]}; }}" in dark
 
     def test_a_figure_is_the_one_of_its_row_and_command(self) -> None:
-        page = (
-            "## `python benchmarks/a.py`\n\n```text\n  row 1  1.5  2,000 ms [1, 2]\n```\n"
-            '## `python benchmarks/b.py`\n\n```text\nrow 1  3e+04\n{"x": 4}\n```\n'
-        )
         gains = tool("gains")
-        assert gains.printed(page, "a", "row 1") == [1.5, 2000, 1, 2]
-        assert gains.printed(page, "b", "row 1") == [3e4]
-        assert gains.results(page, "b") == {"x": 4}
-        with pytest.raises(SystemExit, match=r"no section for python benchmarks/c\.py"):
-            gains.results(page, "c")
+        results = {
+            f"python benchmarks/{name}.py": gains.Result.of("", "", printed)
+            for name, printed in (
+                ("a", "  row 1  1.5  2,000 ms [1, 2]"),
+                ("b", 'row 1  3e+04\n{"x": 4}'),
+            )
+        }
+        assert gains.printed(results, "a", "row 1") == [1.5, 2000, 1, 2]
+        assert gains.printed(results, "b", "row 1") == [3e4]
+        assert gains.result(results, "b").found == {"x": 4}
+        with pytest.raises(SystemExit, match=r"no result of python benchmarks/c\.py"):
+            gains.result(results, "c")
 
     def test_the_short_table_has_five_rows_and_a_loss(self) -> None:
         gains = tool("gains")
-        table = gains.short_table(gains.RESULTS.read_text(encoding="utf-8")).splitlines()
+        table = gains.short_table(gains.saved(gains.FOLDER)).splitlines()
         assert len(table) == 2 + 5
         assert any(re.search(r"\b0\.\d\dx", row) for row in table)
 
 
 PLACE = "2026-11-26, a machine"
+PRINTED = """\
+times on a <fast> machine
+          keys  us   95 % interval
+flat, k 1    2   3  1.5 [1.0, 2.0]
+      lsh   20   -               -
+(a) best: flat
+requests  200
+kills     5
+errors    []
+{"ratio": [1.5, 1.0, 2.0]}"""
 
 
-class TestBenchmarksPage:
-    def test_a_section_for_each_command_in_order(self) -> None:
-        benchmarks = tool("benchmarks")
-        page = benchmarks.written("", "python b.py", "## not a title\nb 1", PLACE)
-        page = benchmarks.written(page, "python a.py --only x", "a 1", PLACE)
-        assert page.startswith("# Benchmarks\n")
-        assert page.index("## `python a.py --only x`") < page.index("## `python b.py`")
-        assert "```text\na 1\n```" in page
-        assert "```text\n## not a title\nb 1\n```" in page
+class TestResults:
+    def test_a_command_has_a_file_and_running_it_again_replaces_it(self, tmp_path: Path) -> None:
+        results = tool("results")
+        for output in ("first", PRINTED):
+            results.Result.of("python benchmarks/a.py --only x", PLACE, output).save(tmp_path)
+        results.Result.of(f"python benchmarks/b.py {'x' * 80}", PLACE, "", "A note.").save(tmp_path)
+        first, second = results.saved(tmp_path).values()
+        assert first.name == "a-only-x"
+        assert f"{first.output}\n{json.dumps(first.found)}" == PRINTED
+        assert (second.note, second.found) == ("A note.", None)
+        assert len(second.name) < 80
+        assert {path.stem for path in tmp_path.iterdir()} == {first.name, second.name}
 
-    def test_a_run_beside_other_work_is_marked(self) -> None:
-        benchmarks = tool("benchmarks")
-        page = benchmarks.written("", "python a.py", "a 1", PLACE, benchmarks.BUSY)
-        assert f"{benchmarks.BUSY}\n\n```text\na 1\n```" in page
-        assert benchmarks.BUSY not in benchmarks.written(page, "python a.py", "a 2", PLACE)
+    def test_what_is_aligned_becomes_a_table(self) -> None:
+        results = tool("results")
+        result = results.Result.of("python a.py", PLACE, PRINTED)
+        assert list(results.blocks(result.output)) == [
+            "times on a \\<fast\\> machine\n",
+            """\
+|  | keys | us | 95 % interval |
+| :-- | --: | --: | --: |
+| flat, k 1 | 2 | 3 | 1.5 [1.0, 2.0] |
+| lsh | 20 | - | - |
+""",
+            "(a) best: flat\n",
+            "|  |  |\n| :-- | :-- |\n| requests | 200 |\n| kills | 5 |\n| errors | [] |\n",
+        ]
 
-    def test_running_it_again_replaces_the_section(self) -> None:
-        benchmarks = tool("benchmarks")
-        page = benchmarks.written("", "python a.py", "first", PLACE)
-        page = benchmarks.written(page, "python a.py --quick", "other", PLACE)
-        page = benchmarks.written(page, "python a.py", "second", PLACE)
-        assert "first" not in page
-        assert page.count("## `") == 2
-        assert "second" in page
-        assert "other" in page
+    def test_what_is_long_is_folded(self) -> None:
+        results = tool("results")
+        rows = [f"row {number}  {number}  2" for number in range(results.MOST_ROWS + 1)]
+        (folded,) = results.blocks("\n".join(["long", "  a  b", *rows]))
+        assert folded.startswith("<details><summary>long</summary>\n\n|  | a | b |\n")
+        (folded,) = results.blocks("\n".join(f"line {number}." for number in range(9)))
+        assert folded.startswith("<details><summary>9 lines</summary>")
+
+    def test_the_page_has_parts_titles_and_what_is_in_no_part(self) -> None:
+        results = tool("results")
+        known, unknown = (
+            results.Result.of(f"python {name}.py", PLACE, "the output", note)
+            for name, note in (("a", "A note."), ("b", ""))
+        )
+        entry = {"command": known.command, "title": "Title", "sentence": "A sentence."}
+        page = results.page(
+            {unknown.command: unknown, known.command: known},
+            {"part": [{"title": "Part", "result": [entry]}, {"title": "Empty", "result": []}]},
+        )
+        order = [
+            "## Part",
+            "### Title",
+            "A sentence.",
+            "the output",
+            "A note.",
+            "a.json",
+            "## Others",
+        ]
+        places = [page.index(text) for text in [*order, "### `python b.py`", "b.json"]]
+        assert places == sorted(places)
+        assert "Empty" not in page
+
+    def test_every_result_has_a_title_and_every_title_a_result(self) -> None:
+        results = tool("results")
+        words = tomllib.loads(results.WORDS.read_text())
+        commands = [entry["command"] for part in words["part"] for entry in part["result"]]
+        assert sorted(commands) == sorted(results.saved(results.FOLDER))
 
     def test_what_ran_elsewhere_is_shown_with_that_machine(self, tmp_path: Path) -> None:
         benchmarks = tool("benchmarks")
@@ -134,12 +188,12 @@ class TestBenchmarksPage:
         (tmp_path / "gpu.json").write_text(json.dumps(content))
         for name in ("x", "y"):
             (tmp_path / f"{name}.log").write_text(f'{name} runs\n{{"step": 1}}\n')
-        page = benchmarks.brought_back(tmp_path, "")
         place = "2026-11-25, GPU 1, 16 cores, 126 GiB; Python 3.12.3, vllm 0.32.0"
         note = "Commit 0123456, 61 s."
-        output = '```text\nx runs\n{"ratio": 2.5}\n```'
-        assert f"## `python tools/gpu/x.py`\n\n{place}\n\n{note}\n\n{output}" in page
-        assert f"{note} It was killed after 60 s, after what is shown.\n" in page
+        first, second = benchmarks.brought_back(tmp_path)
+        assert (first.command, first.place, first.note) == (part["command"], place, note)
+        assert (first.output, first.found) == ("x runs", {"ratio": 2.5})
+        assert second.note == f"{note} It was killed after 60 s, after what is shown."
 
 
 class TestFuzz:

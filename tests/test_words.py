@@ -46,7 +46,7 @@ FINE = (
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """Docstrings and messages of a module, with their lines; or the lines of a page."""
     content = path.read_text(encoding="utf-8")
-    if path.suffix == ".md":
+    if path.suffix != ".py":
         fenced = False
         for number, line in enumerate(content.split("\n"), 1):
             fenced ^= line.lstrip().startswith("```")
@@ -88,6 +88,8 @@ def test_rooms_speak_plain_english(room: str) -> None:
 
 
 def test_pages_speak_plain_english() -> None:
-    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    # The page of benchmarks quotes what scripts printed; its own words are in the other file.
+    pages = {*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), ROOT / "tools" / "results.toml"}
+    pages.remove(ROOT / "docs" / "benchmarks.md")
     places = [place for page in sorted(pages) for place in refused(page)]
     assert not places, "\n".join(places)

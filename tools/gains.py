@@ -1,18 +1,17 @@
-"""Writes what each part gains, from the results on the page of benchmarks.
+"""Writes what each part gains, from the recorded results of the benchmarks.
 
 The short table and the badges go to ``README.md``, the long table to ``docs/gains.md``, and both
-have the drawing. Every figure is read from what its command printed, mostly from the JSON line.
+have the drawing. Every figure is read from what its command printed, mostly from its JSON object.
 With ``--check`` it only says which files are out of date.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.gains_drawing import Badge, Pair, draw_badges, draw_pairs
+from tools.results import FOLDER, Result, saved
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "gains.md"
 DRAWING = ROOT / "docs" / "gains.svg"
 BADGES = ROOT / "docs" / "badges.svg"
-RESULTS = ROOT / "docs" / "benchmarks.md"
+
+Results = Mapping[str, Result]
+"""Recorded results, by command."""
 
 REPHRASED = "query_cache --data data --only quality"
 PROVEN = "query_cache --data data --only certified"
@@ -54,7 +56,7 @@ class Gain:
 
 
 def command_of(arguments: str) -> str:
-    """Return the command of a script and its arguments, as the page of benchmarks has it."""
+    """Return the command of a script and its arguments, as the results have it."""
     script, *rest = shlex.split(arguments)
     folder = "" if "/" in script else "benchmarks/"
     return shlex.join(["python", f"{folder}{script}.py", *rest])
@@ -266,57 +268,48 @@ SHORT = [
 """The rows that the README has room for."""
 
 
-def sections(page: str) -> dict[str, str]:
-    """Return the text under each command of the page of benchmarks."""
-    parts = re.split(r"^## `(.+)`$", page, flags=re.MULTILINE)[1:]
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
-def section(page: str, arguments: str) -> str:
-    """Return the text under one command, or end with a message."""
+def result(results: Results, arguments: str) -> Result:
+    """Return the result of a command, or end with a message."""
     command = command_of(arguments)
-    text = sections(page).get(command)
-    if text is None:
-        sys.exit(f"docs/benchmarks.md has no section for {command}")
-    return text
+    if command not in results:
+        sys.exit(f"docs/results has no result of {command}")
+    return results[command]
 
 
-def results(page: str, arguments: str) -> Any:
-    """Return what a command printed in its JSON line."""
-    return json.loads(re.findall(r"^\{.*\}$", section(page, arguments), re.MULTILINE)[-1])
-
-
-def printed(page: str, arguments: str, row: str) -> list[float]:
+def printed(results: Results, arguments: str, row: str) -> list[float]:
     """Return the numbers in the last row of that name in the tables that a command printed."""
-    rows = re.findall(rf"^ *{re.escape(row)} +(.+)$", section(page, arguments), re.MULTILINE)
+    output = result(results, arguments).output
+    rows = re.findall(rf"^ *{re.escape(row)} +(.+)$", output, re.MULTILINE)
     return [float(number) for number in re.findall(r"[-+.\de]*\d", rows[-1].replace(",", ""))]
 
 
-def long_table(page: str) -> str:
+def long_table(results: Results) -> str:
     """Return the table of all parts in Markdown."""
     rows = ["| part | what was measured | by |", "| --- | --- | --- |"]
     for gain in GAINS:
-        words = gain.words(results(page, gain.arguments))
+        words = gain.words(result(results, gain.arguments).found)
         rows.append(f"| {gain.part} | {words} | `{command_of(gain.arguments)}` |")
     return "\n".join(rows)
 
 
-def short_table(page: str) -> str:
+def short_table(results: Results) -> str:
     """Return the table of the README in Markdown."""
     rows = ["| what | gain | quality | at its limits |", "| --- | --- | --- | --- |"]
-    rows += [f"| {gain.part} | {gain.words(results(page, gain.arguments))} |" for gain in SHORT]
+    rows += [
+        f"| {gain.part} | {gain.words(result(results, gain.arguments).found)} |" for gain in SHORT
+    ]
     return "\n".join(rows)
 
 
-def pairs(page: str) -> list[Pair]:
+def pairs(results: Results) -> list[Pair]:
     """Return what the drawing shows, before and after, a loss included."""
-    saved = results(page, REPHRASED)["zipf"]["calls_saved"]
-    slow = printed(page, SLOW_SEARCH, "ivf 200 ms ratio 100.0% load 0.2")
-    alone = results(page, HOST_TIER)["points"]["sequential"]
-    oldest, half = (printed(page, LONG_CHAT, policy)[4] for policy in ("oldest", "half"))
-    points = results(page, TREE)["points"]
+    saved = result(results, REPHRASED).found["zipf"]["calls_saved"]
+    slow = printed(results, SLOW_SEARCH, "ivf 200 ms ratio 100.0% load 0.2")
+    alone = result(results, HOST_TIER).found["points"]["sequential"]
+    oldest, half = (printed(results, LONG_CHAT, policy)[4] for policy in ("oldest", "half"))
+    points = result(results, TREE).found["points"]
     worst = min(points, key=lambda point: points[point]["stock"][0])
-    stock, _, ours = printed(page, TREE, worst)[:3]
+    stock, _, ours = printed(results, TREE, worst)[:3]
     return [
         Pair("Searches for 100 rephrased questions", 100, 100 * (1 - saved), ""),
         Pair("First token, with a slow search", slow[1], slow[2], "ms"),
@@ -368,13 +361,13 @@ def between(text: str, mark: str, content: str) -> str:
 
 def texts() -> dict[Path, str]:
     """Return what each file holds when it is up to date."""
-    page = RESULTS.read_text(encoding="utf-8")
+    results = saved(FOLDER)
     named = ", ".join(f"{badge.name} {badge.value}" for badge in badges())
     readme = between(README.read_text(encoding="utf-8"), "badges", f"![{named}](docs/badges.svg)")
     return {
-        README: between(readme, "gains", short_table(page)),
-        PAGE: between(PAGE.read_text(encoding="utf-8"), "gains", long_table(page)),
-        DRAWING: draw_pairs(pairs(page)),
+        README: between(readme, "gains", short_table(results)),
+        PAGE: between(PAGE.read_text(encoding="utf-8"), "gains", long_table(results)),
+        DRAWING: draw_pairs(pairs(results)),
         BADGES: draw_badges(badges()),
     }
 

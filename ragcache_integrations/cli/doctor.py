@@ -188,7 +188,8 @@ def _engine() -> Finding:
         gpu = "its driver does not match torch" if has_gpu() else "this machine has none"
         detail = f"{versions}, {torch}: this vLLM needs a GPU, and {gpu}"
         return Finding(part, "broken", detail, remedy)
-    return Finding(part, "works", f"{versions}, {torch}, on {device_name()}")
+    place = "the CPU" if device == "cpu" else device_name()
+    return Finding(part, "works", f"{versions}, {torch}, on {place}")
 
 
 def _default_model() -> Finding:

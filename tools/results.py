@@ -1,0 +1,247 @@
+"""Recorded results of benchmarks, and the page that shows them.
+
+``docs/results`` has a JSON file for each command: what it printed, with date and machine. The page
+``docs/benchmarks.md`` is written from these files and from ``tools/results.toml``, which has its
+parts, titles and sentences. ``python tools/results.py`` writes it; with ``--check`` it only says
+whether it is out of date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+WORDS = ROOT / "tools" / "results.toml"
+
+HEAD = """# Benchmarks
+
+What the scripts in `benchmarks/` and `tools/gpu/` printed, losses included. Each section has the
+command that prints it again, the machine, and a link to the full output with its JSON. Brackets are
+95 % confidence intervals. Unless a section names a GPU, the runs were on 2 CPU cores, and models
+had random weights: times and hit rates are meaningful, answers are not.
+
+[Run the benchmarks](howto/run_benchmarks.md) says what each script compares. The page is written by
+`python tools/results.py`; no number is typed in by hand.
+"""
+LONGEST_NAME = 60
+PAIR = 2
+LEAST_PAIRS = 3
+"""So many lines of a name and a value make a table."""
+
+MOST_TABLES = 3
+MOST_ROWS = 12
+MOST_LINES = 4
+"""What a section shows before it folds the rest."""
+
+LONGEST_LINE = 200
+"""Characters of a printed line that the page shows; the JSON file has the rest."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command printed.
+
+    Attributes:
+        command: The command.
+        place: Date, machine and versions.
+        output: What it printed, without the JSON object in the last line.
+        found: The JSON object; ``None`` if there was none.
+        note: What else a reader has to know.
+    """
+
+    command: str
+    place: str
+    output: str
+    found: Any = None
+    note: str = ""
+
+    @classmethod
+    def of(cls, command: str, place: str, printed: str, note: str = "") -> Self:
+        """Take what a command printed apart."""
+        output, _, last = printed.rpartition("\n")
+        if not last.startswith("{"):
+            return cls(command, place, printed, None, note)
+        return cls(command, place, output, json.loads(last), note)
+
+    @property
+    def name(self) -> str:
+        """Name of its file, without the ending."""
+        words = re.sub(r"[^\w.]+", "-", self.command.partition(" ")[2]).strip("-")
+        words = re.sub(r"^(?:benchmarks|tools)-|\.py(?=-|$)", "", words)
+        if len(words) <= LONGEST_NAME:
+            return words
+        return (
+            f"{words[:LONGEST_NAME]}-{hashlib.blake2b(words.encode(), digest_size=3).hexdigest()}"
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write it into its file."""
+        content = {"command": self.command, "place": self.place, "note": self.note}
+        text = json.dumps(content | {"output": self.output.split("\n")}, indent=1)
+        found = json.dumps(self.found)
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{self.name}.json"
+        path.write_text(f'{text[:-2]},\n "result": {found}\n}}\n', encoding="utf-8")
+
+
+def saved(folder: Path) -> dict[str, Result]:
+    """Return the results in a folder, by command."""
+    results = {}
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        results[content["command"]] = Result(
+            content["command"],
+            content["place"],
+            "\n".join(content["output"]),
+            content["result"],
+            content["note"],
+        )
+    return results
+
+
+def page(results: Mapping[str, Result], words: Mapping[str, Any]) -> str:
+    """Return the page.
+
+    Args:
+        results: The results, by command.
+        words: The parts of the page: title and results, which have a command, a title and a
+            sentence. Results that are in no part come last, under their commands.
+    """
+    left = dict(results)
+    lines = [HEAD]
+    for part in words["part"]:
+        shown = [entry for entry in part["result"] if entry["command"] in left]
+        if shown:
+            lines.append(f"## {part['title']}\n")
+        for entry in shown:
+            result = left.pop(entry["command"])
+            lines += [f"### {entry['title']}\n", f"{entry['sentence']}\n", *_section(result)]
+    if left:
+        lines.append("## Others\n")
+    for result in left.values():
+        lines += [f"### `{result.command}`\n", *_section(result)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(result: Result) -> Iterator[str]:
+    yield f"```sh\n{result.command}\n```\n"
+    yield from blocks(result.output)
+    note = f" {result.note}" if result.note else ""
+    yield f"{result.place}.{note} [Full output](results/{result.name}.json).\n"
+
+
+def blocks(output: str) -> Iterator[str]:
+    """Markdown for what a command printed: tables where columns are aligned, else plain text."""
+    plain: list[str] = []
+    tables = 0
+    rows = [_cells(line) for line in output.split("\n")]
+    lines = iter(enumerate(zip(output.split("\n"), rows, strict=True)))
+    for number, (line, cells) in lines:
+        length = _length_of_table(rows, number)
+        if not length:
+            plain.append(line)
+            continue
+        caption = plain.pop() if plain and plain[-1].strip() else ""
+        yield from _text(plain)
+        plain = []
+        below = [row for _, (_, row) in itertools.islice(lines, length - 1)]
+        head, below = (cells, below) if _is_head(rows, number) else ([], [cells, *below])
+        tables += 1
+        folded = tables > MOST_TABLES or len(below) > MOST_ROWS
+        yield from _titled(caption, _table(head, below), folded=folded)
+    yield from _text(plain)
+
+
+def _titled(title: str, text: str, *, folded: bool) -> Iterator[str]:
+    title = _escaped(" ".join(title.split()))
+    if folded:
+        yield f"<details><summary>{title or 'Table'}</summary>\n\n{text}\n</details>\n"
+    else:
+        yield from ([f"{title}\n"] if title else [])
+        yield text
+
+
+def _cells(line: str) -> list[str]:
+    return re.split(r"\s{2,}", line.strip()) if line.strip() else []
+
+
+def _is_number(cell: str) -> bool:
+    return re.match(r"[-+]?\d|-$", cell) is not None
+
+
+def _is_head(rows: Sequence[list[str]], number: int) -> bool:
+    """Whether a row is the first of a table and has its titles."""
+    if len(rows[number]) == PAIR:
+        # Names and values have no titles, unless a column of labels or more follows.
+        return len(rows[number]) < len([*rows, []][number + 1])
+    begins = number == 0 or len(rows[number - 1]) <= 1
+    return begins or not all(map(_is_number, rows[number][1:]))
+
+
+def _length_of_table(rows: Sequence[list[str]], number: int) -> int:
+    """How many lines the table has that begins in a line; 0 if none does."""
+    width, below = len(rows[number]), rows[number + 1 :]
+    if below and _is_head(rows, number) and len(below[0]) == width + 1:
+        width += 1  # the column of labels has no title
+    length = 1 + sum(1 for _ in itertools.takewhile(lambda row: len(row) == width, below))
+    if width == PAIR:
+        return length if length >= LEAST_PAIRS else 0
+    alone = length == 1 and not all(map(_is_number, rows[number][1:]))
+    return 0 if width < PAIR or alone else length
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    width = len(rows[0]) if rows else len(head)
+    heads = [*[""] * (width - len(head)), *head]
+    ends = [all(_is_number(row[column]) for row in rows) for column in range(width)]
+    lines = [heads, ["--:" if numbers else ":--" for numbers in ends], *rows]
+    return "\n".join(f"| {' | '.join(map(_escaped, line))} |" for line in lines) + "\n"
+
+
+def _text(lines: Sequence[str]) -> Iterator[str]:
+    kept = [
+        line[:LONGEST_LINE] + "…" * (len(line) > LONGEST_LINE) for line in lines if line.strip()
+    ]
+    if kept:
+        text = "```text\n" + "\n".join(kept) + "\n```\n"
+        yield from _titled(
+            f"{len(kept)} lines" * (len(kept) > MOST_LINES), text, folded=len(kept) > MOST_LINES
+        )
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\|<>$*`])", r"\\\1", text)
+
+
+def write_page() -> None:
+    """Write the page from the recorded results."""
+    PAGE.write_text(_current(), encoding="utf-8")
+
+
+def _current() -> str:
+    return page(saved(FOLDER), tomllib.loads(WORDS.read_text(encoding="utf-8")))
+
+
+def main() -> int:
+    """Write the page, or check it; the exit status."""
+    if "--check" not in sys.argv[1:]:
+        write_page()
+    elif PAGE.read_text(encoding="utf-8") != _current():
+        print(f"{PAGE.name} is out of date: run `python tools/results.py`")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
