@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import threading
 from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import Executor, Future
 from typing import Any, Generic, Literal, TypeVar
@@ -32,12 +33,24 @@ class _AbandonedError(Exception):
 
 
 class _Flight(Generic[V]):
-    """Work in progress."""
+    """Work in progress. Mostly nobody waits for it, and then it needs no future, which is costly.
+
+    Attributes:
+        result: What other calls wait for; ``None`` until there is one.
+        task: The work, where it is a coroutine.
+        waiting: Number of coroutines that wait for it.
+    """
 
     def __init__(self) -> None:
-        self.result: Future[V] = Future()
+        self.result: Future[V] | None = None
         self.task: asyncio.Task[V] | None = None
-        self.waiting = 0  # number of coroutines that wait for it
+        self.waiting = 0
+
+    def join(self) -> Future[V]:
+        """Return what to wait for. The lock is held."""
+        if self.result is None:
+            self.result = Future()
+        return self.result
 
 
 class SingleFlight(Generic[V]):
@@ -101,13 +114,13 @@ class SingleFlight(Generic[V]):
                 if value is not None:
                     return value, "found"
                 flight = self._flights.get(slot)
-                leads = flight is None
+                result = None if flight is None else flight.join()
                 if flight is None:
                     flight = self._flights[slot] = _Flight()
-            if leads:
-                self._fly(slot, flight, work)
-            with contextlib.suppress(_AbandonedError):  # if this call led, it raised the reason
-                return flight.result.result(), "led" if leads else "joined"
+            if result is None:
+                return self._fly(slot, flight, work), "led"
+            with contextlib.suppress(_AbandonedError):
+                return result.result(), "joined"
 
     async def ado(
         self,
@@ -147,11 +160,12 @@ class SingleFlight(Generic[V]):
                     self._forget_closed_loops()
                     slot = own
                     flight = self._flights[slot] = _Flight()
+                result = flight.join()
                 flight.waiting += 1
             if leads:
                 self._start(slot, flight, work, awork)
             try:
-                return await _wait(flight.result), "led" if leads else "joined"
+                return await _wait(result), "led" if leads else "joined"
             except _AbandonedError as abandoned:
                 if leads:
                     raise abandoned.reason from None
@@ -171,6 +185,7 @@ class SingleFlight(Generic[V]):
             return
         context = contextvars.copy_context()
         try:
+            # Whoever waits for it raises its errors.
             self._executor.submit(context.run, self._fly, slot, flight, work)
         except RuntimeError as error:  # the interpreter is shutting down
             self._land(slot, flight, error)
@@ -180,16 +195,18 @@ class SingleFlight(Generic[V]):
         slot: _Slot,
         flight: _Flight[V],
         work: Callable[[], V],
-    ) -> None:
+    ) -> V:
+        """Do the work in this thread, for all that wait for it."""
         try:
             value = work()
-        except Exception as error:  # noqa: BLE001 - every call that waits raises it
+        except Exception as error:
             self._land(slot, flight, error)
+            raise
         except BaseException as reason:
             self._land(slot, flight, _AbandonedError(reason))
             raise
-        else:
-            self._land(slot, flight, None, value)
+        self._land(slot, flight, None, value)
+        return value
 
     def _land_task(
         self,
@@ -216,10 +233,13 @@ class SingleFlight(Generic[V]):
             self.landed += 1
             if self._flights.get(slot) is flight:
                 del self._flights[slot]
+            result = flight.result
+        if result is None:
+            return
         if error is not None:
-            flight.result.set_exception(error)
+            result.set_exception(error)
         else:
-            flight.result.set_result(value)  # type: ignore[arg-type]  # a V where no error is
+            result.set_result(value)  # type: ignore[arg-type]  # a V where no error is
 
     def _leave(self, slot: _Slot, flight: _Flight[V]) -> None:
         with self._lock:
@@ -240,7 +260,7 @@ class SingleFlight(Generic[V]):
 
 async def _wait(result: Future[V]) -> V:
     """Wait for a future that other threads complete; cancelling the wait doesn't cancel it."""
-    loop = asyncio.get_running_loop()
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
     waiter = loop.create_future()
 
     def release() -> None:
@@ -249,7 +269,10 @@ async def _wait(result: Future[V]) -> V:
 
     def wake(_: Future[V]) -> None:
         with contextlib.suppress(RuntimeError):  # the waiter's loop has been closed
-            loop.call_soon_threadsafe(release)
+            if threading.get_ident() == thread:  # waking the loop itself takes far longer
+                release()
+            else:
+                loop.call_soon_threadsafe(release)
 
     result.add_done_callback(wake)
     await waiter

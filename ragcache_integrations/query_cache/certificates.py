@@ -47,6 +47,7 @@ __all__ = [
 UNIT_SLACK = 1e-5
 """How far from 1 the squared length of what counts as a unit vector may be. A chord of two of them
 is off by less."""
+_UNIT_LENGTH = 1 + 2.0**-20  # no vector is longer that was scaled to 1 and rounded to 32 bits
 _SWEEPS = 200
 _ROUNDING = 1e-12  # of the 64-bit arithmetic here
 _LARGEST_CHORD = 1.9  # beyond, an angle is ill-conditioned as a function of its chord
@@ -98,8 +99,10 @@ def known_radius(
         return -math.inf
     if complete:
         return math.inf
-    wide = key.astype(np.float64)
-    length = math.sqrt(wide @ wide)
+    length = _UNIT_LENGTH
+    if metric != "cosine":  # of which keys are unit vectors
+        wide = key.astype(np.float64)
+        length = math.sqrt(wide @ wide)
     return safe_radius(float(distances[-1]), metric, len(key), length, longest)
 
 

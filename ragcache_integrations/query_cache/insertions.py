@@ -59,6 +59,7 @@ class Insertions(Generic[T]):
         self._learning = learning
         self._lifetime = settings.lifetime
         self._next_expiry = 0
+        self._nothing = np.empty((0, settings.dim), dtype=np.float32)
 
     def insert(
         self,
@@ -86,10 +87,7 @@ class Insertions(Generic[T]):
         held = tuple(dict.fromkeys(documents))
         known = None
         if ranked and vectors is not None:
-            known = self._vectors.usable(vectors, len(checked))
-            if known is not None and len(held) < len(documents):
-                rows = {key: row for row, key in reversed(list(enumerate(documents)))}
-                known = known[[rows[key] for key in held]]
+            known = self._usable(vectors, documents, held)
         reads = ranked and vectors is None and self._settings.vectors is not None
         while True:
             table = contents.table
@@ -101,9 +99,10 @@ class Insertions(Generic[T]):
                     return False
                 readable = None
                 if fetched is not None:
-                    if not table.pool.acquire_all(held, missing, fetched):
+                    rows = table.pool.acquire_all(held, missing, fetched)
+                    if rows is None:
                         continue
-                    readable = table.rank(query, documents)
+                    readable = table.rank(query, documents, rows)
                 entry = Entry(key, checked, readable, complete, contents.clock(), 0, ranked)
                 if self._decisions.adaptive is not None and version == contents.changes.version:
                     self._learn(query, entry, k or max(len(checked), 1), served=False)
@@ -126,6 +125,16 @@ class Insertions(Generic[T]):
             entry = Entry(key, tuple(candidates), readable, complete=False, born=0, sequence=0)
             return self._learn(query, entry, k, served=True)
 
+    def _usable(
+        self, vectors: ArrayLike, documents: Sequence[DocumentKey], held: Sequence[DocumentKey]
+    ) -> Vectors | None:
+        """Return vectors that came along with documents, one for each of those to be held."""
+        known = self._vectors.usable(vectors, len(documents))
+        if known is None or len(held) == len(documents):
+            return known
+        rows = {key: row for row, key in reversed(list(enumerate(documents)))}
+        return known[[rows[key] for key in held]]
+
     def _read_missing(
         self, table: EntryTable[T], held: Sequence[DocumentKey]
     ) -> tuple[Sequence[DocumentKey], Vectors | None]:
@@ -135,8 +144,10 @@ class Insertions(Generic[T]):
         are read must not get its old vector.
         """
         missing = table.pool.missing(held)
-        ids, among = [key[0] for key in missing], [key[0] for key in held]
-        return missing, self._vectors.read(ids, among=among)
+        among = [key[0] for key in held]
+        if not missing and len(set(among)) == len(among):
+            return missing, self._nothing
+        return missing, self._vectors.read([key[0] for key in missing], among=among)
 
     def _learn(self, query: Vectors, truth: Entry[T], k: int, *, served: bool) -> bool | None:
         """Learn from what the store said; as in :meth:`report`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -56,9 +56,8 @@ class VectorsPendingError(LookupError):
     """Vectors cannot be read now; who inserted the entry will insert it again with them."""
 
 
-@dataclass(frozen=True)
-class Candidate(Generic[T]):
-    """A document that a search found.
+class Candidate(NamedTuple, Generic[T]):
+    """A document that a search found. A tuple, as every search makes many, that none may change.
 
     Attributes:
         id: The document's id in its store.

@@ -20,6 +20,7 @@ __all__ = [
     "check_tolerance",
     "check_vector",
     "check_vectors",
+    "is_ordinary",
 ]
 
 
@@ -64,6 +65,7 @@ def check_key(key: Hashable) -> Hashable:
 
 _MATRIX = 2  # dimensions
 _FLOAT32 = np.dtype(np.float32)
+_TINY, _HUGE = 1e-30, 1e30  # squared lengths of ordinary embeddings lie between
 
 
 def as_array(name: str, value: ArrayLike, *, copy: bool = False) -> NDArray[Any]:
@@ -123,6 +125,21 @@ def check_vector(
         msg = "an embedding must not be zero: the zero vector has no direction"
         raise ConfigurationError(msg)
     return array
+
+
+def is_ordinary(array: NDArray[Any], dim: int | None) -> bool:
+    """Whether an array is surely an embedding that :func:`check_vector` lets pass.
+
+    One number decides, the squared length, which is far from what 32-bit floats cannot hold.
+
+    Args:
+        array: The numbers.
+        dim: As for :func:`check_vector`.
+    """
+    if array.ndim != 1 or array.dtype.kind != "f" or dim not in {None, array.size}:
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _TINY < float(array.dot(array)) < _HUGE
 
 
 def as_query(value: ArrayLike, dim: int) -> NDArray[np.float32]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -11,6 +12,10 @@ __all__ = ["copy_container", "copy_model"]
 M = TypeVar("M", bound=BaseModel)
 
 _CONTAINERS = (dict, list, set)
+# Types that most fields have, told from containers sooner than by ``isinstance``.
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+_set = object.__setattr__
 
 
 def copy_model(model: M, **update: Any) -> M:
@@ -22,20 +27,39 @@ def copy_model(model: M, **update: Any) -> M:
         model: The document.
         **update: New values of fields, which are not copied.
     """
-    copied = model.model_copy(update=update) if update else model.__copy__()
+    copied = _copy_shallow(model, update)
     fields = copied.__dict__
     for name, value in fields.items():
-        if name not in update and isinstance(value, _CONTAINERS):
+        if type(value) not in _PLAIN and isinstance(value, _CONTAINERS) and name not in update:
             fields[name] = copy_container(value)
+    return copied
+
+
+def _copy_shallow(model: M, update: dict[str, Any]) -> M:
+    """Copy a model as pydantic does, in half the time where it has nothing but fields."""
+    kind = type(model)
+    more = model.__pydantic_private__, model.__pydantic_extra__
+    if kind.__copy__ is not BaseModel.__copy__ or more != (None, None):
+        return model.model_copy(update=update) if update else model.__copy__()
+    copied = kind.__new__(kind)
+    _set(copied, "__dict__", model.__dict__ | update)
+    _set(copied, "__pydantic_extra__", None)
+    _set(copied, "__pydantic_fields_set__", model.__pydantic_fields_set__ | update.keys())
+    _set(copied, "__pydantic_private__", None)
     return copied
 
 
 def copy_container(value: Any) -> Any:
     """Copy a list, a dict or a set, and those within."""
-    if isinstance(value, set):
+    copied: Any
+    items: Iterable[tuple[Any, Any]]
+    if isinstance(value, dict):
+        copied, items = dict(value), value.items()
+    elif isinstance(value, list):
+        copied, items = list(value), enumerate(value)
+    else:
         return set(value)
-    copied: Any = dict(value) if isinstance(value, dict) else list(value)
-    for place, item in value.items() if isinstance(value, dict) else enumerate(value):
-        if isinstance(item, _CONTAINERS):
+    for place, item in items:
+        if type(item) not in _PLAIN and isinstance(item, _CONTAINERS):
             copied[place] = copy_container(item)
     return copied

@@ -13,7 +13,7 @@ from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
-from ragcache_integrations.query_cache.validation import as_array, check_vector
+from ragcache_integrations.query_cache.validation import as_array, check_vector, is_ordinary
 
 from .tally import Tally
 
@@ -132,12 +132,12 @@ class QueryEmbedder:
         """
         try:
             array = as_array("an embedding", value, copy=True)  # the model may keep its own
-            rounded = check_vector(array, self.dim, zero=zero)
+            if not is_ordinary(array, self.dim):
+                rounded = check_vector(array, self.dim, zero=zero)
+                array = array if array.dtype.kind == "f" else rounded.copy()
         except ConfigurationError as error:
             msg = f"unusable embedding of {source}: {error}"
             raise EmbeddingError(msg) from error
-        if array.dtype.kind != "f":
-            array = rounded.copy()
         array.setflags(write=False)
         with self._lock:
             if self.dim is None:

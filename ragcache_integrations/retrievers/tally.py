@@ -15,6 +15,7 @@ __all__ = ["FailureCount", "RetrieverStats", "Tally"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_SUMS_OF_CALLS = {kind: (f"{kind}_calls", f"{kind}_seconds") for kind in ("store", "embedding")}
 _OUTCOMES = ("hits", "misses", "shared", "failures")
 
 
@@ -98,7 +99,8 @@ class Tally:
 
     def _add_call(self, kind: str, started: float) -> None:
         seconds = time.perf_counter() - started
-        self.add(**{f"{kind}_calls": 1, f"{kind}_seconds": seconds})
+        calls, total = _SUMS_OF_CALLS[kind]
+        self.add(**{calls: 1, total: seconds})
 
     def stats(self, cache: QueryCacheStats | None) -> RetrieverStats:
         """Return the sums as they are now."""

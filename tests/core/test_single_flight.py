@@ -65,7 +65,8 @@ def waiting_for(flights: SingleFlight[str], count: int) -> None:
     while time.monotonic() < deadline:
         for flight in list(flights._flights.values()):
             # A thread that waits for a Future waits on its condition.
-            if len(flight.result._condition._waiters) >= count:  # type: ignore[attr-defined]  # no public way to see it
+            result = flight.result
+            if result is not None and len(result._condition._waiters) >= count:  # type: ignore[attr-defined]  # no public way to see it
                 return
         time.sleep(0.001)
     raise TimeoutError

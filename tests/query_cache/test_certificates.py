@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.query_cache import Metric, QueryCache, certificates
 from ragcache_integrations.query_cache.certificates import proven, proven_unit, safe_radius
+from ragcache_integrations.query_cache.kernels import kernels
 from ragcache_integrations.query_cache.reading import answers
 from tests.support.sizes import examples
 
@@ -220,3 +221,12 @@ class TestBounds:
         assert safe_radius(1.0, metric, 8, 1e20, 1e20) == -math.inf
         small = -1e-50 if metric == "ip" else 1e-25
         assert safe_radius(small, metric, 8, 1e-25, 1e-25) <= min(0.0, 1e10 * small)
+
+
+def test_keys_that_are_kept_as_unit_vectors_are_no_longer_than_radii_allow_for() -> None:
+    rng = np.random.default_rng(0)
+    for dim in (1, 2, 3, 384, 4096):
+        for scale in (1e-15, 1.0, 1e15):
+            query = (scale * rng.standard_normal(dim)).astype(np.float32)
+            key = kernels().prepare(query, True)[1].astype(np.float64)  # noqa: FBT003 - compiled
+            assert math.sqrt(key @ key) <= certificates._UNIT_LENGTH

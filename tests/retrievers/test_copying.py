@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from ragcache_integrations.retrievers.copying import copy_model
 
@@ -28,3 +28,19 @@ def test_changing_a_copy_leaves_the_document_alone() -> None:
     copy.metadata["new"] = 1
     assert document.text == "t"
     assert document.metadata == {"tags": ["a"], "more": {"deep": [1]}, "o": odd}
+
+
+class Odd(Document):
+    model_config = ConfigDict(extra="allow")
+
+    _secret: list[int] = PrivateAttr(default_factory=list)
+
+
+def test_models_with_more_than_fields_are_copied_as_pydantic_does() -> None:
+    document = Odd(text="t", metadata={}, another="a")
+    document._secret.append(1)
+    for copy in (copy_model(document), copy_model(document, text="other", another="b")):
+        assert copy._secret == [1]
+        assert copy.model_fields_set >= {"text", "metadata", "another"}
+    assert copy.model_extra == {"another": "b"}
+    assert document.model_extra == {"another": "a"}

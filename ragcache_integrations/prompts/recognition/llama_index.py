@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from .requests import REQUESTS
 
-__all__ = ["current_run", "watch_retrievers"]
+__all__ = ["OWN_HANDLERS", "current_run", "watch_retrievers"]
 
 
 def watch_retrievers() -> None:
@@ -99,3 +99,6 @@ class _SpanHandler(BaseSpanHandler[BaseSpan]):
 
 _RETRIEVALS = _RetrievalHandler()
 _SPANS = _SpanHandler()
+
+OWN_HANDLERS = frozenset({_RetrievalHandler, _SpanHandler})
+"""The classes of the handlers that :func:`watch_retrievers` adds."""

@@ -39,7 +39,8 @@ class DocumentVectors:
         self._settings = settings
         self._kernels = kernels
         # Those of cosine are made unit vectors here.
-        self._needs_unit = settings.unit and settings.metric != "cosine"
+        self._scales = settings.metric == "cosine"
+        self._needs_unit = settings.unit and not self._scales
         self._warned = False
 
     def prepare_query(self, q: ArrayLike) -> Vectors:
@@ -49,11 +50,13 @@ class DocumentVectors:
             ConfigurationError: It is no vector, zero or not finite; or ``unit_vectors`` was
                 promised, and it is none.
         """
-        query = as_query(q, self._settings.dim).copy()
+        query = as_query(q, self._settings.dim)
+        if not self._scales:
+            query = query.copy()
         if self._needs_unit:
             _check_unit("an embedding", query)
         prepared: Vectors
-        length, prepared = self._kernels.prepare(query, self._settings.metric == "cosine")
+        length, prepared = self._kernels.prepare(query, self._scales)
         if not 0.0 < length < math.inf:
             check_vector(query)  # says what is wrong with it
         return prepared

@@ -37,6 +37,7 @@ Vectors = NDArray[np.float32]
 # The first dimensions of all keys lie together: mostly they suffice to rule a key out. Random
 # directions do so from a share of tolerance**2 / 2 on, an eighth at a tolerance of 0.5.
 _HEAD, _HEAD_SHARE = 128, 1 / 6
+_ZERO = np.float32(0)
 _STARTS = 16  # dimensions by which keys are told apart before they are compared
 # From so many numbers on, a scan takes longer than giving Python's lock away and getting it back.
 _LONG_SCAN = 1 << 22
@@ -85,13 +86,15 @@ class KeyTable:
         self._table = np.full(1 << len(planes), -1, dtype=np.int32)
         self._buckets = 0
         self._used = 0  # slots from here on were never used
+        self._freed = 0  # FLAT: how many of the others are free again
         self._clock = self.written = 0
         head = min(dim, max(_HEAD, int(dim * _HEAD_SHARE)))
         self._heads = np.empty((0, head), dtype=np.float32)
         self._tails = np.empty((0, dim - head), dtype=np.float32)
         self._meta = np.empty((0, COLUMNS), dtype=np.int64)
         self._stamps = np.empty(0, dtype=np.int64)
-        self._marks = memoryview(self._stamps.data)  # the same numbers, quicker to write
+        # The same numbers, quicker to write one by one.
+        self._marks, self._facts = memoryview(self._stamps.data), memoryview(self._meta.data)
         # Slots by how their keys begin: finding an equal key must not take a scan.
         self._by_start: defaultdict[bytes, list[int]] = defaultdict(list)
         # Address and number of every slot's candidates' rows among the documents' vectors.
@@ -174,7 +177,9 @@ class KeyTable:
         end = begin + self._per_bucket
         if not len(self.planes) and self._used < end:  # FLAT's only bucket fills up bit by bit
             self._grow(self._used + 1)
-            end = self._used + 1
+            if not self._freed:
+                return self._used
+            end = self._used
         return begin + int(self._stamps[begin:end].argmin())
 
     def next_sequence(self) -> int:
@@ -219,10 +224,15 @@ class KeyTable:
         """
         head = self._heads.shape[1]
         self._heads[slot], self._tails[slot] = key[:head], key[head:]
-        self._meta[slot] = partition, serves, expires, sequence
-        self._stamps[slot] = sequence
+        facts = self._facts
+        facts[slot, SERVES], facts[slot, EXPIRES], facts[slot, SEQUENCE] = serves, expires, sequence
+        facts[slot, PARTITION] = partition  # until then the slot counts as free
+        self._marks[slot] = sequence
         self._by_start[_start(key)].append(slot)
-        self._used = max(self._used, slot + 1)
+        if slot < self._used:
+            self._freed -= 1
+        else:
+            self._used = slot + 1
         self.written = sequence
 
     def serve(self, slot: int, serves: int) -> None:
@@ -237,8 +247,9 @@ class KeyTable:
 
     def free(self, slot: int) -> None:
         """Forget the slot's key."""
-        self._meta[slot, PARTITION] = FREE
-        self._stamps[slot] = -1
+        self._facts[slot, PARTITION] = FREE
+        self._marks[slot] = -1
+        self._freed += 1
         start = _start(self._heads[slot])
         self._by_start[start].remove(slot)
         if not self._by_start[start]:
@@ -288,7 +299,7 @@ class KeyTable:
         self._stamps = _extend(self._stamps, more, -1)
         self._lists = _extend(self._lists, more, 0)
         self._rows = self._rows + [None] * more
-        self._marks = memoryview(self._stamps.data)
+        self._marks, self._facts = memoryview(self._stamps.data), memoryview(self._meta.data)
         # A lookup that still reads the shorter arrays must not see buckets beyond them.
         self._table = self._table.copy()
         self._publish()
@@ -320,7 +331,7 @@ class KeyTable:
 
 def _start(key: Vectors) -> bytes:
     """Return how a key begins; the same for keys that are equal, of which -0 and 0 are."""
-    return (key[:_STARTS] + np.float32(0)).tobytes()
+    return (key[:_STARTS] + _ZERO).tobytes()
 
 
 def _extend(array: NDArray[Any], more: int, fill: int) -> NDArray[Any]:

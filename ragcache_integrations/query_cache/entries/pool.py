@@ -36,7 +36,7 @@ class VectorPool:
     def __init__(self, dim: int) -> None:
         self.vectors = np.empty((16, dim), dtype=np.float32)
         self._rows: dict[DocumentKey, int] = {}
-        self._references: dict[DocumentKey, int] = {}
+        self._references: list[int] = []  # by row
         self._free: list[int] = []
 
     def __len__(self) -> int:
@@ -54,21 +54,15 @@ class VectorPool:
             vectors: Their vectors, shape (len(keys), dim).
         """
         for key, vector in zip(keys, vectors, strict=True):
-            if key not in self._rows:
-                row = self._free.pop() if self._free else len(self._rows)
-                if row == len(self.vectors):
-                    self.vectors = np.concatenate([self.vectors, np.empty_like(self.vectors)])
-                self.vectors[row] = vector
-                self._rows[key] = row
-                self._references[key] = 0
-            self._references[key] += 1
+            row = self._rows.get(key)
+            self._references[self._add(key, vector) if row is None else row] += 1
 
     def acquire_all(
         self,
         keys: Sequence[DocumentKey],
         missing: Sequence[DocumentKey],
         vectors: NDArray[np.float32],
-    ) -> bool:
+    ) -> NDArray[np.int64] | None:
         """Reference documents whose missing vectors were read meanwhile.
 
         Args:
@@ -77,23 +71,46 @@ class VectorPool:
             vectors: Their vectors, shape (len(missing), dim).
 
         Returns:
-            Whether that could be; not where others are missing by now.
+            The documents' row numbers, shape (len(keys),); ``None`` where others are missing by
+            now, and then nothing is referenced.
         """
-        known = set(keys).difference(missing)
-        if not self._rows.keys() >= known:
-            return False
-        self.acquire(missing, vectors)
-        for key in known:
-            self._references[key] += 1
-        return True
+        rows = self._rows
+        if missing:
+            if not set(self.missing(keys)).issubset(missing):
+                return None
+            for key, vector in zip(missing, vectors, strict=True):
+                if key not in rows:
+                    self._add(key, vector)
+        try:
+            held = [rows[key] for key in keys]
+        except KeyError:
+            return None
+        references = self._references
+        for row in held:
+            references[row] += 1
+        return np.array(held, dtype=np.int64)
+
+    def _add(self, key: DocumentKey, vector: NDArray[np.float32]) -> int:
+        """Keep a vector that nobody references yet; return its row."""
+        if self._free:
+            row = self._free.pop()
+        else:
+            row = len(self._references)
+            self._references.append(0)
+        if row == len(self.vectors):
+            self.vectors = np.concatenate([self.vectors, np.empty_like(self.vectors)])
+        self.vectors[row] = vector
+        self._rows[key] = row
+        return row
 
     def release(self, keys: Iterable[DocumentKey]) -> None:
         """Give references back; a vector that nobody needs any more goes."""
         for key in keys:
-            self._references[key] -= 1
-            if self._references[key] == 0:
-                del self._references[key]
-                self._free.append(self._rows.pop(key))
+            row = self._rows[key]
+            self._references[row] -= 1
+            if not self._references[row]:
+                del self._rows[key]
+                self._free.append(row)
 
     def rows(self, keys: Iterable[DocumentKey]) -> NDArray[np.int64]:
         """Return the row numbers of referenced documents."""

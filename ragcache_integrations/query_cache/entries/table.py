@@ -88,19 +88,28 @@ class EntryTable(Generic[T]):
         """By how much documents' distances may differ between two queries so far apart."""
         return distance * self.longest if self._inner else distance
 
-    def rank(self, vector: Vectors, documents: Sequence[DocumentKey]) -> Readable:
+    def rank(
+        self,
+        vector: Vectors,
+        documents: Sequence[DocumentKey],
+        rows: NDArray[np.int64] | None = None,
+    ) -> Readable:
         """Return what is needed to re-rank candidates; ``longest`` grows by their vectors.
 
         Args:
             vector: The query, prepared, shape (dim,).
             documents: The candidates' keys, best first. The pool keeps their vectors already.
+            rows: The rows there of those documents that are different ones, in their order.
         """
-        rows, vectors = self.pool.rows(documents), self.pool.vectors
+        held = documents
+        if rows is None or len(rows) < len(documents):
+            rows, held = self.pool.rows(documents), tuple(dict.fromkeys(documents))
+        vectors = self.pool.vectors
         order, distances = self._rank(vector, _PREPARED, vectors, rows, self._inner)
         if self._inner and len(rows):
             lengths = (vectors[rows].astype(np.float64) ** 2).sum(axis=1)
             self.longest = max(self.longest, math.sqrt(lengths.max()))
-        return Readable(rows, tuple(dict.fromkeys(documents)), distances, rows[order])
+        return Readable(rows, tuple(held), distances, rows[order])
 
     def put(self, new: NewEntry[T]) -> bool:
         """Insert an entry; one of the same embedding and key is replaced.

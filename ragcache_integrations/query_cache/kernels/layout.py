@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from numpy.typing import NDArray
@@ -22,7 +23,15 @@ FREE = -1
 """The partition of a slot without an entry."""
 
 
+_Byte = ctypes.c_char
+
+
 def address(array: NDArray[Any]) -> int:
-    """Return where an array's numbers are. Sooner there than ``array.ctypes.data``."""
-    place: int = array.__array_interface__["data"][0]
-    return place
+    """Return where an array's numbers are. ``array.ctypes`` takes three times as long.
+
+    Args:
+        array: Contiguous, and not read-only.
+    """
+    if not array.nbytes:  # which is no buffer
+        return int(array.ctypes.data)
+    return ctypes.addressof(_Byte.from_buffer(array.data))

@@ -92,11 +92,10 @@ def why_private(request: Request[T], query: NDArray[np.float32], *, shared: bool
     # Other processes rank what they share by distance, and do not hear that this is otherwise.
     if shared and not request.ranked:
         return "a search that does not rank by distance alone is not shared between processes"
-    return (
-        ""
-        if np.count_nonzero(query)
-        else "the embedding of this empty text is zero: it has no direction"
-    )
+    # That of any other text was refused if it is zero.
+    if request.embedding is not None or "".join(request.texts).strip() or np.count_nonzero(query):
+        return ""
+    return "the embedding of this empty text is zero: it has no direction"
 
 
 def plain_answer(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -19,7 +19,7 @@ from ragcache_integrations.retrievers.tally import Tally
 
 from .document_embedder import DocumentEmbedder
 from .follower import Follower
-from .lazy_cache import LazyCache
+from .lazy_cache import AnyCache, LazyCache
 from .question import Question, candidates_of, in_memory, plain_answer
 
 __all__ = ["Searcher"]
@@ -146,19 +146,21 @@ class Searcher(Generic[T]):
             )
         unlimited = self._source.k is None or question.request.whole
         complete = unlimited or (len(candidates) < count and not question.request.cut)
-        put: Callable[..., object] = question.cache.insert
+        cache: AnyCache[T] = question.cache
+        others: dict[str, Any] = {}
         if vectors is not None and not self._caches.shared:
-            put = partial(put, vectors=vectors)
+            others["vectors"] = vectors
         if not question.request.ranked:
-            put = partial(in_memory(question.cache).insert, ranked=False)
+            cache, others = in_memory(cache), {"ranked": False}
         insert = partial(
-            put,
+            cache.insert,
             question.query,
             candidates,
             question.key,
             k=None if unlimited else question.k,
             complete=complete,
             store_version=question.version,
+            **others,
         )
         if not [document for document in candidates if document.id == document.fingerprint]:
             insert()

@@ -9,7 +9,6 @@ import struct
 import threading
 import time
 import zlib
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -274,7 +273,7 @@ def test_a_stamp_that_is_no_number_stops_no_insertion(own_redis: RealRedis, shel
 def test_an_entry_that_is_too_large_is_not_inserted(own_redis: RealRedis, shelf: Shelf) -> None:
     cache = filled(own_redis, shelf, vectors=None, documents=None, exact_search=False)
     one = shelf.candidate("id 1")
-    long = [replace(one, id=f"{number}" + "x" * 1000) for number in range(1200)]
+    long = [one._replace(id=f"{number}" + "x" * 1000) for number in range(1200)]
     assert not cache.insert(QUERY, long)
     assert cache.stats().dropped == 1
 

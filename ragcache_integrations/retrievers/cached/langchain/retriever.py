@@ -411,7 +411,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         run_manager: CallbackManagerForRetrieverRun,
         **call: Any,
     ) -> list[Document]:
-        retrieval = self._core.retrieve(self._request_of_run(run_manager, query, call))
+        core: RetrieverCore[Document] = _private(self, "_core")
+        retrieval = core.retrieve(self._request_of_run(run_manager, query, call))
         _dispatch_event(run_manager, retrieval.trace)
         return retrieval.documents
 
@@ -422,7 +423,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         run_manager: AsyncCallbackManagerForRetrieverRun,
         **call: Any,
     ) -> list[Document]:
-        retrieval = await self._core.aretrieve(self._request_of_run(run_manager, query, call))
+        core: RetrieverCore[Document] = _private(self, "_core")
+        retrieval = await core.aretrieve(self._request_of_run(run_manager, query, call))
         await _adispatch_event(run_manager, retrieval.trace)
         return retrieval.documents
 
@@ -438,7 +440,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         own = call.get("namespace")
         REQUESTS.set_namespace(run.run_id, self.namespace if own is None else own)
         make_config = partial(child_config, config, run)
-        return self._requests.make(read_call(query, make_config, call, interval))
+        requests: Requests = _private(self, "_requests")
+        return requests.make(read_call(query, make_config, call, interval))
 
     @property
     def _staged(self) -> StagedFaissRetriever | None:
@@ -502,6 +505,13 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
     @override
     def _restore(self, dumped: DumpedCache | None) -> None:
         self._core.files.restore(dumped)
+
+
+def _private(retriever: ApproximateCacheRetriever, name: str) -> Any:
+    """Return a private attribute. Pydantic itself looks for it everywhere else first."""
+    private = retriever.__pydantic_private__
+    assert private is not None  # noqa: S101 - set on construction
+    return private[name]
 
 
 def _dispatch_event(run_manager: CallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:

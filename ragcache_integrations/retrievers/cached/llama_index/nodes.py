@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from llama_index.core.schema import BaseNode, NodeWithScore
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 
 from ragcache_integrations.errors import ConfigurationError
@@ -13,7 +13,13 @@ from ragcache_integrations.retrievers.cached.saved_values import decode_value, e
 from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.retrieval import QUERY_CACHE_METADATA, Note
 
-__all__ = ["copy_node", "decode_node", "encode_node"]
+__all__ = ["copy_node", "decode_node", "encode_node", "identify_node"]
+
+
+def identify_node(scored: NodeWithScore) -> tuple[str, str]:
+    """Return a node's id and its text, without its metadata."""
+    node = scored.node
+    return node.node_id, node.get_content(MetadataMode.NONE)
 
 
 def copy_node(node: BaseNode, note: Note | None) -> BaseNode:

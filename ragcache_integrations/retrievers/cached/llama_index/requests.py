@@ -34,6 +34,8 @@ from ragcache_integrations.retrievers.staged import StagedRequest
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
 from ragcache_integrations.retrievers.stores import StoreFacts, VectorSearch
 
+from .tracing import search_method
+
 __all__ = ["QUERY_MODE", "Requests", "check_search_kwargs"]
 
 QUERY_MODE = "vector_store_query_mode"
@@ -115,13 +117,16 @@ class Requests:
             bundle = replace(query, embedding=embedding.tolist())
             if self._bring is not None:
                 return self._bring(embedding, count, {**copies(), "query_bundle": bundle})
-            return retriever(count)._retrieve(bundle)  # noqa: SLF001
+            nodes: Sequence[NodeWithScore] = search_method(retriever(count), "_retrieve")(bundle)
+            return nodes
 
         async def asearch(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
             bundle = replace(query, embedding=embedding.tolist())
             if self._abring is not None:
                 return await self._abring(embedding, count, {**copies(), "query_bundle": bundle})
-            return await retriever(count)._aretrieve(bundle)  # noqa: SLF001
+            nodes: Sequence[NodeWithScore]
+            nodes = await search_method(retriever(count), "_aretrieve")(bundle)
+            return nodes
 
         # The first nodes of such a search need not be what it finds where fewer are wanted.
         whole = self._index is not None and not self._ranked

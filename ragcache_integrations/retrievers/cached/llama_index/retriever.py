@@ -67,6 +67,7 @@ from .nodes import (
     copy_node,
     decode_node,
     encode_node,
+    identify_node,
 )
 from .requests import QUERY_MODE, Requests, check_search_kwargs
 from .stores import (
@@ -75,6 +76,7 @@ from .stores import (
     methods_of,
     nodes_of,
 )
+from .tracing import is_heard
 
 __all__ = ["ApproximateCacheRetriever", "QueryCacheEvent"]
 
@@ -205,7 +207,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             knobs_of_cache(self._knobs),
             Source(
                 embed=lambda texts: model.get_agg_embedding_from_queries(list(texts)),
-                identify=lambda node: (node.node_id, node.node.get_content(MetadataMode.NONE)),
+                identify=identify_node,
                 copy=copy_scored,
                 aembed=aembed,
                 k=default_k,
@@ -446,7 +448,8 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
 
 
 def _dispatch_event(query: QueryBundle, trace: RetrievalTrace) -> None:
-    dispatcher.event(QueryCacheEvent(query=query.query_str, trace=trace))
+    if is_heard(dispatcher):
+        dispatcher.event(QueryCacheEvent(query=query.query_str, trace=trace))
 
 
 def _reader(
