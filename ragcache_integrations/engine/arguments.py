@@ -81,6 +81,8 @@ def engine_settings(
     reuse: str = "prefix",
     link_tokens: int = 16,
     document_cache_gib: float = 1.0,
+    disk_cache_gib: float = 0.0,
+    disk_cache_dir: str | Path | None = None,
     vllm_args: Mapping[str, Any] | None = None,
 ) -> EngineSettings:
     """Check the arguments of :class:`RAGCacheEngine` without starting anything.
@@ -98,6 +100,8 @@ def engine_settings(
         reuse=reuse,
         link_tokens=link_tokens,
         document_cache_gib=document_cache_gib,
+        disk_cache_gib=disk_cache_gib,
+        disk_cache_dir=str(disk_cache_dir) if isinstance(disk_cache_dir, Path) else disk_cache_dir,
     )
     if not check_flag("knowledge_tree", knowledge_tree):
         for name, needed in (("host_cache_gib", host_cache_gib), ("reuse", reuse == "anywhere")):

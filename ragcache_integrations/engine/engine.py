@@ -98,6 +98,10 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         link_tokens: How many first tokens of each document are computed in place with
             ``reuse="anywhere"``: more cost time and come closer to exact answers.
         document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
+        disk_cache_gib: Room on disk for these documents, in GiB: they survive restarts, and those
+            that the memory has no room for are read from there; 0 for none.
+        disk_cache_dir: Folder in which they are kept, for any number of models and engines; the
+            user's cache folder by default.
         chat_template: A Jinja template to use instead of the model's own.
         tool_parser: Name of vLLM's parser (``--tool-call-parser``) that reads the model's tool
             calls; ``None`` finds it by the chat template.
@@ -124,6 +128,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         max_model_len: Context window in tokens, prompt and answer together.
         total_kv_tokens: Capacity of the KV cache in tokens, as of the first start.
         block_size: Tokens per block of the KV cache; only whole blocks are reused.
+        reuse_is_off: Why documents are computed exactly although the engine was made with
+            ``reuse="anywhere"``; ``None`` if nothing is wrong.
 
     Raises:
         ConfigurationError: An argument is out of its range or unknown.
@@ -150,6 +156,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         reuse: str = "prefix",
         link_tokens: int = 16,
         document_cache_gib: float = 1.0,
+        disk_cache_gib: float = 0.0,
+        disk_cache_dir: str | Path | None = None,
         chat_template: str | None = None,
         tool_parser: str | None = None,
         startup_timeout: float = 600.0,
@@ -177,6 +185,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             reuse=reuse,
             link_tokens=link_tokens,
             document_cache_gib=document_cache_gib,
+            disk_cache_gib=disk_cache_gib,
+            disk_cache_dir=disk_cache_dir,
             vllm_args=vllm_args,
         )
         check_seconds("startup_timeout", startup_timeout)
@@ -210,12 +220,19 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         self.max_model_len = ready.max_model_len
         self.total_kv_tokens = ready.total_kv_tokens
         self.block_size = ready.block_size
+        self.reuse_is_off = ready.reuse_is_off
         self._block_bytes = ready.block_bytes
         if ready.tree_is_off is not None:
             logger.warning(
                 "the knowledge tree is off, documents are cached as vLLM does: %s",
                 ready.tree_is_off,
             )
+        if ready.reuse_is_off is not None:
+            logger.warning(
+                "documents are not reused anywhere but computed exactly: %s", ready.reuse_is_off
+            )
+        if ready.disk_is_off is not None:
+            logger.warning("documents are not kept on disk: %s", ready.disk_is_off)
         if ready.slow_dtype is not None:
             logger.warning(SLOW_DTYPE, ready.slow_dtype, 'dtype="float32"')
 
@@ -398,7 +415,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         return load
 
     def reset_cache(self) -> bool:
-        """Empty the KV cache.
+        """Empty the KV cache. Documents on disk stay.
 
         Returns:
             ``False``, and nothing is emptied, while requests are in flight.

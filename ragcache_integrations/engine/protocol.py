@@ -189,6 +189,10 @@ class Ready:
     """Why there is no knowledge tree although one was requested."""
     slow_dtype: str | None
     """The model's numeric type, if this CPU has no instructions for it."""
+    reuse_is_off: str | None = None
+    """Why documents are not reused anywhere although that was requested."""
+    disk_is_off: str | None = None
+    """Why documents are not kept on disk although that was requested."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from ragcache_integrations.core.checks import (
     check_seconds,
     or_none,
 )
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.policies import POLICIES
 
 __all__ = ["REUSES", "CacheSettings"]
@@ -36,6 +37,8 @@ class CacheSettings:
         link_tokens: How many first tokens of each document are computed where the rest is reused
             anywhere.
         document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
+        disk_cache_gib: Room on disk for these documents, in GiB; 0 for none.
+        disk_cache_dir: Folder in which they are kept; ``None`` for the user's cache folder.
 
     Raises:
         ConfigurationError: A setting is out of its range.
@@ -50,6 +53,8 @@ class CacheSettings:
     reuse: str = "prefix"
     link_tokens: int = 16
     document_cache_gib: float = 1.0
+    disk_cache_gib: float = 0.0
+    disk_cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         check_field(self, check_choice, "policy", tuple(POLICIES))
@@ -61,3 +66,15 @@ class CacheSettings:
         check_field(self, check_choice, "reuse", REUSES)
         check_field(self, check_int, "link_tokens", 0)
         check_field(self, check_number, "document_cache_gib", 0, above=True)
+        check_field(self, check_number, "disk_cache_gib", 0)
+        if self.disk_cache_gib and self.reuse != "anywhere":
+            msg = 'disk_cache_gib keeps documents that are reused anywhere: pass reuse="anywhere"'
+            raise ConfigurationError(msg)
+        if self.disk_cache_dir is not None and not (
+            isinstance(self.disk_cache_dir, str) and self.disk_cache_dir and self.disk_cache_gib
+        ):
+            msg = (
+                "disk_cache_dir must be a folder, or None, and needs disk_cache_gib above 0, got "
+                f"{self.disk_cache_dir!r} and {self.disk_cache_gib}"
+            )
+            raise ConfigurationError(msg)

@@ -56,6 +56,8 @@ _TREE_DEFAULTS = {
     "reuse": CACHE.reuse,
     "link_tokens": CACHE.link_tokens,
     "document_cache_gib": CACHE.document_cache_gib,
+    "disk_cache_gib": CACHE.disk_cache_gib,
+    "disk_cache_dir": CACHE.disk_cache_dir,
 }
 ENGINE_KNOBS = (*_START_KNOBS, *_TREE_DEFAULTS)
 """Knobs of a local engine besides the model and its context window."""

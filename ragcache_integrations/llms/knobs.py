@@ -174,6 +174,8 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
         link_tokens: How many first tokens of each document are computed in place with
             ``reuse="anywhere"``.
         document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
+        disk_cache_gib: Room on disk for these documents, in GiB; they survive restarts. 0 for none.
+        disk_cache_dir: Folder in which they are kept; the user's cache folder if ``None``.
         find_documents: Find documents that were retrieved in the same request (the same outermost
             run of the framework, or else the same thread or task) in prompts that do not name
             theirs: texts of at least 64 characters that are in the prompt exactly as the
@@ -238,6 +240,8 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
     reuse: str = CACHE.reuse
     link_tokens: int = Field(default=CACHE.link_tokens, strict=True)
     document_cache_gib: float = Field(default=CACHE.document_cache_gib, strict=True)
+    disk_cache_gib: float = Field(default=CACHE.disk_cache_gib, strict=True)
+    disk_cache_dir: Annotated[str | None, BeforeValidator(_path_to_text)] = CACHE.disk_cache_dir
     find_documents: bool = Field(default=True, strict=True)
     chat_template: str | None = None
     tool_parser: str | None = None

@@ -50,7 +50,8 @@ from ragcache_integrations.engine.schema_limits import (
 from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.knowledge_tree import TreeSnapshot, TreeStats
 
-from .anywhere.connector import DOCUMENT_CACHE_GIB, DocumentConnector
+from .anywhere.connector import DocumentConnector
+from .anywhere.disk import DISK_CACHE_DIR, DISK_CACHE_GIB
 from .continuation import continue_text
 from .dtypes import slow_on_cpu
 from .host_tier import HOST_CACHE_GIB, HostTierConnector
@@ -155,18 +156,20 @@ def extra_args(request: Submit) -> dict[str, Any]:
 
 def connector_config(cache: CacheSettings) -> KVTransferConfig | None:
     """Configuration that makes vLLM use our connector; ``None`` where nothing needs one."""
-    sizes = {HOST_CACHE_GIB: cache.host_cache_gib} if cache.host_cache_gib else {}
-    connector: type[Any] = HostTierConnector
-    if cache.reuse == "anywhere":
-        sizes[DOCUMENT_CACHE_GIB] = cache.document_cache_gib
-        connector = DocumentConnector
-    if not sizes:
+    anywhere = cache.reuse == "anywhere"
+    if not anywhere and not cache.host_cache_gib:
         return None
+    connector: type[Any] = DocumentConnector if anywhere else HostTierConnector
+    extra = {
+        HOST_CACHE_GIB: cache.host_cache_gib,
+        DISK_CACHE_GIB: cache.disk_cache_gib,
+        DISK_CACHE_DIR: cache.disk_cache_dir,
+    }
     return KVTransferConfig(
         kv_connector=connector.__name__,
         kv_connector_module_path=connector.__module__,
         kv_role="kv_both",
-        kv_connector_extra_config=sizes,
+        kv_connector_extra_config=extra,
         # A request whose blocks could not be read back fails, with everything that was computed
         # from them, and is submitted again. vLLM's "recompute" would leave the wrong blocks for
         # other requests to find until they are computed again, which an abort may prevent.
@@ -264,6 +267,7 @@ class VLLM:
         self._running: dict[str, _Running] = {}
         self._names: dict[int, str] = {}
         self.tree_is_off: str | None = None
+        self._wants_reuse = settings.cache is not None and settings.cache.reuse == "anywhere"
         self._documents: DocumentCache | None = None
         if settings.cache is not None:
             other = "vllm_args chose another scheduler"
@@ -292,6 +296,14 @@ class VLLM:
             self._engine.has_unfinished_requests()
             or self._scheduler.has_requests()
             or self._core.batch_queue  # steps in flight; none without asynchronous scheduling
+        )
+
+    def has_encoded(self, request: Submit) -> bool:
+        """Whether a request would only encode documents that are stored."""
+        return (
+            request.encodes
+            and self._documents is not None
+            and self._documents.has_encoded(request.namespace, request.token_ids, request.documents)
         )
 
     def submit(self, request: Submit) -> None:
@@ -453,6 +465,18 @@ class VLLM:
     def slow_dtype(self) -> str | None:
         """The model's numeric type, if this CPU has no instructions for it."""
         return slow_dtype(self._engine.vllm_config)
+
+    @property
+    def reuse_is_off(self) -> str | None:
+        """Why documents are not reused anywhere although that was requested."""
+        if self._documents is None:
+            return self.tree_is_off if self._wants_reuse else None
+        return self._documents.reuse_is_off
+
+    @property
+    def disk_is_off(self) -> str | None:
+        """Why documents are not kept on disk although that was requested."""
+        return None if self._documents is None else self._documents.disk_is_off
 
     def tree_stats(self) -> TreeStats | None:
         """Counts of the knowledge tree; ``None`` without one."""

@@ -99,6 +99,19 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def encoded_before(request: Submit) -> Output:
+    """The output of a request whose documents are stored already."""
+    return Output(
+        request_id=request.request_id,
+        text="",
+        token_ids=(),
+        logprobs=(),
+        finish_reason="stop",
+        cached_tokens=len(request.token_ids),
+        attempt=request.attempt,
+    )
+
+
 class Host:
     """Passes messages to vLLM and its outputs back.
 
@@ -174,7 +187,10 @@ class Host:
         match message:
             case Submit():
                 try:
-                    self._vllm.submit(message)
+                    if self._vllm.has_encoded(message):
+                        self._send(Step((encoded_before(message),)))
+                    else:
+                        self._vllm.submit(message)
                 except ValueError as error:
                     self._fail(message, FailureKind.INVALID, error)
                 except Exception as error:
@@ -251,6 +267,8 @@ def main() -> int:
                 block_bytes=vllm.block_bytes,
                 tree_is_off=vllm.tree_is_off,
                 slow_dtype=vllm.slow_dtype,
+                reuse_is_off=vllm.reuse_is_off,
+                disk_is_off=vllm.disk_is_off,
             )
         )
         Host(connection, vllm, settings.heartbeat_seconds).serve()

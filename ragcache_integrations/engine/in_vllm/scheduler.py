@@ -23,7 +23,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from ragcache_integrations.core.prompt import spans_from_extra_args
+from ragcache_integrations.core.prompt import Span, spans_from_extra_args
 from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import (
@@ -36,7 +36,7 @@ from ragcache_integrations.knowledge_tree.path import Path
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
 from .anywhere.connector import host_tier_of
-from .anywhere.requests import reuse_of
+from .anywhere.requests import reuse_of, why_not
 from .free_blocks import DocumentFreeQueue
 from .kv_cache import unsuited
 from .waiting import CacheAwareRequestQueue, topics
@@ -123,11 +123,18 @@ class DocumentCache:
     Args:
         scheduler: vLLM's scheduler, right after its ``__init__``.
         settings: Settings of the knowledge tree.
+
+    Attributes:
+        reuse_is_off: Why documents are not reused anywhere; ``None`` where they are, or where
+            nobody wants that.
+        disk_is_off: The same of keeping them on disk.
     """
 
     def __init__(self, scheduler: Any, settings: CacheSettings) -> None:
         self._host_tier = host_tier_of(scheduler.connector)
-        self._reuse = reuse_of(scheduler, settings)
+        self.reuse_is_off = why_not(scheduler, settings)
+        self._reuse = None if self.reuse_is_off else reuse_of(scheduler, settings)
+        self.disk_is_off = self._reuse.disk_is_off if self._reuse else None
         self._requests: dict[str, Request] = scheduler.requests
         self._block_size: int = scheduler.block_size
         self._pool = scheduler.kv_cache_manager.block_pool
@@ -188,6 +195,13 @@ class DocumentCache:
         """Whether a request has a path in the tree."""
         reuses = self._reuse is not None and self._reuse.knows(request)
         return reuses or request.request_id in self._paths
+
+    def has_encoded(self, tenant: str, token_ids: Sequence[int], documents: Sequence[Span]) -> bool:
+        """Whether a tenant's documents are stored, to be reused at any place."""
+        reuse = self._reuse
+        return reuse is not None and all(
+            reuse.holds(tenant, token_ids[begin:end]) for _, begin, end in documents
+        )
 
     def refuse(self, request: Request) -> None:
         """Remove the path of a request that has just entered and that vLLM refused."""

@@ -253,7 +253,9 @@ def test_a_document_that_cannot_be_read_is_computed(
         assert engine.stats().restarts == 0
 
 
-def test_a_model_that_it_is_wrong_for_answers_exactly(model: Path, tmp_path: Path) -> None:
+def test_a_model_that_it_is_wrong_for_answers_exactly(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The angles of its RoPE depend on the prompt's length."""
     folder = tmp_path / "model"
     shutil.copytree(model, folder)
@@ -265,6 +267,8 @@ def test_a_model_that_it_is_wrong_for_answers_exactly(model: Path, tmp_path: Pat
     with RAGCacheEngine(
         folder, kv_cache_gib=0.1, vllm_args={"enforce_eager": True}, **SETTINGS
     ) as engine:
+        assert "dynamic" in str(engine.reuse_is_off)
+        assert "dynamic" in caplog.text
         engine.encode(DOCUMENTS)
         loose = engine.generate(prompt, GREEDY, link_tokens=0)
         assert loose.usage.cached_tokens == 0

@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 from ragcache_integrations.engine.in_vllm.host_tier import (
     Failures,
@@ -22,12 +23,12 @@ from ragcache_integrations.engine.in_vllm.host_tier import (
 )
 from ragcache_integrations.engine.in_vllm.kv_cache import unsuited
 
+from .disk import DISK_CACHE_DIR, DISK_CACHE_GIB, DiskWorker, open_folder
+from .encoded import Form
 from .models import unsuited_for_reuse
 from .worker import Moves, StoreWorker
 
-__all__ = ["DOCUMENT_CACHE_GIB", "DocumentConnector", "host_tier_of"]
-
-DOCUMENT_CACHE_GIB = "document_cache_gib"
+__all__ = ["DocumentConnector", "host_tier_of"]
 
 
 def host_tier_of(connector: Any) -> HostTierConnector | None:
@@ -51,13 +52,14 @@ class _Report(KVConnectorWorkerMetadata):
 
     failures: Failures | None = None
     lost: set[bytes] = field(default_factory=set)
+    unwritten: set[bytes] = field(default_factory=set)
 
     def aggregate(self, other: _Report) -> _Report:
         """Merge the reports of two workers."""
         failures = self.failures or other.failures
         if self.failures and other.failures:
             failures = self.failures.aggregate(other.failures)
-        return _Report(failures, self.lost | other.lost)
+        return _Report(failures, self.lost | other.lost, self.unwritten | other.unwritten)
 
 
 class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
@@ -114,6 +116,7 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
             return
         if self.reuse is not None:
             self.reuse.forget(report.lost)
+            self.reuse.forget_files(report.unwritten)
         if self.host_tier is not None and report.failures is not None:
             connector_output.kv_connector_worker_meta = report.failures
             self.host_tier.update_connector_output(connector_output)
@@ -135,6 +138,16 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
         if not self._unused:
             layers = self._vllm_config.compilation_config.static_forward_context
             self._store = StoreWorker(layers, kv_caches, self._block_size)
+            self._store.disk = self._open_disk(self._store.memory.form)
+
+    def _open_disk(self, form: Form) -> DiskWorker | None:
+        extra = self._kv_transfer_config.get_from_extra_config
+        gib = float(extra(DISK_CACHE_GIB, 0.0))
+        folder = open_folder(self._vllm_config, extra(DISK_CACHE_DIR, None)) if gib else None
+        if folder is None:
+            return None
+        workers = self._vllm_config.parallel_config.world_size
+        return DiskWorker(folder, form, gib, get_tensor_model_parallel_rank(), workers)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """What is to be done in a step."""
@@ -190,13 +203,17 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> _Report | None:
         """The failures of this step; ``None`` if there are none."""
         failures = self.host_tier.build_connector_worker_meta() if self.host_tier else None
-        lost: set[bytes] = set()
+        lost, unwritten = set[bytes](), set[bytes]()
         if self._store is not None:
             lost, self._store.lost = self._store.lost, set()
-        return _Report(failures, lost) if failures or lost else None
+            if self._store.disk is not None:
+                unwritten = self._store.disk.take_unwritten()
+        return _Report(failures, lost, unwritten) if failures or lost or unwritten else None
 
     def shutdown(self) -> None:
-        """Free the host's memory."""
+        """Free the host's memory, and write to the disk what waits for it."""
         if self.host_tier is not None:
             self.host_tier.shutdown()
+        if self._store is not None:
+            self._store.close()
         self._store = None

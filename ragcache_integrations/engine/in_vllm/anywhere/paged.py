@@ -8,14 +8,15 @@ where keys and values are. Writing is that same operation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm._custom_ops import rotary_embedding
 
-__all__ = ["Encoded", "LayoutError", "PagedMemory", "angles_between", "turn"]
+from .encoded import Encoded, Form
+
+__all__ = ["LayoutError", "PagedMemory", "angles_between", "turn"]
 
 DIGIT = 128
 """Numbers below it are exact in every type that a KV cache has."""
@@ -23,21 +24,6 @@ DIGIT = 128
 
 class LayoutError(RuntimeError):
     """The KV cache, or the model's position encoding, isn't understood."""
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A document's keys and values, as it was encoded.
-
-    Attributes:
-        keys: Of shape ``(layers, tokens, heads, size)``.
-        values: The same.
-        position: Of its first token.
-    """
-
-    keys: Tensor
-    values: Tensor
-    position: int
 
 
 class PagedMemory:
@@ -68,11 +54,9 @@ class PagedMemory:
         self._where = self._find_layout()
 
     @property
-    def token_bytes(self) -> int:
-        """Of the keys and values of one token, all layers together."""
-        cache = self._caches[0]
-        numbers: int = 2 * len(self._layers) * self._heads * self._head_size
-        return numbers * cache.element_size()
+    def form(self) -> Form:
+        """What documents look like."""
+        return Form(len(self._layers), self._heads, self._head_size, self._caches[0].dtype)
 
     def read(self, blocks: Sequence[int], begin: int, end: int) -> Encoded:
         """Copy a span of a request's tokens out.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ragcache_integrations.core.prompt import Span
 
@@ -27,12 +27,14 @@ class Load:
         begin: Where the document begins in the prompt.
         first: The first token that is read.
         end: The token after the last.
+        tokens: Length of the document, of which the prompt's last token is not read.
     """
 
     key: bytes
     begin: int
     first: int
     end: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Plan:
         """What is left of it if the first tokens are in the KV cache already."""
         return Plan(
             tuple(
-                Load(load.key, load.begin, max(load.first, local), load.end)
+                replace(load, first=max(load.first, local))
                 for load in self.loads
                 if load.end > local
             ),
@@ -107,7 +109,7 @@ def make_plan(
         elif first < end:
             if at < first:
                 rows.append((at, first))
-            loads.append(Load(key, begin, first, end))
+            loads.append(Load(key, begin, first, end, document_end - begin))
             at = end
     end = min(spans[-1][2], last) if spans else 0
     if at < end:

@@ -16,7 +16,7 @@ import itertools
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +32,13 @@ from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
 from .connector import DocumentConnector
+from .disk import DiskIndex, open_folder
 from .models import unsuited_for_reuse
 from .plan import Load, Plan, document_key, make_plan
 from .store import DocumentStore
-from .worker import Moves, Save
+from .worker import Fetch, Moves, Save
 
-__all__ = ["Reuse", "reuse_of"]
+__all__ = ["Reuse", "reuse_of", "why_not"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class _Known:
         link_tokens: Tokens of each that are computed; ``None`` where it encodes them.
         salt: The tenant.
         saved: Whether its documents have been stored.
+        plan: How its beginning is come by, as of the latest look at the stores.
+        version: Of the stores at that time.
     """
 
     spans: tuple[Span, ...]
@@ -69,6 +72,8 @@ class _Known:
     link_tokens: int | None
     salt: str
     saved: bool = False
+    plan: Plan | None = None
+    version: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +95,19 @@ class Reuse:
     """Requests that reuse documents anywhere.
 
     Args:
-        store: What is stored.
+        store: What is in memory.
         scheduler: vLLM's scheduler, right after its ``__init__``. Places of its batch are kept for
             rows.
+        disk: What is on disk; ``None`` for no disk.
+
+    Attributes:
+        disk_is_off: Why there is no disk although one is wanted.
     """
 
-    def __init__(self, store: DocumentStore, scheduler: Any) -> None:
+    def __init__(self, store: DocumentStore, scheduler: Any, disk: DiskIndex | None = None) -> None:
         self.store = store
+        self.disk = disk
+        self.disk_is_off: str | None = None
         self._scheduler = scheduler
         self._block_size: int = scheduler.block_size
         self._budget: int = scheduler.max_num_scheduled_tokens
@@ -111,9 +122,10 @@ class Reuse:
         self._known: dict[str, _Known] = {}
         self._waiting: dict[str, int] = {}  # tokens of rows that each of them is thought to need
         self._rows_left = self._tokens_left = 0
+        self._fetches: dict[bytes, Fetch] = {}
         self._loads: list[tuple[Load, tuple[int, ...]]] = []
         self._rows: list[tuple[Request, int, int, tuple[int, ...]]] = []
-        self._drops: list[bytes] = []
+        self._drops: set[bytes] = set()
         self._counted = 0
         self._numbers = itertools.count()
         self._pending: OrderedDict[bytes, tuple[str, list[int]]] = OrderedDict()
@@ -139,6 +151,10 @@ class Reuse:
         salt = request.cache_salt or ""
         tokens = request.prompt_token_ids
         keys = tuple(document_key(salt, tokens[begin:end]) for _, begin, end in spans)
+        if self.disk is not None:
+            for key, (_, begin, end) in zip(keys, spans, strict=True):
+                if key not in self.store:
+                    self.disk.look(key, end - begin)
         known = _Known(spans, keys, None if encodes else max(0, int(links or 0)), salt)
         if not encodes:
             plan = self._plan(request, known)
@@ -157,6 +173,16 @@ class Reuse:
     def knows(self, request: Request) -> bool:
         """Whether a request is one of these."""
         return request.request_id in self._known
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.store or (self.disk is not None and key in self.disk)
+
+    def holds(self, salt: str, tokens: Sequence[int]) -> bool:
+        """Whether a tenant's document is stored."""
+        key = document_key(salt, tokens)
+        if self.disk is not None and key not in self.store:
+            self.disk.look(key, len(tokens))
+        return key in self
 
     def stored_tokens(self, request: Request) -> int:
         """Tokens of a waiting request that would be read."""
@@ -196,6 +222,10 @@ class Reuse:
         known = self._known[request.request_id]
         if known.link_tokens is None or request.skip_reading_prefix_cache:
             return 0
+        if self.disk is not None:
+            for load in self._plan(request, known).loads:
+                if load.key not in self.store:
+                    self.disk.look(load.key, load.tokens)
         plan = self._plan(request, known)
         if not plan.loads or local >= plan.end:
             return 0
@@ -222,8 +252,12 @@ class Reuse:
         plan = plan.after(plan.end - external)
         numbers = tuple(blocks.get_block_ids()[0])
         self._loads += [(load, numbers) for load in plan.loads]
+        self._fetch(plan.loads)
         self._rows += [(request, first, end, numbers) for first, end in plan.rows]
-        self.store.access(load.key for load in plan.loads)
+        keys = [load.key for load in plan.loads]
+        self.store.access(keys)
+        if self.disk is not None:
+            self.disk.access(keys)
         stats = request.prefill_stats
         if stats is not None and request.num_preemptions <= 0:
             # What is computed in rows is not cached, and usage counts are true.
@@ -233,9 +267,9 @@ class Reuse:
 
     def take_moves(self, plan: Any) -> Moves:
         """What the worker is to do in a step that is planned."""
-        moves = Moves(self._loads, self._drops)
-        self._loads, self._drops = [], []
+        moves = Moves(list(self._fetches.values()), self._loads)
         read = {load.key for load, _ in moves.loads}
+        self._fetches, self._loads = {}, []
         for name, known in self._known.items():
             count = plan.num_scheduled_tokens.get(name)
             if known.link_tokens is not None or known.saved or count is None:
@@ -246,13 +280,16 @@ class Reuse:
             known.saved = True
             blocks = tuple(self._scheduler.kv_cache_manager.get_block_ids(name)[0])
             for key, (_, begin, end) in zip(known.keys, known.spans, strict=True):
-                if key in self.store:
+                if key in self:
                     continue
-                gone = self.store.add(key, end - begin, read)
-                if gone is not None:
-                    moves.drops += gone
-                    moves.saves.append(Save(key, begin, end, blocks))
+                stays = self._keep(key, end - begin, read)
+                written = self.disk is not None and self.disk.add(key, end - begin, read)
+                if stays or written:
+                    moves.saves.append(Save(key, begin, end, blocks, stays, written))
                     read.add(key)
+        moves.drops, self._drops = list(self._drops), set()
+        if self.disk is not None:
+            moves.removals = self.disk.take_drops()
         return moves
 
     def after_step(self, plan: Any) -> None:
@@ -285,18 +322,25 @@ class Reuse:
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Documents are lost."""
+        keys = list(keys)
         self.store.discard(keys)
+        self.forget_files(keys)
+
+    def forget_files(self, keys: Iterable[bytes]) -> None:
+        """Documents are not on the disk."""
+        if self.disk is not None:
+            self.disk.discard(keys)
 
     def clear(self) -> None:
-        """Forget all documents."""
-        self._drops += self.store.clear()
+        """Forget all documents in memory. What is on disk stays, as it does in a restart."""
+        self._drops.update(self.store.clear())
         self._pending.clear()
 
     def encode_pending(self) -> None:
         """Encode a document that was missing, while there is nothing else to do."""
         while self._pending and not self._scheduler.requests:
             key, (salt, content) = self._pending.popitem(last=False)
-            if key in self.store:
+            if key in self:
                 continue
             self._encoding.add(key)
             sampling = SamplingParams(temperature=0.0, max_tokens=1)
@@ -328,14 +372,35 @@ class Reuse:
             self._pending.move_to_end(idle.key, last=False)
 
     def _plan(self, request: Request, known: _Known) -> Plan:
-        links = known.link_tokens or 0
-        return make_plan(known.spans, known.keys, self.store, links, request.num_prompt_tokens)
+        """How a request's beginning is come by, which is planned anew where a store has changed."""
+        version = self.store.version + (0 if self.disk is None else self.disk.version)
+        if known.plan is None or known.version != version:
+            links, length = known.link_tokens or 0, request.num_prompt_tokens
+            known.plan = make_plan(known.spans, known.keys, self, links, length)
+            known.version = version
+        return known.plan
+
+    def _fetch(self, loads: Iterable[Load]) -> None:
+        """Bring documents into memory that are on the disk only."""
+        reading = {load.key for load, _ in self._loads}
+        for load in loads:
+            if load.key not in self.store and load.key not in self._fetches:
+                stays = self._keep(load.key, load.tokens, reading)
+                self._fetches[load.key] = Fetch(load.key, load.tokens, stays)
+
+    def _keep(self, key: bytes, tokens: int, reading: set[bytes]) -> bool:
+        """Make room in memory for a document; ``False`` if there is none."""
+        gone = self.store.add(key, tokens, reading)
+        self._drops.update(gone or ())
+        self._drops.discard(key)
+        return gone is not None
 
     def _pend_missing(self, plan: Plan, known: _Known, request: Request) -> None:
         """Note documents that are to be encoded when there is nothing else to do."""
         for key, begin, end in plan.missing:
             tokens = request.prompt_token_ids[begin:end]
-            fits = len(tokens) <= self.store.capacity
+            on_disk = self.disk is not None and self.disk.fits(len(tokens))
+            fits = len(tokens) <= self.store.capacity or on_disk
             if key in self._encoding or not fits or len(tokens) >= self._scheduler.max_model_len:
                 continue
             self._pending[key] = (known.salt, tokens)
@@ -354,20 +419,35 @@ def _plain(request: Request) -> bool:
     )
 
 
-def reuse_of(scheduler: Any, settings: CacheSettings) -> Reuse | None:
-    """What reuses documents anywhere for a scheduler; ``None`` where it can't, or isn't wanted."""
-    connector = scheduler.connector
-    if settings.reuse != "anywhere" or not isinstance(connector, DocumentConnector):
+def why_not(scheduler: Any, settings: CacheSettings) -> str | None:
+    """Why documents can't be reused anywhere; ``None`` where they can, or nobody wants that."""
+    if settings.reuse != "anywhere":
         return None
     reason = unsuited_for_reuse(scheduler.vllm_config)
     if reason is not None:
         logger.warning("documents are not reused anywhere but computed exactly: %s", reason)
+    return reason
+
+
+def reuse_of(scheduler: Any, settings: CacheSettings) -> Reuse | None:
+    """What reuses documents anywhere for a scheduler that can; ``None`` where nobody wants it."""
+    connector = scheduler.connector
+    if settings.reuse != "anywhere" or not isinstance(connector, DocumentConnector):
         return None
-    config = scheduler.kv_cache_config
-    size = block_bytes(config) * scheduler.vllm_config.parallel_config.world_size
-    tokens = int(settings.document_cache_gib * GIB * scheduler.block_size) // size
+    size = block_bytes(scheduler.kv_cache_config)
+    workers = scheduler.vllm_config.parallel_config.world_size
+    tokens = int(settings.document_cache_gib * GIB * scheduler.block_size) // (size * workers)
     profile = settings.prefill_profile
     seconds = PrefillCostModel.from_dict(profile) if profile else None
-    reuse = Reuse(DocumentStore(tokens, settings.policy, seconds), scheduler)
+    disk, disk_is_off = None, None
+    if settings.disk_cache_gib:
+        folder = open_folder(scheduler.vllm_config, settings.disk_cache_dir)
+        if folder is None:
+            disk_is_off = "nobody knows which weights the model has: it is no folder"
+            logger.warning("documents are not kept on disk: %s", disk_is_off)
+        else:
+            disk = DiskIndex(folder, settings, size // scheduler.block_size, workers, seconds)
+    reuse = Reuse(DocumentStore(tokens, settings.policy, seconds), scheduler, disk)
+    reuse.disk_is_off = disk_is_off
     connector.reuse = reuse
     return reuse

@@ -55,6 +55,7 @@ class DocumentStore:
         self, tokens: int, policy: str = "pgdsf", prefill_seconds: PrefillCostModel | None = None
     ) -> None:
         self.capacity = tokens
+        self.version = 0  # changes with what is stored
         self.used = 0
         self.evicted = 0
         self._policy = POLICIES[policy]
@@ -106,6 +107,7 @@ class DocumentStore:
         cost = self._seconds.per_token(0, tokens) if self._seconds else 1.0
         document = self._documents[key] = StoredDocument(tokens, cost)
         self.used += tokens
+        self.version += 1
         self._price(key, document)
         return gone
 
@@ -123,6 +125,7 @@ class DocumentStore:
             document = self._documents.pop(key, None)
             if document is not None:
                 self.used -= document.tokens
+                self.version += 1
 
     def clear(self) -> list[bytes]:
         """Forget all documents, and return their keys."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from .paged import Encoded, PagedMemory
+from .disk import DiskWorker
+from .encoded import Encoded
+from .files import DocumentFileError
+from .paged import PagedMemory
 from .plan import Load
 
 __all__ = ["Moves", "StoreWorker"]
@@ -25,12 +28,31 @@ class Save:
         key: Its key.
         begin, end: Its span in the request.
         blocks: Numbers of the request's blocks.
+        stays: Whether it stays in memory.
+        written: Whether it is written to the disk.
     """
 
     key: bytes
     begin: int
     end: int
     blocks: tuple[int, ...]
+    stays: bool
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A document that comes from the disk.
+
+    Attributes:
+        key: Its key.
+        tokens: Its length.
+        stays: Whether it stays in memory after the step.
+    """
+
+    key: bytes
+    tokens: int
+    stays: bool
 
 
 @dataclass(slots=True)
@@ -38,23 +60,33 @@ class Moves:
     """What the worker does in a step, in this order.
 
     Attributes:
+        fetches: Documents that are brought from the disk.
         loads: Documents' tokens to be written into requests' blocks, whose numbers come with them.
         drops: Documents that are forgotten after the forward pass.
+        removals: Names of documents that are removed from the disk after that.
         saves: Documents to be read out and kept after that.
     """
 
+    fetches: list[Fetch] = field(default_factory=list)
     loads: list[tuple[Load, tuple[int, ...]]] = field(default_factory=list)
     drops: list[bytes] = field(default_factory=list)
+    removals: list[bytes] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
 
 
 class StoreWorker:
-    """Keeps documents' keys and values in the host's memory.
+    """Keeps documents' keys and values in the host's memory, and on the disk if there is one.
 
     Args:
         layers: vLLM's attention layers by their names.
         caches: Their paged memory.
         block_size: Tokens of a block.
+
+    Attributes:
+        memory: The paged memory.
+        disk: The disk; ``None`` for none.
+        lost: Keys of documents that could not be read or stored since this was last emptied.
+        unread: Numbers of blocks that could not be filled since then.
 
     Raises:
         LayoutError: The KV cache isn't understood.
@@ -63,7 +95,8 @@ class StoreWorker:
     def __init__(
         self, layers: Mapping[str, Any], caches: Mapping[str, Tensor], block_size: int
     ) -> None:
-        self._memory = PagedMemory(layers, caches, block_size)
+        self.memory = PagedMemory(layers, caches, block_size)
+        self.disk: DiskWorker | None = None
         self._size = block_size
         self._documents: dict[bytes, Encoded] = {}
         self.lost: set[bytes] = set()
@@ -75,12 +108,14 @@ class StoreWorker:
         What cannot be written makes the request's blocks unread: vLLM ends it, and it is submitted
         again to be computed exactly.
         """
+        passing: dict[bytes, Encoded] = {}
+        for fetch in moves.fetches:
+            document = self._fetch(fetch)
+            if document is not None:
+                (self._documents if fetch.stays else passing)[fetch.key] = document
         for load, blocks in moves.loads:
-            try:
-                document = self._documents[load.key]
-                self._memory.write(document, load.begin, load.first, load.end, blocks)
-            except Exception:
-                logger.exception("a stored document could not be read")
+            document = self._documents.get(load.key) or passing.get(load.key)
+            if document is None or not self._write(document, load, blocks):
                 self._documents.pop(load.key, None)
                 self.lost.add(load.key)
                 first, last = load.first // self._size, -(-load.end // self._size)
@@ -90,9 +125,41 @@ class StoreWorker:
         """Forget and keep documents after the forward pass."""
         for key in moves.drops:
             self._documents.pop(key, None)
+        if self.disk is not None:
+            self.disk.remove(moves.removals)
         for save in moves.saves:
             try:
-                self._documents[save.key] = self._memory.read(save.blocks, save.begin, save.end)
+                document = self.memory.read(save.blocks, save.begin, save.end)
             except Exception:
                 logger.exception("a document could not be stored")
                 self.lost.add(save.key)
+                continue
+            if save.stays:
+                self._documents[save.key] = document
+            if save.written and self.disk is not None:
+                self.disk.write(save.key, document)
+
+    def close(self) -> None:
+        """Write to the disk what waits for it."""
+        if self.disk is not None:
+            self.disk.close()
+
+    def _fetch(self, fetch: Fetch) -> Encoded | None:
+        """A document from the disk; ``None``, with a warning, if it can't be read."""
+        if self.disk is None:
+            return None
+        try:
+            return self.disk.read(fetch.key, fetch.tokens)
+        except (DocumentFileError, OSError) as error:
+            logger.warning("a document on the disk is computed anew: %s", error)
+            self.lost.add(fetch.key)
+            return None
+
+    def _write(self, document: Encoded, load: Load, blocks: Sequence[int]) -> bool:
+        """Write a document into a request's blocks; ``False``, with an error, if that fails."""
+        try:
+            self.memory.write(document, load.begin, load.first, load.end, blocks)
+        except Exception:
+            logger.exception("a stored document could not be read")
+            return False
+        return True

@@ -1,0 +1,259 @@
+"""Documents on disk: what the scheduler knows of them, and the worker's reading and writing.
+
+Every document that is stored is written, so that it survives a restart and what the memory has no
+room for. Several engines may share a folder: what another one has written is found when a request
+names it, and what another one has removed is missing, as if it had never been there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ragcache_integrations.engine.arguments import GIB
+from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.resources.cache import cache_home
+
+from .encoded import Encoded, Form
+from .files import (
+    HEADER_BYTES,
+    DocumentFileError,
+    DocumentFolder,
+    read_document,
+    write_document,
+)
+from .identity import model_identity
+from .store import DocumentStore
+
+__all__ = ["DISK_CACHE_DIR", "DISK_CACHE_GIB", "DiskIndex", "DiskWorker", "open_folder"]
+
+logger = logging.getLogger(__name__)
+
+DISK_CACHE_GIB, DISK_CACHE_DIR = "disk_cache_gib", "disk_cache_dir"
+DOCUMENTS = "documents"
+"""In the cache folder, and in the folder that the user names: it becomes this user's alone."""
+QUEUED = 8
+"""Documents that wait to be written; the next step waits until there are fewer."""
+CLOSE_SECONDS = 5.0
+LOOK_SECONDS = 60.0
+"""How often the folder's size is looked up while documents are written: others write, too."""
+TRIMMED = 0.95
+"""Share of the size that may stay when files have to go that the index knows nothing of."""
+
+
+def open_folder(config: Any, folder: str | None) -> DocumentFolder | None:
+    """The folder of a model's documents; ``None`` where nobody knows which weights it has.
+
+    Args:
+        config: vLLM's ``VllmConfig``.
+        folder: The folder that the user names; ``None`` for the cache folder.
+
+    Raises:
+        ValueError: The folder can't be used.
+    """
+    identity = model_identity(config)
+    if identity is None:
+        return None
+    place = (cache_home() if folder is None else Path(folder).expanduser()) / DOCUMENTS
+    try:
+        return DocumentFolder(place, identity)
+    except OSError as error:
+        msg = f"disk_cache_dir must name a folder of yours: {error}"
+        raise ValueError(msg) from error
+
+
+class DiskIndex:
+    """What is on disk, as the scheduler knows it.
+
+    Args:
+        folder: The model's folder.
+        settings: Size and policy.
+        token_bytes: Of a token on one worker.
+        workers: Among which each document is divided.
+        prefill_seconds: Prefill times of the model.
+    """
+
+    def __init__(
+        self,
+        folder: DocumentFolder,
+        settings: CacheSettings,
+        token_bytes: int,
+        workers: int,
+        prefill_seconds: Any = None,
+    ) -> None:
+        self._folder = folder
+        tokens = int(settings.disk_cache_gib * GIB) // (token_bytes * workers)
+        self._header = -(-HEADER_BYTES // token_bytes)
+        self._store = DocumentStore(tokens, settings.policy, prefill_seconds)
+        self._drops: list[bytes] = []
+        for name, length in folder.files(token_bytes):
+            self._drops += self._store.add(name, length + self._header) or ()
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, bytes) and self._folder.name(key) in self._store
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @property
+    def version(self) -> int:
+        """Changes with what it contains."""
+        return self._store.version
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a document can be here at all."""
+        return tokens + self._header <= self._store.capacity
+
+    def look(self, key: bytes, tokens: int) -> None:
+        """See whether a document's file has come or gone: other engines may use the folder."""
+        name = self._folder.name(key)
+        if not self._folder.file(name, 0).exists():
+            self._store.discard([name])
+        elif name not in self._store:
+            self._drops += self._store.add(name, tokens + self._header) or ()
+
+    def add(self, key: bytes, tokens: int, kept: Iterable[bytes]) -> bool:
+        """Make room for a document that is about to be written.
+
+        Args:
+            key: Its key.
+            tokens: Its length.
+            kept: Keys of documents that are being read.
+
+        Returns:
+            Whether there is room.
+        """
+        staying = {self._folder.name(each) for each in kept}
+        gone = self._store.add(self._folder.name(key), tokens + self._header, staying)
+        self._drops += gone or ()
+        return gone is not None
+
+    def access(self, keys: Iterable[bytes]) -> None:
+        """Documents were used, whether they were read here or not."""
+        self._store.access(map(self._folder.name, keys))
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Forget documents that are not there."""
+        self._store.discard(map(self._folder.name, keys))
+
+    def take_drops(self) -> list[bytes]:
+        """Names of documents to be removed."""
+        drops, self._drops = self._drops, []
+        return drops
+
+
+class DiskWorker:
+    """Reads and writes one worker's files; writing is done by a thread.
+
+    Args:
+        folder: The model's folder.
+        form: What the model's documents look like.
+        gib: Largest size of all files of all models, in GiB.
+        worker: Number of this worker, of which the first keeps to the size.
+        workers: How many there are.
+    """
+
+    def __init__(
+        self, folder: DocumentFolder, form: Form, gib: float, worker: int = 0, workers: int = 1
+    ) -> None:
+        self._folder = folder
+        self._form = form
+        self._most = int(gib * GIB)
+        self._worker = worker
+        self._workers = workers
+        self._size = 0
+        self._looked = 0.0
+        self._look()
+        self._tasks: queue.Queue[tuple[bytes, Encoded | None] | None] = queue.Queue(QUEUED)
+        self._lock = threading.Lock()
+        self._unwritten: set[bytes] = set()
+        self._failed = False
+        self._thread = threading.Thread(target=self._work, name="ragcache-disk", daemon=True)
+        self._thread.start()
+
+    def read(self, key: bytes, tokens: int) -> Encoded:
+        """Map a document into memory.
+
+        Raises:
+            DocumentFileError: Its file is damaged, or another one; it is removed.
+            OSError: It cannot be read.
+        """
+        path = self._path(key)
+        try:
+            document = read_document(path, self._form, tokens)
+        except DocumentFileError:
+            path.unlink(missing_ok=True)
+            raise
+        with suppress(OSError):  # another engine has just removed it
+            os.utime(path)
+        return document
+
+    def write(self, key: bytes, document: Encoded) -> None:
+        """Write a document soon."""
+        self._tasks.put((key, document))
+
+    def remove(self, names: Sequence[bytes]) -> None:
+        """Remove documents, after what is to be written before that."""
+        for name in names:
+            self._tasks.put((name, None))
+
+    def take_unwritten(self) -> set[bytes]:
+        """Keys of documents that could not be written."""
+        with self._lock:
+            unwritten, self._unwritten = self._unwritten, set()
+        return unwritten
+
+    def close(self) -> None:
+        """Write what waits, for a few seconds."""
+        with suppress(queue.Full):
+            self._tasks.put(None, timeout=CLOSE_SECONDS)
+        self._thread.join(CLOSE_SECONDS)
+
+    def _path(self, key: bytes) -> Path:
+        return self._folder.file(self._folder.name(key), self._worker)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            key, document = task
+            try:
+                if document is None:
+                    self._remove(self._folder.file(key, self._worker))
+                else:
+                    self._write(self._path(key), document)
+            except OSError as error:
+                if not self._failed:  # a full disk would fill the log, too
+                    logger.warning("a document could not be written to the disk: %s", error)
+                self._failed = True
+                with self._lock:
+                    self._unwritten.add(key)
+            self._tasks.task_done()
+
+    def _remove(self, path: Path) -> None:
+        size = path.stat().st_size if path.exists() else 0
+        path.unlink(missing_ok=True)
+        self._size -= size * self._workers
+
+    def _write(self, path: Path, document: Encoded) -> None:
+        if path.exists():  # by another engine
+            return
+        write_document(path, document)
+        self._failed = False
+        self._size += path.stat().st_size * self._workers
+        if self._size > self._most or time.monotonic() > self._looked + LOOK_SECONDS:
+            self._look()
+
+    def _look(self) -> None:
+        """Keep to the size. The index does, too, but knows only this model's documents."""
+        if self._worker:
+            return
+        self._size = self._folder.trim()
+        if self._size > self._most:
+            self._size = self._folder.trim(int(TRIMMED * self._most))
+        self._looked = time.monotonic()

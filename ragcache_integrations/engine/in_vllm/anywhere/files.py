@@ -1,0 +1,219 @@
+"""Files of documents' KV caches: one for each document and worker, in a folder for each model.
+
+A file is in the format of safetensors, with a header of fixed size, so that a document's length
+follows from the file's size and a file of another size is refused before it is parsed. It is
+replaced as a whole and mapped into memory when it is read; its checksum, which is over its name,
+too, finds what was damaged, renamed or copied from elsewhere. It finds accidents, not forgery: the
+folder is this user's alone.
+
+Names are keyed hashes, whose key is a random number in the folder: without that, nobody finds out
+from a name whether a text that they guess is among the documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ragcache_integrations.core.files import (
+    open_regular,
+    private_folder,
+    read_regular,
+    replacing,
+)
+
+from .encoded import Encoded, Form
+
+__all__ = ["HEADER_BYTES", "DocumentFileError", "DocumentFolder", "read_document", "write_document"]
+
+HEADER_BYTES = 512
+"""Size of the header, with the eight bytes of its length."""
+LENGTH_BYTES = 8
+SECRET_BYTES = 32
+NAME_BYTES = 20
+SUFFIX = ".safetensors"
+LEFT_SECONDS = 600.0
+"""After so long, an unfinished file is that of a process that was killed."""
+DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+PARTS = ("keys", "values")
+
+
+class DocumentFileError(ValueError):
+    """A file holds something else than the document that its name says, or is damaged."""
+
+
+class DocumentFolder:
+    """A model's folder.
+
+    Args:
+        root: The folder of all models, which becomes this user's alone.
+        identity: Of the model.
+
+    Raises:
+        OSError: The folder cannot be made, or others can write to it.
+    """
+
+    def __init__(self, root: Path, identity: bytes) -> None:
+        self._root = private_folder(root)
+        self.path = private_folder(self._root / identity.hex())
+        self._secret = _secret(self._root / "secret")
+
+    def name(self, key: bytes) -> bytes:
+        """The name of the document with a key."""
+        return hashlib.blake2b(key, key=self._secret, digest_size=NAME_BYTES).digest()
+
+    def file(self, name: bytes, worker: int) -> Path:
+        """A worker's file of a document."""
+        return self.path / f"{name.hex()}-{worker}{SUFFIX}"
+
+    def files(self, token_bytes: int) -> Iterator[tuple[bytes, int]]:
+        """Names and tokens of the first worker's files, the latest used last.
+
+        Args:
+            token_bytes: Of a token on one worker; files of other sizes are left out.
+        """
+        found: list[tuple[float, bytes, int]] = []
+        for entry in os.scandir(self.path):
+            name = entry.name.removesuffix(f"-0{SUFFIX}")
+            with suppress(OSError, ValueError):
+                status = entry.stat(follow_symlinks=False)
+                tokens, rest = divmod(status.st_size - HEADER_BYTES, token_bytes)
+                if name != entry.name and len(name) == 2 * NAME_BYTES and tokens > 0 and not rest:
+                    found.append((status.st_mtime, bytes.fromhex(name), tokens))
+        return ((name, tokens) for _, name, tokens in sorted(found))
+
+    def trim(self, most: float = math.inf) -> int:
+        """Remove files of all models until the rest fits, those first that were not used longest.
+
+        What a process left unfinished that was killed goes, too.
+
+        Args:
+            most: Bytes that may stay.
+
+        Returns:
+            Bytes that stay.
+        """
+        files = sorted(self._all(), key=lambda each: each[0].st_mtime)
+        left = sum(status.st_size for status, _ in files)
+        now = time.time()
+        for status, path in files:
+            unfinished = path.suffix == ".tmp" and status.st_mtime < now - LEFT_SECONDS
+            if left > most or unfinished:
+                with suppress(OSError):
+                    path.unlink()
+                left -= status.st_size
+        return left
+
+    def _all(self) -> Iterator[tuple[os.stat_result, Path]]:
+        for path in self._root.glob("*/*"):
+            if path.suffix in {SUFFIX, ".tmp"}:
+                with suppress(OSError):
+                    yield path.lstat(), path
+
+
+def write_document(path: Path, document: Encoded) -> None:
+    """Write a document to its file.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    parts = [_as_bytes(document.keys), _as_bytes(document.values)]
+    length = parts[0].nbytes
+    described = {
+        "dtype": DTYPES[document.keys.dtype],
+        "shape": list(document.keys.shape),
+    }
+    header = {
+        "__metadata__": {
+            "position": str(document.position),
+            "checksum": str(_checksum(path, document.position, parts)),
+        },
+        "keys": {**described, "data_offsets": [0, length]},
+        "values": {**described, "data_offsets": [length, 2 * length]},
+    }
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(HEADER_BYTES - LENGTH_BYTES)
+    with replacing(path, links=False) as file:
+        file.write(len(text).to_bytes(LENGTH_BYTES, "little"))
+        file.write(text)
+        for part in parts:
+            file.write(part)
+
+
+def read_document(path: Path, form: Form, tokens: int) -> Encoded:
+    """Map a document's file into memory.
+
+    Args:
+        path: The file.
+        form: What the model's documents look like.
+        tokens: Length of the document.
+
+    Raises:
+        DocumentFileError: It is another file, or damaged.
+        OSError: It cannot be read.
+    """
+    with open_regular(path, links=False) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    right = HEADER_BYTES + tokens * form.token_bytes
+    if size != right or length != HEADER_BYTES - LENGTH_BYTES:
+        msg = f"{path} is damaged: a document of {tokens} tokens takes {right} bytes, not {size}"
+        raise DocumentFileError(msg)
+    try:
+        with safe_open(path, "pt") as opened:
+            metadata = opened.metadata() or {}
+            parts = [opened.get_tensor(name) for name in PARTS]
+        position, checksum = (int(metadata[name][:20]) for name in ("position", "checksum"))
+    except OSError:
+        raise
+    except Exception as error:
+        msg = f"{path} is damaged: {error}"
+        raise DocumentFileError(msg) from error
+    if any(part.shape != form.shape(tokens) or part.dtype != form.dtype for part in parts):
+        msg = f"{path} is damaged: its tensors must be {form.dtype} of shape {form.shape(tokens)}"
+        raise DocumentFileError(msg)
+    if position < 0 or checksum != _checksum(path, position, map(_as_bytes, parts)):
+        msg = f"{path} is damaged, or another document's: its checksum is wrong"
+        raise DocumentFileError(msg)
+    return Encoded(parts[0], parts[1], position)
+
+
+def _as_bytes(tensor: Tensor) -> memoryview:
+    return tensor.view(torch.uint8).numpy().reshape(-1).data
+
+
+def _checksum(path: Path, position: int, parts: Iterable[memoryview]) -> int:
+    # The fastest that finds accidents: a document's bytes are read in less time than they are
+    # computed in, so the check must not take longer than reading them.
+    checksum = zlib.crc32(f"{path.parent.name}/{path.name} {position}".encode())
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return checksum
+
+
+def _secret(path: Path) -> bytes:
+    """The key of names: a random number that the first engine writes."""
+    with suppress(OSError):
+        known = read_regular(path, SECRET_BYTES, links=False)
+        if len(known) == SECRET_BYTES:
+            return known
+        path.unlink()
+    made = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    made.write_bytes(secrets.token_bytes(SECRET_BYTES))
+    try:
+        with suppress(FileExistsError):
+            os.link(made, path)
+    finally:
+        made.unlink()
+    return read_regular(path, SECRET_BYTES, links=False)

@@ -1,0 +1,248 @@
+"""Documents on disk: written, read, refused, and kept within bounds, without an engine."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragcache_integrations.engine.engine import engine_settings
+from ragcache_integrations.engine.in_vllm.anywhere.disk import DiskIndex, DiskWorker
+from ragcache_integrations.engine.in_vllm.anywhere.files import (
+    HEADER_BYTES,
+    DocumentFileError,
+    DocumentFolder,
+    read_document,
+    write_document,
+)
+from ragcache_integrations.engine.in_vllm.anywhere.paged import Encoded, Form
+from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.errors import ConfigurationError
+
+FORM = Form(2, 3, 8, torch.float32)
+MODEL, OTHER = b"m" * 16, b"o" * 16
+GIB = 1 << 30
+
+
+def document(tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Encoded:
+    torch.manual_seed(seed)
+    keys, values = (torch.randn(FORM.shape(tokens)).to(dtype) for _ in range(2))
+    return Encoded(keys, values, seed)
+
+
+def same(one: Encoded, other: Encoded) -> bool:
+    return (
+        one.position == other.position
+        and torch.equal(one.keys, other.keys)
+        and torch.equal(one.values, other.values)
+    )
+
+
+def folder_of(tmp_path: Path, model: bytes = MODEL) -> DocumentFolder:
+    return DocumentFolder(tmp_path / "documents", model)
+
+
+def bytes_in(tmp_path: Path) -> int:
+    return sum(path.stat().st_size for path in tmp_path.rglob("*-*.safetensors"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_document_is_read_as_it_was_written(tmp_path: Path, dtype: torch.dtype) -> None:
+    form = Form(2, 3, 8, dtype)
+    path, written = tmp_path / "a-0.safetensors", document(7, 3, dtype)
+    write_document(path, written)
+    assert path.stat().st_size == HEADER_BYTES + 7 * form.token_bytes
+    assert same(read_document(path, form, 7), written)
+
+
+def test_what_was_read_stays_when_its_file_goes(tmp_path: Path) -> None:
+    path, written = tmp_path / "a-0.safetensors", document(7)
+    write_document(path, written)
+    read = read_document(path, FORM, 7)
+    write_document(path, document(7, 1))
+    path.unlink()
+    assert same(read, written)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a-0.safetensors"
+    write_document(path, document(7))
+    with pytest.raises(DocumentFileError, match="8 tokens"):
+        read_document(path, FORM, 8)
+    with pytest.raises(DocumentFileError, match="float16"):
+        read_document(path, Form(4, 3, 8, torch.float16), 7)
+    with pytest.raises(DocumentFileError, match="shape"):
+        read_document(path, Form(3, 2, 8, torch.float32), 7)
+    renamed = tmp_path / "b-0.safetensors"
+    path.rename(renamed)
+    with pytest.raises(DocumentFileError, match="another document"):
+        read_document(renamed, FORM, 7)
+    os.truncate(renamed, 1 << 40)
+    with pytest.raises(DocumentFileError, match="takes"):
+        read_document(renamed, FORM, 7)
+    link = tmp_path / "c-0.safetensors"
+    link.symlink_to(renamed)
+    with pytest.raises(OSError, match="link"):
+        read_document(link, FORM, 7)
+
+
+def test_a_name_tells_nothing_and_is_found_again(tmp_path: Path) -> None:
+    folder, key = folder_of(tmp_path), b"k" * 20
+    assert folder.name(key) == folder_of(tmp_path, OTHER).name(key)
+    assert folder.name(key) != folder_of(tmp_path / "elsewhere").name(key)
+    assert key.hex() not in str(folder.file(folder.name(key), 0))
+    for path in (folder.path, folder.path.parent):
+        assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_secret_that_is_damaged_is_made_anew(tmp_path: Path) -> None:
+    name = folder_of(tmp_path).name(b"k")
+    (tmp_path / "documents" / "secret").write_bytes(b"short")
+    assert folder_of(tmp_path).name(b"k") != name
+    assert folder_of(tmp_path).name(b"k") == folder_of(tmp_path).name(b"k")
+
+
+def index_of(folder: DocumentFolder, tokens: int, policy: str = "lru") -> DiskIndex:
+    gib = tokens * FORM.token_bytes / GIB
+    settings = CacheSettings(policy, reuse="anywhere", disk_cache_gib=gib)
+    return DiskIndex(folder, settings, FORM.token_bytes, 1)
+
+
+@pytest.mark.parametrize("policy", ["pgdsf", "lru"])
+def test_what_is_on_disk_fits(tmp_path: Path, policy: str) -> None:
+    """Also with files of another model, of another engine, and after starting again."""
+    room = 300
+    most = room * FORM.token_bytes
+    other = folder_of(tmp_path, OTHER)
+    for number in range(9):
+        path = other.file(other.name(bytes([number])), 0)
+        write_document(path, document(30, number))
+        os.utime(path, (1000 + number, 1000 + number))
+    folder, dice = folder_of(tmp_path), random.Random(7)
+    for _ in range(3):
+        index, written = index_of(folder, room, policy), dict[bytes, Encoded]()
+        worker = DiskWorker(folder, FORM, most / GIB)
+        for _ in range(60):
+            number = dice.randrange(40)
+            key, tokens = bytes([number]), 5 + number
+            if key in index:
+                assert same(worker.read(key, tokens), document(tokens, number))
+                index.access([key])
+            elif index.add(key, tokens, []):
+                worker.remove(index.take_drops())
+                written[key] = document(tokens, number)
+                worker.write(key, written[key])
+                worker._tasks.join()
+        worker.close()
+        assert worker.take_unwritten() == set()
+        assert len(index) > 0
+        assert bytes_in(tmp_path) <= most
+        files = {name for name, _ in folder.files(FORM.token_bytes)}
+        assert len(files) == len(index)
+    assert list(other.files(FORM.token_bytes)) == []
+
+
+def test_a_smaller_disk_keeps_what_was_used_last(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    for number in range(10):
+        path = folder.file(folder.name(bytes([number])), 0)
+        write_document(path, document(10, number))
+        os.utime(path, (1000 + number, 1000 + number))
+    index = index_of(folder, 60)
+    assert [number for number in range(10) if bytes([number]) in index] == [5, 6, 7, 8, 9]
+    assert len(index.take_drops()) == 5
+
+
+def test_engines_that_share_a_folder_see_each_other(tmp_path: Path) -> None:
+    mine, theirs = (index_of(folder_of(tmp_path), 1000) for _ in range(2))
+    folder = folder_of(tmp_path)
+    worker = DiskWorker(folder, FORM, 1)
+    assert theirs.add(b"a", 10, [])
+    worker.write(b"a", document(10))
+    worker.close()
+    assert b"a" not in mine
+    mine.look(b"a", 10)
+    assert b"a" in mine
+    folder.file(folder.name(b"a"), 0).unlink()
+    version = mine.version
+    mine.look(b"a", 10)
+    assert b"a" not in mine
+    assert mine.version != version
+
+
+def test_a_damaged_file_is_removed(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    path = folder.file(folder.name(b"a"), 0)
+    write_document(path, document(10))
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 4
+    path.write_bytes(content)
+    worker = DiskWorker(folder, FORM, 1)
+    with pytest.raises(DocumentFileError, match="checksum"):
+        worker.read(b"a", 10)
+    assert not path.exists()
+    with pytest.raises(FileNotFoundError):
+        worker.read(b"a", 10)
+    worker.close()
+
+
+def test_what_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    worker = DiskWorker(folder, FORM, 1)
+    for path in (folder.path, folder.path.parent):
+        path.rename(path.with_name(f"{path.name} gone"))
+    worker.write(b"a", document(10))
+    worker.close()
+    assert worker.take_unwritten() == {b"a"}
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from tests.engine.anywhere.test_disk import FORM, document, folder_of
+from ragcache_integrations.engine.in_vllm.anywhere.disk import DiskWorker
+worker = DiskWorker(folder_of(Path(sys.argv[1])), FORM, 1)
+print("ready", flush=True)
+for number in range(100_000):
+    worker.write(number.to_bytes(4, "little"), document(2000, number))
+"""
+
+
+def test_a_process_that_is_killed_leaves_whole_files(tmp_path: Path) -> None:
+    script = [sys.executable, "-c", WRITER, str(tmp_path), str(Path(__file__).parents[3])]
+    with subprocess.Popen(script, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        folder = folder_of(tmp_path)
+        until = time.monotonic() + 60
+        while not (any(folder.path.glob(".*.tmp")) and len(list(folder.path.iterdir())) > 3):
+            assert time.monotonic() < until
+        process.kill()
+    names = dict(folder.files(FORM.token_bytes))
+    assert names
+    worker = DiskWorker(folder, FORM, 1)
+    for number in range(len(names)):
+        key = number.to_bytes(4, "little")
+        assert names.pop(folder.name(key)) == 2000
+        assert same(worker.read(key, 2000), document(2000, number))
+    for path in folder.path.glob(".*.tmp"):
+        os.utime(path, (1, 1))
+    worker._look()
+    worker.close()
+    assert not list(folder.path.glob(".*.tmp"))
+
+
+def test_arguments_that_cannot_be_meant_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match='reuse="anywhere"'):
+        engine_settings(disk_cache_gib=1.0)
+    with pytest.raises(ConfigurationError, match="disk_cache_gib above 0"):
+        engine_settings(reuse="anywhere", disk_cache_dir="somewhere")
+    with pytest.raises(ConfigurationError, match="disk_cache_gib"):
+        engine_settings(reuse="anywhere", disk_cache_gib=-1.0)

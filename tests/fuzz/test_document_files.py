@@ -1,0 +1,83 @@
+"""Files of documents' KV caches: read as they were written, or refused."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from ragcache_integrations.engine.in_vllm.anywhere.files import (
+    HEADER_BYTES,
+    DocumentFileError,
+    read_document,
+    write_document,
+)
+from ragcache_integrations.engine.in_vllm.anywhere.paged import Encoded, Form
+from tests.support.sizes import examples
+
+from .bounds import bounded
+from .hostile import altered_text, damaged
+
+FORM = Form(2, 1, 4, torch.float32)
+TOKENS = 5
+NAME = "document-0.safetensors"
+LENGTH = 8  # bytes of the header's length
+
+
+@cache
+def written() -> Encoded:
+    numbers = torch.arange(2 * 2 * TOKENS * 4, dtype=torch.float32).view(2, *FORM.shape(TOKENS))
+    return Encoded(numbers[0].clone(), numbers[1].clone(), 3)
+
+
+@cache
+def saved() -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model" / NAME
+        path.parent.mkdir()
+        write_document(path, written())
+        return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("documents") / "model"
+    folder.mkdir()
+    return folder / NAME
+
+
+def read(path: Path, content: bytes) -> None:
+    # A file that is mapped is never changed in place, here neither.
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+    with bounded():
+        try:
+            document = read_document(path, FORM, TOKENS)
+        except DocumentFileError:
+            event("refused")
+            return
+    event("read")
+    assert document.position == written().position
+    assert torch.equal(document.keys, written().keys)
+    assert torch.equal(document.values, written().values)
+
+
+@examples(200)
+@given(st.data())
+def test_damaged_files(path: Path, data: st.DataObject) -> None:
+    read(path, data.draw(damaged(saved(), (b"F64", b"[0,0]", b"\0" * 8))))
+
+
+@examples(200)
+@given(st.data())
+def test_headers_of_the_right_size(path: Path, data: st.DataObject) -> None:
+    header = json.loads(saved()[LENGTH:HEADER_BYTES])
+    text = data.draw(altered_text(header)).encode("utf-8", "surrogatepass")
+    room = HEADER_BYTES - LENGTH
+    read(path, saved()[:LENGTH] + text[:room].ljust(room) + saved()[HEADER_BYTES:])
