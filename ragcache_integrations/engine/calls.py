@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any, Unpack
 
 from ragcache_integrations.core.checks import check_choice, check_int, check_type
 from ragcache_integrations.core.generation import CallOptions, SamplingOptions, check_call
+from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import (
     DocumentSpan,
     Prompt,
@@ -117,26 +118,54 @@ class Calls:
             )
         return rendered
 
-    def render_documents(
-        self, documents: Iterable[PromptDocument | str], namespace: str = ""
-    ) -> list[RenderedPrompt]:
-        """Make tokens of documents as they are in every prompt, without anything before them.
+    def render_documents(self, namespace: str = "") -> Callable[[object], RenderedPrompt | None]:
+        """Return what makes tokens of documents as they are in every prompt.
+
+        It takes one document after the other, and returns ``None`` for those that are empty or that
+        it has seen before.
 
         Raises:
-            ConfigurationError: The engine reuses prefixes alone.
-            PromptTooLongError: A document leaves no room for an answer.
+            ConfigurationError: The engine reuses prefixes alone; or, from what is returned, this is
+                no document.
+            PromptTooLongError: From what is returned: a document leaves no room for an answer.
         """
         if self._cache.reuse != "anywhere":
             msg = 'encode() needs an engine with reuse="anywhere"'
             raise ConfigurationError(msg)
-        marked = [
-            PromptDocument(document) if isinstance(document, str) else document
-            for document in documents
-        ]
-        alone = []
-        for document in {document.text: document for document in marked}.values():
+        seen: set[str] = set()
+
+        def render(value: object) -> RenderedPrompt | None:
+            document = _as_document(value)
+            if document is None or (text := content_id(document.text)) in seen:
+                return None
+            seen.add(text)
             rendered = self.render(Prompt.raw([document]), namespace)
             (span,) = rendered.documents
             tokens = rendered.token_ids[span.start : span.end]
-            alone.append(RenderedPrompt(tokens, (DocumentSpan(span.id, 0, len(tokens)),)))
-        return alone
+            return RenderedPrompt(tokens, (DocumentSpan(span.id, 0, len(tokens)),))
+
+        return render
+
+
+def _as_document(value: Any) -> PromptDocument | None:
+    """A document of ours, of LangChain or of LlamaIndex; ``None`` for one without text.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if isinstance(value, PromptDocument):
+        return value
+    node = getattr(value, "node", value)  # LlamaIndex: one with a score
+    if isinstance(value, str):
+        text, name = value, ""
+    elif hasattr(value, "page_content"):
+        text, name = value.page_content, value.id
+    elif hasattr(node, "get_content"):
+        text, name = node.get_content(), node.node_id
+    else:
+        msg = (
+            "a document must be a text, a PromptDocument, or one of LangChain or LlamaIndex, "
+            f"got {type(value).__name__}"
+        )
+        raise ConfigurationError(msg)
+    return PromptDocument(text, name or "") if text else None

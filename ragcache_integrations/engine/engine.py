@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -20,7 +21,6 @@ from ragcache_integrations.core.generation import (
 )
 from ragcache_integrations.core.prompt import (
     Prompt,
-    PromptDocument,
     PromptRenderer,
     RenderedPrompt,
     Rendering,
@@ -30,6 +30,7 @@ from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 from .arguments import check_installed, engine_settings, with_bundled_model
 from .calls import Calls
 from .counters import Counters
+from .encoding import aencode_all, encode_all
 from .faults import FaultSettings
 from .generation import EngineCallOptions, EngineLoad, EngineStats
 from .process import Supervisor, acontrol, control
@@ -359,48 +360,53 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         return Usage(usage.prompt_tokens, 0, usage.cached_tokens)
 
     def encode(
-        self, documents: Iterable[PromptDocument | str], **call: Unpack[EngineCallOptions]
+        self,
+        documents: Iterable[Any],
+        *,
+        show_progress: bool = False,
+        **call: Unpack[EngineCallOptions],
     ) -> Usage:
         """Compute documents' KV caches and keep them, to be reused anywhere from now on.
 
         Needs ``reuse="anywhere"``. A document that is not encoded ahead is computed in its place
         when it is met, and encoded when the engine has nothing else to do. Those that fit the
-        document cache stay; else the least worth go, by the engine's policy. Arguments and errors
-        as :meth:`generate`.
+        document cache or the disk stay; else the least worth go, by the engine's policy. What is
+        there is not computed again, so that an encoding that was broken off resumes. If the model
+        can't do it (:attr:`reuse_is_off`), nothing is computed.
 
         Args:
-            documents: The documents; the same ones are encoded once.
+            documents: Texts, ``PromptDocument``, or documents and nodes of LangChain and
+                LlamaIndex, of which the text counts without metadata. The same ones are encoded
+                once; empty ones are left out.
+            show_progress: Show a progress bar on standard error.
+            call: As of :meth:`generate`, and so are the errors.
 
         Returns:
             Their tokens, and how many of these had been computed before.
         """
         options, arguments = self._check(PREFILL, **call)
-        with contextlib.ExitStack() as stack:
-            streams = [
-                stack.enter_context(
-                    GenerationStream(self._link, document, options, **arguments, encodes=True)
-                )
-                for document in self._calls.render_documents(documents, call.get("namespace", ""))
-            ]
-            usages = [stream.result().usage for stream in streams]
-        return _sum_of(usages)
+        render = self._calls.render_documents(call.get("namespace", ""))
+        if self.reuse_is_off is not None:
+            return Usage(0, 0, 0)
+        start = partial(GenerationStream, self._link, options=options, **arguments, encodes=True)
+        return encode_all(documents, render, start, show_progress=show_progress)
 
     async def aencode(
-        self, documents: Iterable[PromptDocument | str], **call: Unpack[EngineCallOptions]
+        self,
+        documents: Iterable[Any],
+        *,
+        show_progress: bool = False,
+        **call: Unpack[EngineCallOptions],
     ) -> Usage:
         """Async version of :meth:`encode`."""
         options, arguments = self._check(PREFILL, **call)
-        rendered = await asyncio.to_thread(
-            self._calls.render_documents, documents, call.get("namespace", "")
+        render = self._calls.render_documents(call.get("namespace", ""))
+        if self.reuse_is_off is not None:
+            return Usage(0, 0, 0)
+        start = partial(
+            AsyncGenerationStream, self._link, options=options, **arguments, encodes=True
         )
-        async with contextlib.AsyncExitStack() as stack:
-            streams = [
-                await stack.enter_async_context(
-                    AsyncGenerationStream(self._link, document, options, **arguments, encodes=True)
-                )
-                for document in rendered
-            ]
-            return _sum_of([(await stream.aresult()).usage for stream in streams])
+        return await aencode_all(documents, render, start, show_progress=show_progress)
 
     # State
 
@@ -488,10 +494,3 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"pid {self.pid}"
         return f"RAGCacheEngine(model={self.model!r}, {state})"
-
-
-def _sum_of(usages: Iterable[Usage]) -> Usage:
-    """Prompt tokens and cached tokens of all; nothing was answered."""
-    counts = [(usage.prompt_tokens, usage.cached_tokens) for usage in usages]
-    prompt, cached = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
-    return Usage(prompt, 0, cached)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -26,7 +27,9 @@ KNOWN, NEW = (
 )
 
 
-def test_documents_survive_what_ends_the_engine(tmp_path: Path) -> None:
+def test_documents_survive_what_ends_the_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompts = [Prompt.rag("Which?", [KNOWN[number], KNOWN[number + 1]]) for number in range(5)]
     with RAGCacheEngine(
         kv_cache_gib=0.1,
@@ -40,7 +43,8 @@ def test_documents_survive_what_ends_the_engine(tmp_path: Path) -> None:
         rewarm_tokens=0,
         vllm_args={"enforce_eager": True},
     ) as engine:
-        assert engine.encode(KNOWN).cached_tokens == 0
+        usage = asyncio.run(engine.aencode(iter([*KNOWN, *KNOWN])))
+        assert usage.prompt_tokens > 0 == usage.cached_tokens
         answers = [engine.generate(prompt, GREEDY) for prompt in prompts]
         (folder,) = (path for path in (tmp_path / "documents").iterdir() if path.is_dir())
         writer = threading.Thread(target=engine.encode, args=(NEW,))
@@ -54,8 +58,9 @@ def test_documents_survive_what_ends_the_engine(tmp_path: Path) -> None:
         assert [answer.text for answer in again] == [answer.text for answer in answers]
         assert all(answer.usage.cached_tokens > 0 for answer in again)
         assert engine.stats().restarts == 1
-        usage = engine.encode([*KNOWN, *NEW])
+        usage = engine.encode([*KNOWN, *NEW], show_progress=True)
         assert usage.cached_tokens == usage.prompt_tokens
+        assert "66/66" in capsys.readouterr().err
         assert engine.encode(KNOWN, namespace="somebody else's").cached_tokens == 0
 
         engine.reset_cache()

@@ -20,9 +20,9 @@ PROBE_BYTES = 4096
 def model_identity(config: Any) -> bytes | None:
     """Identify a model, its numeric type and how it is divided among workers.
 
-    A folder's files are told apart by names, sizes, times of change and samples of their content:
-    reading all of the weights would take longer than a start may. A model of the hub is identified
-    by its commit.
+    Files of a folder are distinguished by name, size, time of change and samples of their content,
+    because reading all of the weights would take too long. A model of the hub is identified by its
+    commit.
 
     Args:
         config: vLLM's ``VllmConfig``.

@@ -372,7 +372,7 @@ class Reuse:
             self._pending.move_to_end(idle.key, last=False)
 
     def _plan(self, request: Request, known: _Known) -> Plan:
-        """How a request's beginning is come by, which is planned anew where a store has changed."""
+        """How a request's beginning is come by, planned again once a store has changed."""
         version = self.store.version + (0 if self.disk is None else self.disk.version)
         if known.plan is None or known.version != version:
             links, length = known.link_tokens or 0, request.num_prompt_tokens

@@ -151,7 +151,7 @@ class StoreWorker:
         try:
             return self.disk.read(fetch.key, fetch.tokens)
         except (DocumentFileError, OSError) as error:
-            logger.warning("a document on the disk is computed anew: %s", error)
+            logger.warning("a document on disk is computed again: %s", error)
             self.lost.add(fetch.key)
             return None
 
