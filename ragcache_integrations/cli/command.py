@@ -13,6 +13,7 @@ from ragcache_integrations.errors import RAGCacheError
 
 from .demo import add_demo
 from .doctor import add_doctor
+from .encode import add_encode
 from .eval import add_eval
 from .install_engine import add_install_engine
 from .lint import add_lint
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add_demo(commands)
     add_serve(commands)
     add_profile(commands)
+    add_encode(commands)
     add_lint(commands)
     add_eval(commands)
     add_report(commands)

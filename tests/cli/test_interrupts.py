@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -98,7 +99,7 @@ def test_while_everything_is_imported(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("arguments", ["profile", "eval nq --sample 1", "demo --quick"])
+@pytest.mark.parametrize("arguments", ["eval nq --sample 1", "demo --quick"])
 def test_while_an_engine_loads(arguments: str, tmp_path: Path) -> None:
     with command(*arguments.split(), folder=tmp_path) as started:
         started.wait_until(lambda: bool(started.own.children(recursive=True)))
@@ -110,6 +111,22 @@ def test_while_it_measures(tmp_path: Path) -> None:
     with command("profile", "--repeats", "1000", folder=tmp_path) as started:
         started.wait_until(lambda: "Measuring" in started.said())
         started.interrupt()
+
+
+@pytest.mark.engine
+def test_while_it_encodes(tmp_path: Path) -> None:
+    """What was encoded until then stays."""
+    corpus = tmp_path / "corpus.jsonl"
+    rows = [{"text": f"text {number} " * 200} for number in range(3000)]
+    corpus.write_text("\n".join(map(json.dumps, rows)))
+
+    def written() -> int:
+        return len(list(tmp_path.glob("documents/*/*.safetensors")))
+
+    with command("encode", str(corpus), folder=tmp_path) as started:
+        started.wait_until(lambda: written() > 3)
+        started.interrupt()
+        assert 3 < written() < len(rows)
 
 
 def test_what_a_library_makes_of_an_interruption_is_no_error(tmp_path: Path) -> None:

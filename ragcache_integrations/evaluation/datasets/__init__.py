@@ -13,6 +13,7 @@ from .base import (
     load_dataset,
 )
 from .metrics import exact_match, k_recall, token_f1
+from .sources import read_json_lines, reading, text_of
 
 __all__ = [
     "BUNDLED",
@@ -27,5 +28,8 @@ __all__ = [
     "exact_match",
     "k_recall",
     "load_dataset",
+    "read_json_lines",
+    "reading",
+    "text_of",
     "token_f1",
 ]

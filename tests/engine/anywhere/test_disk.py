@@ -14,6 +14,7 @@ import torch
 
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.in_vllm.anywhere.disk import DiskIndex, DiskWorker
+from ragcache_integrations.engine.in_vllm.anywhere.encoded import Encoded, Form
 from ragcache_integrations.engine.in_vllm.anywhere.files import (
     HEADER_BYTES,
     DocumentFileError,
@@ -21,7 +22,6 @@ from ragcache_integrations.engine.in_vllm.anywhere.files import (
     read_document,
     write_document,
 )
-from ragcache_integrations.engine.in_vllm.anywhere.paged import Encoded, Form
 from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 

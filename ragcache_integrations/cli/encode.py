@@ -1,0 +1,222 @@
+"""``ragcache encode``: a corpus's documents encoded ahead, and kept on disk."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine.arguments import GIB, check_installed
+from ragcache_integrations.engine.reloading import Reloading, measure_reloading
+from ragcache_integrations.errors import ConfigurationError
+
+from .options import add_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["add_encode"]
+
+DISK_CACHE_GIB = 100.0
+MEASURED = 5
+"""Documents of the prompt by which it is measured what was gained, or fewer if they don't fit."""
+JSON_LINES = (".jsonl", ".ndjson", ".json", ".gz")
+TEXTS = (".txt", ".md")
+
+
+def add_encode(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "encode",
+        help="compute a corpus's KV caches ahead, and keep them on disk",
+        description=(
+            'Compute the KV cache of each document of a corpus, for engines with reuse="anywhere" '
+            "and the same disk_cache_dir, and measure what that saves. What is on disk is not "
+            "computed again: repeat the command after a break, or when the corpus has grown."
+        ),
+    )
+    parser.set_defaults(command=_encode)
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="path or hub name; the bundled model where none is given",
+    )
+    parser.add_argument(
+        "corpus",
+        metavar="CORPUS",
+        type=Path,
+        help=(
+            'JSON lines of {"text": ..., "title": ...} as for ragcache eval --documents, or of '
+            '{"documents": [{"text": ...}, ...]} as for ragcache profile --workload, also as .gz; '
+            "a text, which is one document; or a folder of texts"
+        ),
+    )
+    parser.add_argument(
+        "--disk-cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of the documents (default: the user's cache folder)",
+    )
+    parser.add_argument(
+        "--disk-cache-gib",
+        type=float,
+        metavar="G",
+        default=DISK_CACHE_GIB,
+        help="the most that it may hold, in GiB (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--namespace",
+        metavar="TENANT",
+        default="",
+        help="the tenant whose documents these are (default: none)",
+    )
+    parser.add_argument(
+        "--kv-cache-gib",
+        type=float,
+        metavar="G",
+        help="KV cache in GiB (default: 1 on a CPU, what fits on a GPU)",
+    )
+    parser.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="context window in tokens (default: the model's own)",
+    )
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        metavar="T",
+        help="numeric type, which must be that of the engines that read (default: %(default)s)",
+    )
+    add_json(parser)
+
+
+def _encode(options: argparse.Namespace) -> None:
+    require("rich", feature="ragcache encode", extra="eval")
+    from rich.console import Console  # noqa: PLC0415 - an extra
+
+    check_installed("ragcache encode")
+    console = Console()
+    texts = list(dict.fromkeys(_texts(options.corpus)))
+    if not texts:
+        msg = f"{options.corpus} holds no document"
+        raise ConfigurationError(msg)
+    console.print(f"{len(texts):,} documents. Starting the engine ...", highlight=False)
+    with RAGCacheEngine(
+        options.model,
+        kv_cache_gib=options.kv_cache_gib,
+        max_model_len=options.max_model_len,
+        dtype=options.dtype,
+        reuse="anywhere",
+        disk_cache_gib=options.disk_cache_gib,
+        disk_cache_dir=options.disk_cache_dir,
+    ) as engine:
+        if engine.reuse_is_off is not None:
+            msg = f"this model's documents can't be reused anywhere: {engine.reuse_is_off}"
+            raise ConfigurationError(msg)
+        fitting = [text for text in texts if engine.count_tokens(text) < engine.max_model_len]
+        usage = engine.encode(fitting, show_progress=True, namespace=options.namespace)
+        measured = _measured(engine, fitting, options.namespace)
+        token_bytes = engine.stats().block_bytes // engine.block_size
+    content = {
+        "documents": len(fitting),
+        "too_long": len(texts) - len(fitting),
+        "tokens": usage.prompt_tokens,
+        "computed_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "bytes": usage.prompt_tokens * token_bytes,
+    }
+    _show(console, content, measured, options.disk_cache_gib)
+    if options.json:
+        times = {"computed_seconds": None, "loaded_seconds": None}
+        if measured is not None:
+            times = {name: getattr(measured, name) for name in times}
+        sys.stdout.write(json.dumps(content | times) + "\n")
+
+
+def _measured(engine: RAGCacheEngine, texts: Sequence[str], tenant: str) -> Reloading | None:
+    """What is saved with a prompt of a few documents; ``None`` where none fits."""
+    room, documents = engine.max_model_len // 2, list[str]()
+    for text in texts:
+        room -= engine.count_tokens(text)
+        if room < 0 or len(documents) == MEASURED:
+            break
+        documents.append(text)
+    return measure_reloading(engine, documents, namespace=tenant) if documents else None
+
+
+def _show(
+    console: Console, content: dict[str, Any], measured: Reloading | None, most_gib: float
+) -> None:
+    known = content["tokens"] - content["computed_tokens"]
+    count, size = content["documents"], content["bytes"]
+    lines = [
+        f"Documents: {count:,} of {content['tokens']:,} tokens, {known:,} of which were there",
+        f"Size: {_size(size / max(1, count))} a document, {_size(size)} together",
+    ]
+    if content["too_long"]:
+        lines.append(f"Left out: {content['too_long']:,}, longer than the context window")
+    if size > most_gib * GIB:
+        lines.append(f"Too much for {most_gib:g} GiB, of which the last stay: --disk-cache-gib")
+    if measured is not None:
+        lines.append(
+            f"First token of a prompt of {measured.tokens:,} tokens: "
+            f"{1000 * measured.computed_seconds:,.0f} ms if all is computed, "
+            f"{1000 * measured.loaded_seconds:,.0f} ms if documents are read from disk, "
+            f"{measured.ratio:.1f} times sooner"
+        )
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _size(number: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if number < 1024:  # noqa: PLR2004 - of the next unit
+            return f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:,.1f} GiB"
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """The texts of a corpus.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is of another kind.
+    """
+    # Which imports what reads settings: that takes a while.
+    from ragcache_integrations.evaluation.datasets import (  # noqa: PLC0415 - see above
+        read_json_lines,
+        reading,
+    )
+
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.suffix in TEXTS:
+                yield from _texts(file)
+    elif path.suffix in JSON_LINES:
+        for row in read_json_lines(path):
+            yield from _row_texts(row, path)
+    else:
+        with reading(str(path)):
+            text = path.read_text(encoding="utf-8")
+        if text.strip():
+            yield text
+
+
+def _row_texts(row: dict[str, Any], path: Path) -> Iterable[str]:
+    from ragcache_integrations.evaluation.datasets import (  # noqa: PLC0415 - as above
+        reading,
+        text_of,
+    )
+
+    with reading(str(path)):
+        if "documents" in row:
+            named = [document for document in row["documents"] if isinstance(document, dict)]
+            return [text_of(document, "text") for document in named if "text" in document]
+        title, text = text_of(row, "title", ""), text_of(row, "text")
+        return [f"{title}\n{text}" if title else text]
