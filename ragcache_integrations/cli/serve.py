@@ -9,7 +9,7 @@ from typing import Any
 
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.serving import ServingSettings, serve
-from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.settings import REUSES, CacheSettings
 from ragcache_integrations.knowledge_tree.policies import POLICIES
 
 __all__ = ["add_serve"]
@@ -29,6 +29,14 @@ TREE = {
     "frequency_window": (
         "a document's popularity counts the requests of the last S seconds (default: all)"
     ),
+    "reuse": (
+        "where a document's KV cache is reused if a request does not say: "
+        f"{' or '.join(REUSES)}, which is approximate"
+    ),
+    "link_tokens": "first tokens of each document that are computed with --reuse anywhere",
+    "document_cache_gib": "memory of the host for documents that are reused anywhere, in GiB",
+    "disk_cache_gib": "room on disk for these documents, in GiB (default: none)",
+    "disk_cache_dir": "folder in which they are kept (default: in the user's cache folder)",
 }
 LIMITS = {
     "max_prompt_bytes": "largest request, in bytes; more is a 413",
@@ -113,6 +121,7 @@ _number_or_none.__name__ = "whole number"  # argparse: "invalid whole number val
 
 _KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "str": (str, "P"),
+    "str | None": (str, "DIR"),
     "int": (int, "N"),
     "float": (float, "S"),
     "int | None": (_number_or_none, "N"),

@@ -233,11 +233,13 @@ def _add_tree(parsed: Namespace, engine: EngineSettings, vllm: Any) -> None:
         **(parsed.additional_config or {}),
         TREE_SETTINGS: dataclasses.asdict(cache),
     }
-    if cache.host_cache_gib:
+    connector = vllm.connector_config(cache)
+    if connector is not None:
         if parsed.kv_transfer_config is not None:
-            msg = "--host-cache-gib and --kv-transfer-config exclude each other: both were given"
+            option = "--host-cache-gib" if cache.host_cache_gib else "--reuse anywhere"
+            msg = f"{option} and --kv-transfer-config exclude each other: both were given"
             raise ConfigurationError(msg)
-        parsed.kv_transfer_config = vllm.connector_config(cache)
+        parsed.kv_transfer_config = connector
 
 
 def _check_port(parsed: Namespace) -> None:

@@ -32,6 +32,7 @@ from .requests import (
     COMPLETION_PATH,
     DocumentReader,
     MarkupGuard,
+    ReuseFields,
     check_fields,
     check_spans,
     has_grammar,
@@ -40,7 +41,7 @@ from .requests import (
     read_body,
     with_strict_tools,
 )
-from .settings import SCHEDULER, ServingSettings
+from .settings import SCHEDULER, TREE_SETTINGS, ServingSettings
 from .tenants import TenantLimit
 from .wire import FACTS_PATH, PROTOCOL, ServerFacts
 
@@ -110,6 +111,7 @@ class ServingMiddleware:
         self._refused: Refused = {}
         self._documents: DocumentReader | None = None
         self._guard: MarkupGuard | None = None
+        self._reuse = ReuseFields(None)
         self._facts = b""
         self._closed: frozenset[str] = frozenset()
         self._keys: list[bytes] = []
@@ -153,11 +155,13 @@ class ServingMiddleware:
             self._log.write("warning", message=message)
             if not state.args.skip_tokenizer_init:
                 self._guard = MarkupGuard.of(_vllm.tokenizer_of(state))
+        tree = state.args.scheduler_cls == SCHEDULER
+        self._reuse = ReuseFields(state.args.additional_config[TREE_SETTINGS] if tree else None)
         facts = ServerFacts(
             ragcache=metadata.version("ragcache-integrations"),
             protocol=PROTOCOL,
             tokenizer=None if self._documents is None else self._documents.mark,
-            knowledge_tree=state.args.scheduler_cls == SCHEDULER,
+            knowledge_tree=tree,
             **_vllm.facts_of(state),
         )
         self._facts = facts.model_dump_json().encode()
@@ -300,6 +304,8 @@ class ServingMiddleware:
             documents = check_spans(path, body)
             if self._guard is not None and is_guarded(path, body):
                 await asyncio.to_thread(self._guard.check, body)
+        if path in GENERATING:
+            prepared = self._reuse.apply(prepared)
         if path == CHAT_PATH:
             prepared = with_strict_tools(prepared)
         options = body.get("stream_options")

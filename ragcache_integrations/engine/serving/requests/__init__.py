@@ -4,6 +4,7 @@ from .documents import CHAT_PATH, COMPLETION_PATH, DocumentReader, check_spans
 from .fields import check_fields, has_grammar, with_strict_tools
 from .guard import MarkupGuard, is_guarded
 from .reading import DISCARDED, parse_json, read_body
+from .reuse import ReuseFields
 
 __all__ = [
     "CHAT_PATH",
@@ -11,6 +12,7 @@ __all__ = [
     "DISCARDED",
     "DocumentReader",
     "MarkupGuard",
+    "ReuseFields",
     "check_fields",
     "check_spans",
     "has_grammar",

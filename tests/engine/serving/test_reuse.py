@@ -1,0 +1,46 @@
+"""Reuse anywhere over HTTP: approximate by default, exact for who asks for that."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .starting import SMALL, Server
+
+pytestmark = pytest.mark.engine
+
+TEXTS = [f"The river number {number} flows past {number} old mills. " * 6 for number in range(3)]
+
+
+def content(*texts: str) -> list[dict[str, Any]]:
+    documents = [{"type": "document", "text": text} for text in texts]
+    return [*documents, {"type": "text", "text": "\n\nWhich river is it?"}]
+
+
+def test_documents_are_reused_anywhere(tmp_path: Path) -> None:
+    arguments = (*SMALL, "--reuse", "anywhere", "--link-tokens", "2")
+    disk = ("--disk-cache-gib", "0.2", "--disk-cache-dir", str(tmp_path))
+    with Server(tmp_path, *arguments, *disk) as server:
+        server.wait_ready()
+
+        def cached(*texts: str, **fields: Any) -> int:
+            status, said = server.chat(content(*texts), max_tokens=2, **fields)
+            assert status == 200, said
+            tokens: int = said["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return tokens
+
+        assert cached(*TEXTS) == 0
+        until = time.monotonic() + 60
+        while len(list(tmp_path.glob("documents/*/*.safetensors"))) < len(TEXTS):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        exact = cached(*TEXTS[::-1], reuse="prefix")
+        most, fewer = (cached(*TEXTS[::-1], link_tokens=links) for links in (0, 20))
+        assert exact < fewer < most
+        assert cached(*TEXTS[::-1], cache_salt="somebody else's") == 0
+        status, said = server.chat(content(*TEXTS), reuse="everywhere")
+        assert status == 400
+        assert "'prefix' or 'anywhere'" in said["error"]["message"]
