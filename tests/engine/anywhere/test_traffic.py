@@ -192,7 +192,12 @@ def test_what_was_met_is_encoded_though_requests_come(crowded: RAGCacheEngine) -
     assert first.token_ids == exact.token_ids
     for number in range(5):
         crowded.generate(prompt_of(dice, number), few, reuse="prefix")
-    wait_until(lambda: crowded.load().running_requests == 0)
+
+    def idle() -> bool:  # between two steps what is encoded next waits
+        load = crowded.load()
+        return load.running_requests == load.waiting_requests == 0
+
+    wait_until(idle)
     again = crowded.generate(Prompt.rag("And now?", met[::-1]), few, link_tokens=0)
     assert again.usage.cached_tokens > 300
 
