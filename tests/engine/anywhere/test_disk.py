@@ -16,6 +16,7 @@ from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.in_vllm.anywhere.disk import DiskIndex, DiskWorker
 from ragcache_integrations.engine.in_vllm.anywhere.encoded import Encoded, Form
 from ragcache_integrations.engine.in_vllm.anywhere.files import (
+    COPIED_BYTES,
     HEADER_BYTES,
     DocumentFileError,
     DocumentFolder,
@@ -61,11 +62,15 @@ def test_a_document_is_read_as_it_was_written(tmp_path: Path, dtype: torch.dtype
     assert same(read_document(path, form, 7), written)
 
 
-def test_what_was_read_stays_when_its_file_goes(tmp_path: Path) -> None:
-    path, written = tmp_path / "a-0.safetensors", document(7)
+@pytest.mark.parametrize("tokens", [7, 12_000])
+def test_what_was_read_stays_when_its_file_goes(tmp_path: Path, tokens: int) -> None:
+    """A small one is copied, a large one mapped."""
+    path, written = tmp_path / "a-0.safetensors", document(tokens)
     write_document(path, written)
-    read = read_document(path, FORM, 7)
-    write_document(path, document(7, 1))
+    read = read_document(path, FORM, tokens)
+    mapped = str(path) in Path("/proc/self/maps").read_text()
+    assert mapped == (path.stat().st_size >= COPIED_BYTES)
+    write_document(path, document(tokens, 1))
     path.unlink()
     assert same(read, written)
 
@@ -174,6 +179,22 @@ def test_engines_that_share_a_folder_see_each_other(tmp_path: Path) -> None:
     mine.look(b"a", 10)
     assert b"a" not in mine
     assert mine.version != version
+
+
+def test_what_one_worker_lacks_the_others_remove(tmp_path: Path) -> None:
+    index, folder = index_of(folder_of(tmp_path), 1000), folder_of(tmp_path)
+    workers = [DiskWorker(folder, FORM, 1, number, 2) for number in range(2)]
+    assert index.add(b"a", 10, [])
+    workers[0].write(b"a", document(10))
+    with pytest.raises(FileNotFoundError):
+        workers[1].read(b"a", 10)
+    index.discard([b"a"])
+    drops = index.take_drops()
+    for worker in workers:
+        worker.remove(drops)
+        worker.close()
+    index.look(b"a", 10)
+    assert b"a" not in index
 
 
 def test_a_damaged_file_is_removed(tmp_path: Path) -> None:

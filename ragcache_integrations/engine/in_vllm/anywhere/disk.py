@@ -140,8 +140,10 @@ class DiskIndex:
         self._store.access(map(self._folder.name, keys))
 
     def discard(self, keys: Iterable[bytes]) -> None:
-        """Forget documents that are not there."""
-        self._store.discard(map(self._folder.name, keys))
+        """Forget documents that one of the workers lacks; the others remove theirs."""
+        names = [self._folder.name(key) for key in keys]
+        self._store.discard(names)
+        self._drops += names
 
     def take_drops(self) -> list[bytes]:
         """Names of documents to be removed."""
@@ -227,12 +229,13 @@ class DiskWorker:
                     self._remove(self._folder.file(key, self._worker))
                 else:
                     self._write(self._path(key), document)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - a step waits where this thread has ended
                 if not self._failed:  # a full disk would fill the log, too
                     logger.warning("a document could not be written to the disk: %s", error)
                 self._failed = True
-                with self._lock:
-                    self._unwritten.add(key)
+                if document is not None:
+                    with self._lock:
+                        self._unwritten.add(key)
             self._tasks.task_done()
 
     def _remove(self, path: Path) -> None:

@@ -36,7 +36,14 @@ from ragcache_integrations.core.files import (
 
 from .encoded import Encoded, Form
 
-__all__ = ["HEADER_BYTES", "DocumentFileError", "DocumentFolder", "read_document", "write_document"]
+__all__ = [
+    "COPIED_BYTES",
+    "HEADER_BYTES",
+    "DocumentFileError",
+    "DocumentFolder",
+    "read_document",
+    "write_document",
+]
 
 HEADER_BYTES = 512
 """Size of the header, with the eight bytes of its length."""
@@ -44,6 +51,8 @@ LENGTH_BYTES = 8
 SECRET_BYTES = 32
 NAME_BYTES = 20
 SUFFIX = ".safetensors"
+COPIED_BYTES = 1 << 22
+"""Smaller documents are copied: a process may have no more than some 65,000 files mapped."""
 LEFT_SECONDS = 600.0
 """After so long, an unfinished file is that of a process that was killed."""
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -152,7 +161,7 @@ def write_document(path: Path, document: Encoded) -> None:
 
 
 def read_document(path: Path, form: Form, tokens: int) -> Encoded:
-    """Map a document's file into memory.
+    """Map a document's file into memory, or copy a small one.
 
     Args:
         path: The file.
@@ -186,6 +195,8 @@ def read_document(path: Path, form: Form, tokens: int) -> Encoded:
     if position < 0 or checksum != _checksum(path, position, map(_as_bytes, parts)):
         msg = f"{path} is damaged, or another document's: its checksum is wrong"
         raise DocumentFileError(msg)
+    if size < COPIED_BYTES:
+        parts = [part.clone() for part in parts]
     return Encoded(parts[0], parts[1], position)
 
 
