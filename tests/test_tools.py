@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree as ET
@@ -117,16 +116,16 @@ class TestResults:
     def test_what_is_aligned_becomes_a_table(self) -> None:
         results = tool("results")
         result = results.Result.of("python a.py", PLACE, PRINTED)
-        assert list(results.blocks(result.output)) == [
+        assert list(results.blocks(result.output, [["name", "value"]])) == [
             "times on a \\<fast\\> machine\n",
             """\
 |  | keys | us | 95 % interval |
 | :-- | --: | --: | --: |
-| flat, k 1 | 2 | 3 | 1.5 [1.0, 2.0] |
+| flat, k 1 | 2 | 3 | 1.5\N{NO-BREAK SPACE}[1.0,\N{NO-BREAK SPACE}2.0] |
 | lsh | 20 | - | - |
 """,
             "(a) best: flat\n",
-            "|  |  |\n| :-- | :-- |\n| requests | 200 |\n| kills | 5 |\n| errors | [] |\n",
+            "| name | value |\n| :-- | :-- |\n| requests | 200 |\n| kills | 5 |\n| errors | [] |\n",
         ]
 
     def test_what_is_long_is_folded(self) -> None:
@@ -163,7 +162,7 @@ class TestResults:
 
     def test_every_result_has_a_title_and_every_title_a_result(self) -> None:
         results = tool("results")
-        words = tomllib.loads(results.WORDS.read_text())
+        words = results.read_words()
         commands = [entry["command"] for part in words["part"] for entry in part["result"]]
         assert sorted(commands) == sorted(results.saved(results.FOLDER))
 

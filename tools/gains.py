@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.gains_drawing import Badge, Pair, draw_badges, draw_pairs
-from tools.results import FOLDER, Result, saved
+from tools.results import FOLDER, Result, link, saved
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -285,10 +285,10 @@ def printed(results: Results, arguments: str, row: str) -> list[float]:
 
 def long_table(results: Results) -> str:
     """Return the table of all parts in Markdown."""
-    rows = ["| part | what was measured | by |", "| --- | --- | --- |"]
+    rows = ["| part | what was measured | all figures |", "| --- | --- | --- |"]
     for gain in GAINS:
         words = gain.words(result(results, gain.arguments).found)
-        rows.append(f"| {gain.part} | {words} | `{command_of(gain.arguments)}` |")
+        rows.append(f"| {gain.part} | {words} | {link(command_of(gain.arguments))} |")
     return "\n".join(rows)
 
 

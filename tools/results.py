@@ -48,6 +48,9 @@ LONGEST_LINE = 200
 """Characters of a printed line that the page shows; the JSON file has the rest."""
 
 
+Columns = Sequence[list[str]]
+
+
 @dataclass(frozen=True)
 class Result:
     """What a command printed.
@@ -110,13 +113,26 @@ def saved(folder: Path) -> dict[str, Result]:
     return results
 
 
+def read_words() -> dict[str, Any]:
+    """Return the parts of the page, with titles and sentences."""
+    return tomllib.loads(WORDS.read_text(encoding="utf-8"))
+
+
+def link(command: str) -> str:
+    """Return a link to the section of a command, from another page."""
+    entries = (entry for part in read_words()["part"] for entry in part["result"])
+    title = next(entry["title"] for entry in entries if entry["command"] == command)
+    anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+    return f"[{title}]({PAGE.name}#{anchor})"
+
+
 def page(results: Mapping[str, Result], words: Mapping[str, Any]) -> str:
     """Return the page.
 
     Args:
         results: The results, by command.
-        words: The parts of the page: title and results, which have a command, a title and a
-            sentence. Results that are in no part come last, under their commands.
+        words: The parts of the page: title and results, which have a command, a title, a sentence
+            and maybe columns. Results that are in no part come last, under their commands.
     """
     left = dict(results)
     lines = [HEAD]
@@ -126,7 +142,8 @@ def page(results: Mapping[str, Result], words: Mapping[str, Any]) -> str:
             lines.append(f"## {part['title']}\n")
         for entry in shown:
             result = left.pop(entry["command"])
-            lines += [f"### {entry['title']}\n", f"{entry['sentence']}\n", *_section(result)]
+            lines += [f"### {entry['title']}\n", f"{entry['sentence']}\n"]
+            lines += _section(result, entry.get("columns", ()))
     if left:
         lines.append("## Others\n")
     for result in left.values():
@@ -134,15 +151,20 @@ def page(results: Mapping[str, Result], words: Mapping[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _section(result: Result) -> Iterator[str]:
+def _section(result: Result, columns: Columns = ()) -> Iterator[str]:
     yield f"```sh\n{result.command}\n```\n"
-    yield from blocks(result.output)
+    yield from blocks(result.output, columns)
     note = f" {result.note}" if result.note else ""
     yield f"{result.place}.{note} [Full output](results/{result.name}.json).\n"
 
 
-def blocks(output: str) -> Iterator[str]:
-    """Markdown for what a command printed: tables where columns are aligned, else plain text."""
+def blocks(output: str, columns: Columns = ()) -> Iterator[str]:
+    """Return Markdown for what a command printed: tables where columns are aligned, else text.
+
+    Args:
+        output: What it printed.
+        columns: Titles of columns, for tables that were printed without any.
+    """
     plain: list[str] = []
     tables = 0
     rows = [_cells(line) for line in output.split("\n")]
@@ -156,7 +178,11 @@ def blocks(output: str) -> Iterator[str]:
         yield from _text(plain)
         plain = []
         below = [row for _, (_, row) in itertools.islice(lines, length - 1)]
-        head, below = (cells, below) if _is_head(rows, number) else ([], [cells, *below])
+        if _is_head(rows, number):
+            head = cells
+        else:
+            head = next((titles for titles in columns if len(titles) == len(cells)), [])
+            below = [cells, *below]
         tables += 1
         folded = tables > MOST_TABLES or len(below) > MOST_ROWS
         yield from _titled(caption, _table(head, below), folded=folded)
@@ -205,7 +231,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     width = len(rows[0]) if rows else len(head)
     heads = [*[""] * (width - len(head)), *head]
     ends = [all(_is_number(row[column]) for row in rows) for column in range(width)]
-    lines = [heads, ["--:" if numbers else ":--" for numbers in ends], *rows]
+    # Intervals and units stay on a line with their numbers.
+    kept = [
+        [cell.replace(" ", "\N{NO-BREAK SPACE}") if _is_number(cell) else cell for cell in row]
+        for row in rows
+    ]
+    lines = [heads, ["--:" if numbers else ":--" for numbers in ends], *kept]
     return "\n".join(f"| {' | '.join(map(_escaped, line))} |" for line in lines) + "\n"
 
 
@@ -230,7 +261,7 @@ def write_page() -> None:
 
 
 def _current() -> str:
-    return page(saved(FOLDER), tomllib.loads(WORDS.read_text(encoding="utf-8")))
+    return page(saved(FOLDER), read_words())
 
 
 def main() -> int:
