@@ -48,6 +48,7 @@ NEEDED = {
     "llama_index.vector_stores.faiss": "eval",
     "rich": "eval",
     "jinja2": "eval",
+    "scipy": "eval",
 }
 """Modules that the demo needs, and the extras that install them."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ragcache_integrations.engine.tiny_model import has_random_weights
+from ragcache_integrations.evaluation.scores import paired_intervals
 from ragcache_integrations.reports import Cell, Table
 from ragcache_integrations.resources import Passage, load_questions
 
@@ -102,27 +103,36 @@ def _change(before: float, after: float) -> str:
 def verdict(name: str, result: FrameworkResult) -> tuple[str, bool]:
     """What to do after the demo, in a sentence, and whether the swap paid off.
 
+    A first token that chance may have brought sooner does not count: both sides answered in turns,
+    but a busy machine slows down some answers.
+
     Args:
         name: The framework's name.
         result: What was measured with it.
     """
     before, after = (
-        statistics.fmean(seen.first_token_ms for seen in side)
-        for side in (result.before, result.after)
+        [seen.first_token_ms for seen in side] for side in (result.before, result.after)
     )
+    difference, _ = paired_intervals(before, after)
+    mean = statistics.fmean(before)
+    sooner, most, least = (-end / mean for end in difference.as_list())
     searches, saved = (
         sum(seen.store_calls for seen in side) for side in (result.before, result.after)
     )
-    sooner, fewer = 1 - after / before, 1 - saved / max(1, searches)
-    moved = f"{abs(sooner):.0%} {'sooner' if sooner > 0 else 'later'}"
+    fewer = 1 - saved / max(1, searches)
+    sign, word = (1, "sooner") if sooner > 0 else (-1, "later")
+    # Adding 0 turns a minus zero into a zero.
+    low, high = sorted(round(sign * end, 2) + 0.0 for end in (least, most))
+    moved = f"{abs(sooner):.0%} {word} (95 % interval {low:.0%} to {high:.0%})"
     measured = f"the first token came {moved}, with {fewer:.0%} fewer searches"
-    if sooner >= WORTHWHILE:
+    faster = sooner >= WORTHWHILE and least > 0
+    if faster:
         what, advice = "the swap pays off for these questions", "Swap both classes."
     elif fewer >= WORTHWHILE:
         what, advice = "only the retriever pays off for these questions", "Swap that class."
     else:
         what, advice = "the swap does not pay off for these questions", "Leave your chain as it is."
-    return f"{name}: {what}: {measured}. {advice}", max(sooner, fewer) >= WORTHWHILE
+    return f"{name}: {what}: {measured}. {advice}", faster or fewer >= WORTHWHILE
 
 
 def rows(result: FrameworkResult) -> list[Row]:

@@ -65,22 +65,24 @@ def test_page_and_terminal_begin_with_what_to_do(result: DemoResult, page: HtmlP
 
 
 @pytest.mark.parametrize(
-    ("seconds", "searches", "words"),
+    ("times", "searches", "words"),
     [
-        (0.8, 20, "the swap pays off for these questions: the first token came 20% sooner"),
-        (1.3, 20, "only the retriever pays off"),
-        (1.0, 60, "the swap does not pay off"),
+        ([8.0], 20, "swap pays off for these questions: the first token came 20% sooner (95 %"),
+        ([13.0], 20, "only the retriever pays off for these questions: the first token came 30% l"),
+        ([10.0], 60, "the swap does not pay off"),
+        # A neighbour on the machine slowed down a few answers: the mean alone says nothing.
+        ([5.0, 1.0, 19.0], 20, "only the retriever pays off"),
     ],
 )
 def test_what_to_do_follows_from_the_figures(
-    result: DemoResult, seconds: float, searches: int, words: str
+    result: DemoResult, times: list[float], searches: int, words: str
 ) -> None:
     before = tuple(
         replace(seen, store_calls=1, first_token_ms=10.0)
         for seen in result.frameworks["langchain"].before
     )
     after = tuple(
-        replace(seen, store_calls=int(number < searches), first_token_ms=10 * seconds)
+        replace(seen, store_calls=int(number < searches), first_token_ms=times[number % len(times)])
         for number, seen in enumerate(before)
     )
     assert len(before) == 60

@@ -11,7 +11,7 @@ from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
 
 from .data import Bar, Bars, Figure, Missing, Plot
 from .labels import labels_of
-from .measures import MEASURES, main_quality, measure
+from .measures import FOLLOWED, MEASURES, main_quality, measure
 
 __all__ = ["TIMES", "Compared", "comparisons"]
 
@@ -82,7 +82,7 @@ def _compared(runs: list[EvalRun], numbers: dict[str, int]) -> Compared:
         f"compared-{number}",
         f"Compared with run {labels[str(baseline.path)]}",
         "Question by question, with 95 % intervals of a paired bootstrap. Coloured where the whole "
-        "interval is on one side; times never are, because the runs followed one another.",
+        f"interval is on one side; times never are. {FOLLOWED}",
         tuple(plots),
         tuple(runs),
     )

@@ -16,6 +16,7 @@ from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
 from .comparisons import TIMES
 from .labels import chosen_by, labels_of
 from .measures import (
+    FOLLOWED,
     MEASURES,
     format_figure,
     main_quality,
@@ -128,8 +129,14 @@ def _comparisons(runs: Sequence[EvalRun]) -> Table:
         digits = 3 if comparison.ratio is None else 2
         value, low, high = (f"{end:.{digits}f}" for end in shown.as_list())
         cells[comparison.metric][comparison.other.name] = f"{value}\n[{low}, {high}]"
-    title = "Compared with the first, 95 % intervals"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
+    table = Table(
+        title="Compared with the first, 95 % intervals",
+        title_justify="left",
+        caption=FOLLOWED,
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+    )
     table.add_column("", overflow="fold")
     for name in cells:
         words = TIMES.get(name) or f"{measure(name).words}, difference"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ragcache_integrations.evaluation.runs import EvalRun
 
 __all__ = [
+    "FOLLOWED",
     "MEASURES",
     "Measure",
     "Unit",
@@ -20,6 +21,11 @@ __all__ = [
 ]
 
 Unit = Literal["share", "ms", "count", "money", "score"]
+
+FOLLOWED = (
+    "The runs followed one another: what else the machine did may explain differences in time."
+)
+"""What a reader has to know of runs' times."""
 
 TIERS = ("gpu_hit_rate", "host_hit_rate")
 

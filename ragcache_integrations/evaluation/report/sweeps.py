@@ -31,6 +31,7 @@ from .labels import (
     number_of,
 )
 from .measures import (
+    FOLLOWED,
     format_figure,
     main_quality,
     measure,
@@ -264,7 +265,7 @@ def delay_and_quality(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[
         plot = Panel(title, "end to end, ms, mean", "score", tuple(curves), "ms")
         note += (
             " Each dot is a run by its number; the grey edge joins those that no other run beats "
-            "in both."
+            f"in both. {FOLLOWED}"
         )
     return [Figure("delay-quality", "Delay against quality", note, (plot,), tuple(runs))]
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessageChunk, BaseMessage
+from rich.console import Console
 from typing_extensions import override
 
 from ragcache_integrations.evaluation import EvalRun, evaluate, evaluate_grid
+from ragcache_integrations.evaluation.report.console import show
+from ragcache_integrations.evaluation.report.measures import FOLLOWED
 from ragcache_integrations.evaluation.report.report import gather, render
 from ragcache_integrations.evaluation.report.verdict import _Candidate, _sentence, verdicts
 from ragcache_integrations.evaluation.scores import Interval
@@ -34,6 +38,15 @@ def test_the_run_that_saves_most_comes_first(tmp_path: Path) -> None:
     assert "fewer searches than tolerance=0. These runs do not show" in verdict.text
     page = HtmlPage(render(gather(swept))).text
     assert page.index(verdict.text) < page.index("Times are in milliseconds")
+
+
+def test_times_of_runs_are_said_to_follow_one_another(tmp_path: Path) -> None:
+    swept = runs(tmp_path, {"tolerance": [0.0, 1.0]})
+    shown = StringIO()
+    show(swept, Console(file=shown, width=200))
+    assert shown.getvalue().count(FOLLOWED) == 1
+    # In the comparison and in the figure of delays.
+    assert HtmlPage(render(gather(swept))).text.count(FOLLOWED) == 2
 
 
 def test_no_gain(tmp_path: Path) -> None:
