@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, TextNode
 from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 
 from ragcache_integrations.errors import ConfigurationError
@@ -19,6 +19,8 @@ __all__ = ["copy_node", "decode_node", "encode_node", "identify_node"]
 def identify_node(scored: NodeWithScore) -> tuple[str, str]:
     """Return a node's id and its text, without its metadata."""
     node = scored.node
+    if type(node) is TextNode:  # as most are, and asking costs as much as all else here
+        return node.id_, node.text
     return node.node_id, node.get_content(MetadataMode.NONE)
 
 
