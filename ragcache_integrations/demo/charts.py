@@ -15,8 +15,8 @@ from .summary import milliseconds
 
 __all__ = ["Bar", "Part", "cumulative", "parts", "parts_table", "retrievals", "ttfts"]
 
-BEFORE, AFTER = "other", "c0"
-"""Colours of the two sides."""
+BEFORE, AFTER, ANYWHERE = "other", "c0", "c1"
+"""Colours of the sides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Bar:
     """A bar made of parts.
 
     Attributes:
-        name: ``before`` or ``after``.
+        name: ``before``, ``after`` or ``anywhere``.
         text: Its length in words.
         parts: From left to right.
     """
@@ -52,12 +52,12 @@ class Bar:
 
 
 def parts(result: FrameworkResult) -> tuple[Bar, ...]:
-    """Where the mean time of a question goes, before and after."""
+    """Where the mean time of a question goes, on each side."""
+    sides = {"before": result.before, "after": result.after, "anywhere": result.anywhere}
     longest = max(
         statistics.fmean(observation.end_to_end_ms for observation in side)
-        for side in (result.before, result.after)
+        for side in sides.values()
     )
-    sides = {"before": result.before, "after": result.after}
     return tuple(_bar(name, observations, longest) for name, observations in sides.items())
 
 
@@ -100,14 +100,17 @@ def cumulative(result: FrameworkResult) -> Chart:
         "Time spent on retrieval",
         x,
         y,
-        _both_sides([[(0, 0), *enumerate(seconds, 1)] for seconds in sums]),
+        _sides([[(0, 0), *enumerate(seconds, 1)] for seconds in sums]),
         "Embedding, and searching the store or the cache, added up over the stream.",
     )
 
 
-def _both_sides(points: Sequence[Sequence[tuple[float, float]]]) -> tuple[Series, ...]:
-    before, after = points
-    return Series("before", BEFORE, before), Series("after", AFTER, after)
+def _sides(points: Sequence[Sequence[tuple[float, float]]]) -> tuple[Series, ...]:
+    """A line for each side that there are points of: before, after, anywhere."""
+    kinds = (("before", BEFORE), ("after", AFTER), ("anywhere", ANYWHERE))
+    return tuple(
+        Series(name, colour, line) for (name, colour), line in zip(kinds, points, strict=False)
+    )
 
 
 def retrievals(result: FrameworkResult) -> Chart:
@@ -131,7 +134,10 @@ def retrievals(result: FrameworkResult) -> Chart:
 
 def ttfts(result: FrameworkResult) -> Chart:
     """Share of questions whose first token came within a time, from the call of the LLM."""
-    sides = [sorted(seen.ttft_ms for seen in side) for side in (result.before, result.after)]
+    sides = [
+        sorted(seen.ttft_ms for seen in side)
+        for side in (result.before, result.after, result.anywhere)
+    ]
     # The slowest few would squeeze everything else into a corner.
     high = max(statistics.quantiles(side, n=50)[-1] if len(side) > 1 else side[0] for side in sides)
     x, y = Axis(0, high, label="ms"), Axis(0, 100, label="% of questions")
@@ -145,4 +151,4 @@ def ttfts(result: FrameworkResult) -> Chart:
         for side in sides
     ]
     note = "From the call of the LLM. Share of questions answered within that time."
-    return Chart("Time to first token", x, y, _both_sides(steps), note)
+    return Chart("Time to first token", x, y, _sides(steps), note)

@@ -42,8 +42,12 @@ def show(result: DemoResult, console: Console) -> None:
         table.add_column("before", justify="right")
         table.add_column("after", justify="right", style="bold")
         table.add_column("change", justify="right")
+        table.add_column("anywhere", justify="right", style="bold")
+        table.add_column("change", justify="right")
         for row in rows(framework):
-            table.add_row(row.label, row.before, row.after, row.change)
+            table.add_row(
+                row.label, row.before, row.after, row.change, row.anywhere, row.anywhere_change
+            )
         console.print()
         console.print(table)
     quality = quality_table(result)

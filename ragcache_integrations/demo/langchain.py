@@ -199,10 +199,18 @@ def langchain_apps(
     corpus: Corpus,
     embeddings: TimedEmbeddings,
     stock: StockEngine,
-    engine: RAGCacheEngine,
+    ways: Sequence[tuple[RAGCacheEngine, str]],
     settings: DemoSettings,
-) -> tuple[LangChainApp, LangChainApp]:
-    """The chain before and after: a FAISS retriever on stock vLLM, then our two classes."""
+) -> tuple[LangChainApp, ...]:
+    """The chain before and after: a FAISS retriever on stock vLLM, then our two classes.
+
+    Args:
+        corpus: Counts the searches.
+        embeddings: Measure how long questions take to embed.
+        stock: Stock vLLM.
+        ways: Engines for applications with our classes, and the namespace of each.
+        settings: Settings of the demo.
+    """
     ids = dict(enumerate(corpus.ids))
     store = FAISS(embeddings, corpus.index, _Passages(corpus), ids)
     return (
@@ -212,12 +220,15 @@ def langchain_apps(
             corpus,
             embeddings,
         ),
-        LangChainApp(
-            ApproximateCacheRetriever.from_vectorstore(
-                store, k=settings.top_k, tolerance=settings.tolerance
-            ),
-            ChatRAGCache(engine=engine, max_tokens=settings.max_tokens),
-            corpus,
-            embeddings,
+        *(
+            LangChainApp(
+                ApproximateCacheRetriever.from_vectorstore(
+                    store, k=settings.top_k, tolerance=settings.tolerance
+                ),
+                ChatRAGCache(engine=engine, namespace=tenant, max_tokens=settings.max_tokens),
+                corpus,
+                embeddings,
+            )
+            for engine, tenant in ways
         ),
     )

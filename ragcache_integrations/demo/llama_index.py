@@ -234,10 +234,18 @@ def llama_index_apps(
     corpus: Corpus,
     embeddings: TimedEmbeddings,
     stock: StockEngine,
-    engine: RAGCacheEngine,
+    ways: Sequence[tuple[RAGCacheEngine, str]],
     settings: DemoSettings,
-) -> tuple[LlamaIndexApp, LlamaIndexApp]:
-    """The query engine before and after: FAISS on stock vLLM, then our two classes."""
+) -> tuple[LlamaIndexApp, ...]:
+    """The query engine before and after: FAISS on stock vLLM, then our two classes.
+
+    Args:
+        corpus: Counts the searches.
+        embeddings: Measure how long questions take to embed.
+        stock: Stock vLLM.
+        ways: Engines for applications with our classes, and the namespace of each.
+        settings: Settings of the demo.
+    """
     nodes = {str(position): document_id for position, document_id in enumerate(corpus.ids)}
     index = VectorStoreIndex(
         index_struct=IndexDict(nodes_dict=nodes),
@@ -252,17 +260,20 @@ def llama_index_apps(
             StockLLM(
                 engine=stock,
                 max_tokens=settings.max_tokens,
-                context_window=engine.max_model_len,
+                context_window=ways[0][0].max_model_len,
             ),
             corpus,
             embeddings,
         ),
-        LlamaIndexApp(
-            ApproximateCacheRetriever.from_index(
-                index, k=settings.top_k, tolerance=settings.tolerance
-            ),
-            RAGCacheLLM(engine=engine, max_tokens=settings.max_tokens),
-            corpus,
-            embeddings,
+        *(
+            LlamaIndexApp(
+                ApproximateCacheRetriever.from_index(
+                    index, k=settings.top_k, tolerance=settings.tolerance
+                ),
+                RAGCacheLLM(engine=engine, namespace=tenant, max_tokens=settings.max_tokens),
+                corpus,
+                embeddings,
+            )
+            for engine, tenant in ways
         ),
     )

@@ -2,30 +2,28 @@
 
 The same questions are answered from the same documents in several ways: computed in full, with the
 documents' KV caches reused, with the documents in reverse order, and by ``map_reduce``; and block
-by block, each document encoded on its own, as modular attention reuses them at any place.
+by block, each document encoded on its own, as they are reused anywhere.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ragcache_integrations.adaptive.asker import EngineAsker
 from ragcache_integrations.adaptive.synthesis import SynthesisSettings, synthesise
 from ragcache_integrations.adaptive.types import SynthesisConfig
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.evaluation.datasets import exact_match, token_f1
-from ragcache_integrations.modular.kv.strategies import Epic
 from ragcache_integrations.resources import Passage, Question
 
 from .corpus import passage_text
+from .engines import preset
 from .prompts import SYSTEM, question_part
-
-if TYPE_CHECKING:
-    from ragcache_integrations.modular import ModularEngine
 
 __all__ = [
     "ANSWER_TOKENS",
@@ -106,7 +104,7 @@ def answer_quality(
     """Answer questions in each of :data:`WAYS`, and score the answers.
 
     Args:
-        engine: The engine that answers; its caches are emptied.
+        engine: The engine that answers.
         questions: Questions with their reference answers; at least one.
         documents: The documents of each question, most relevant first.
         on_answer: Called after each answer.
@@ -119,7 +117,7 @@ def answer_quality(
 
 
 def block_quality(
-    engine: ModularEngine,
+    engine: RAGCacheEngine,
     questions: Sequence[Question],
     documents: Sequence[Sequence[PromptDocument]],
     full: Quality,
@@ -128,15 +126,16 @@ def block_quality(
     """Answer questions block by block in each of :data:`BLOCKS`, and score the answers.
 
     Args:
-        engine: A modular engine; its modules are kept.
+        engine: An engine that reuses documents anywhere; they are encoded first.
         questions: As of :func:`answer_quality`.
         documents: As there.
         full: The answers computed in full.
         on_answer: Called after each answer.
     """
     scores = []
+    engine.encode(document for chunks in documents for document in chunks)
     for links, way in BLOCKS.items():
-        answer = partial(_generate, engine.with_strategy(Epic(links)))
+        answer = partial(_generate, preset(engine, link_tokens=links))
         answers = list(_answers(answer, questions, documents, on_answer))
         scores.append(_quality(way, answers, questions, full.texts))
     return tuple(scores)
@@ -169,8 +168,9 @@ def _answers(
 
 
 def _in_full(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Reply:
-    engine.reset_cache()
-    return _generate(engine, question, documents)
+    # Where nobody has been, so that nothing is cached. What is encoded ahead stays.
+    alone = preset(engine, namespace=secrets.token_hex(8))
+    return _generate(alone, question, documents)
 
 
 def _once_more(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Reply:
@@ -182,9 +182,7 @@ def _reversed(engine: RAGCacheEngine, question: str, documents: Sequence[PromptD
     return _generate(engine, question, documents[::-1])
 
 
-def _generate(
-    engine: RAGCacheEngine | ModularEngine, question: str, documents: Sequence[PromptDocument]
-) -> Reply:
+def _generate(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Reply:
     prompt = Prompt.rag(question_part(question), documents, system=SYSTEM)
     generation = engine.generate(prompt, SamplingOptions(max_tokens=ANSWER_TOKENS))
     usage = generation.usage

@@ -49,6 +49,8 @@ def render(result: DemoResult) -> str:
         conditions=conditions(result.settings, result.requests),
         seconds=round(result.seconds),
         turn=TURN,
+        encoded=result.encoded,
+        encoding=round(result.encoding_seconds),
         frameworks=[
             _framework(framework)
             | {"name": FRAMEWORKS[name], "swap": _swap(name, result.settings)}
@@ -74,7 +76,14 @@ def write_report(result: DemoResult, path: Path) -> None:
 def _framework(result: FrameworkResult) -> dict[str, Any]:
     bars = charts.parts(result)
     figures = tuple(
-        (Cell(row.label), Cell(row.before), Cell(row.after, style="strong"), Cell(row.change))
+        (
+            Cell(row.label),
+            Cell(row.before),
+            Cell(row.after, style="strong"),
+            Cell(row.change),
+            Cell(row.anywhere, style="strong"),
+            Cell(row.anywhere_change),
+        )
         for row in rows(result)
     )
     return {
@@ -82,7 +91,9 @@ def _framework(result: FrameworkResult) -> dict[str, Any]:
         "bars": bars,
         "parts": charts.parts_table(bars),
         "charts": [charts.cumulative(result), charts.retrievals(result), charts.ttfts(result)],
-        "figures": Table(("Times: mean (median)", "before", "after", "change"), figures),
+        "figures": Table(
+            ("Times: mean (median)", "before", "after", "change", "anywhere", "change"), figures
+        ),
     }
 
 

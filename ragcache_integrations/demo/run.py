@@ -1,4 +1,8 @@
-"""Runs the demo: two applications per framework, before and after, on one stream of questions."""
+"""Runs the demo: three applications per framework, on one stream of questions.
+
+Before and after the swap, and after it with documents that are reused anywhere. The last two share
+an engine: their requests differ, and nothing approximate is found by what is exact.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -22,9 +27,10 @@ from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.stock import StockEngine
 from ragcache_integrations.engine.tiny_model import default_model_path, has_random_weights
 from ragcache_integrations.errors import EngineStartError
-from ragcache_integrations.llms.modular import make_modular_engine
 from ragcache_integrations.resources import Passage, load_questions
 
+from .corpus import Corpus, passage_text
+from .engines import preset
 from .measures import App, Figures, Observation, figures, ttft_ratio
 from .quality import BLOCKS, WAYS, Quality, answer_quality, block_quality, documents_of
 from .quiet import quiet_start
@@ -32,7 +38,6 @@ from .settings import FRAMEWORKS, DemoSettings
 from .workload import Request, zipf_stream
 
 if TYPE_CHECKING:
-    from .corpus import Corpus
     from .langchain import TimedEmbeddings
 
 __all__ = ["NEEDED", "TURN", "DemoResult", "FrameworkResult", "run_demo", "stream"]
@@ -60,20 +65,24 @@ STOCK_SPIN_SECONDS = 1.1
 ``shm_broadcast.py``), on a core that the other side needs."""
 
 WARM_UP_QUESTIONS = 5
+WARM_UP = "to warm up, "
 
 
 @dataclass(frozen=True, slots=True)
 class FrameworkResult:
-    """The observations of one framework's two applications, question by question.
+    """The observations of one framework's applications, question by question.
 
     Attributes:
         before: Those with the plain retriever and stock vLLM.
         after: Those with our two classes.
-        hit_recall: Recall of the documents from the query cache; ``None`` without a hit.
+        anywhere: Those with our two classes and documents that are reused anywhere.
+        hit_recall: Recall of the documents from the query cache after the swap; ``None`` without a
+            hit.
     """
 
     before: tuple[Observation, ...]
     after: tuple[Observation, ...]
+    anywhere: tuple[Observation, ...]
     hit_recall: float | None
 
     @property
@@ -87,9 +96,19 @@ class FrameworkResult:
         return figures(self.after, self.hit_recall)
 
     @property
+    def anywhere_figures(self) -> Figures:
+        """The stream summed up, with documents that are reused anywhere; hits are as after."""
+        return figures(self.anywhere, self.hit_recall)
+
+    @property
     def ttft_ratio(self) -> float:
         """Median ratio after / before of a question's time to first token."""
         return ttft_ratio(self.before, self.after)
+
+    @property
+    def anywhere_ttft_ratio(self) -> float:
+        """The same of documents that are reused anywhere."""
+        return ttft_ratio(self.before, self.anywhere)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +124,8 @@ class DemoResult:
         seconds: Duration of the run in seconds.
         quality: Quality of the answers, by where the documents came from; empty for a model with
             random weights.
+        encoded: Documents that were encoded ahead, to be reused anywhere.
+        encoding_seconds: How long that took.
     """
 
     settings: DemoSettings
@@ -114,6 +135,8 @@ class DemoResult:
     model: str
     seconds: float
     quality: tuple[Quality, ...] = ()
+    encoded: int = 0
+    encoding_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for ``--json``."""
@@ -127,7 +150,9 @@ class DemoResult:
                 name: {
                     "before": asdict(result.before_figures),
                     "after": asdict(result.after_figures),
+                    "anywhere": asdict(result.anywhere_figures),
                     "ttft_ratio": result.ttft_ratio,
+                    "anywhere_ttft_ratio": result.anywhere_ttft_ratio,
                 }
                 for name, result in self.frameworks.items()
             }
@@ -166,15 +191,19 @@ def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResul
     warm_up = [question.text for question in load_questions()[:WARM_UP_QUESTIONS]]
     results = {}
     with _prepared(settings, show_progress=show_progress) as ground:
+        asked = [*warm_up, *(f"{WARM_UP}{text}" for text in warm_up)]
+        asked += [request.text for request in requests]
+        asked += [question.text for question in load_questions()[: settings.scored]]
+        encoded, seconds = _encode(ground, asked, settings.top_k)
         for name in settings.frameworks:
+            _warm_up(_apps(name, ground, settings, warms_up=True), ground, warm_up)
             apps = _apps(name, ground, settings)
-            _warm_up(apps, ground, warm_up)
             with tqdm(
-                total=2 * len(requests), desc=FRAMEWORKS[name], disable=not show_progress
+                total=len(apps) * len(requests), desc=FRAMEWORKS[name], disable=not show_progress
             ) as progress:
-                before, after = _in_turns(apps, requests, progress.update)
+                before, after, anywhere = _in_turns(apps, requests, progress.update)
             recall = _hit_recall(ground.corpus, requests, after, settings.top_k)
-            results[name] = FrameworkResult(tuple(before), tuple(after), recall)
+            results[name] = FrameworkResult(tuple(before), tuple(after), tuple(anywhere), recall)
         quality = _quality(ground, settings, show_progress=show_progress)
         retrieved = {
             document_id
@@ -190,7 +219,18 @@ def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResul
             model=ground.engine.model,
             seconds=time.perf_counter() - begun,
             quality=quality,
+            encoded=encoded,
+            encoding_seconds=seconds,
         )
+
+
+def _encode(ground: _Ground, questions: Sequence[str], top_k: int) -> tuple[int, float]:
+    """Encode what the questions will retrieve: the number of documents, and the seconds."""
+    found = itertools.chain.from_iterable(ground.corpus.nearest(questions, top_k))
+    texts = [passage_text(ground.corpus.passage(name)) for name in dict.fromkeys(found)]
+    begun = time.perf_counter()
+    ground.engine.encode(texts)
+    return len(texts), time.perf_counter() - begun
 
 
 def _quality(
@@ -201,20 +241,16 @@ def _quality(
     if not questions or has_random_weights(settings.model):
         return ()
     documents = documents_of(ground.corpus, questions, settings.top_k)
-    # A model of the user's may be too large for this process, and was not taught to read so.
-    blocks = BLOCKS if settings.model is None else {}
+    exact = preset(ground.engine, reuse="prefix")
     with tqdm(
-        total=(len(WAYS) + len(blocks)) * len(questions),
+        total=(len(WAYS) + len(BLOCKS)) * len(questions),
         desc="Scoring answers",
         disable=not show_progress,
     ) as progress:
-        scores = answer_quality(ground.engine, questions, documents, progress.update)
-        if not blocks:
-            return scores
-        with make_modular_engine(
-            None, dtype=None, device=None, kv_cache_gib=None, policy="lru", chat_template=None
-        ) as engine:
-            return scores + block_quality(engine, questions, documents, scores[0], progress.update)
+        scores = answer_quality(exact, questions, documents, progress.update)
+        return scores + block_quality(
+            ground.engine, questions, documents, scores[0], progress.update
+        )
 
 
 @contextmanager
@@ -232,7 +268,6 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
                 require(module, feature="The demo", extra=extra)
             # These two import what they name when it is first asked for.
             _ = sys.modules["transformers"].AutoTokenizer, sys.modules["vllm"].AsyncEngineArgs
-            from .corpus import Corpus  # noqa: PLC0415 - slow
             from .langchain import (  # noqa: PLC0415 - slow
                 TimedEmbeddings,
             )
@@ -243,8 +278,16 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
                 "dtype": "auto" if settings.model else bundled_dtype(),
                 "vllm_args": {} if settings.compiled else {"enforce_eager": True},
             }
+            anywhere: dict[str, Any] = {
+                "reuse": "anywhere",
+                "link_tokens": settings.link_tokens,
+                "document_cache_gib": settings.document_cache_gib,
+            }
             with ThreadPoolExecutor(2) as pool:  # waits for both, also after an error
-                kinds: tuple[Callable[..., Any], ...] = (StockEngine, RAGCacheEngine)
+                kinds: tuple[Callable[..., Any], ...] = (
+                    StockEngine,
+                    partial(RAGCacheEngine, **anywhere),
+                )
                 for kind in kinds:
                     starts.append(pool.submit(kind, **knobs))
                     starts[-1].add_done_callback(lambda _: progress.update())
@@ -273,8 +316,19 @@ def _close(starts: Sequence[Future[Any]]) -> None:
             start.result().close()
 
 
-def _apps(framework: str, ground: _Ground, settings: DemoSettings) -> tuple[App, App]:
-    both = ground.stock, ground.engine, settings
+def _apps(
+    framework: str, ground: _Ground, settings: DemoSettings, *, warms_up: bool = False
+) -> tuple[App, ...]:
+    """A framework's applications, which find no KV cache that others of them have left.
+
+    Documents that are reused anywhere stay, because they are in a namespace. What warms up has
+    another number of link tokens instead, by which prompts are kept apart, too.
+    """
+    ways: list[Any] = [
+        (preset(ground.engine, reuse="prefix"), framework + ", to warm up" * warms_up),
+        (preset(ground.engine, link_tokens=settings.link_tokens + warms_up), ""),
+    ]
+    both = ground.stock, ways, settings
     if framework == "langchain":
         from .langchain import langchain_apps  # noqa: PLC0415 - slow
 
@@ -287,25 +341,23 @@ def _apps(framework: str, ground: _Ground, settings: DemoSettings) -> tuple[App,
     return llama_index_apps(ground.corpus, TimedEmbeddings(), *both)
 
 
-def _warm_up(apps: tuple[App, App], ground: _Ground, questions: Sequence[str]) -> None:
-    """Let both sides answer a few questions, then empty every cache."""
+def _warm_up(apps: tuple[App, ...], ground: _Ground, questions: Sequence[str]) -> None:
+    """Let all sides answer a few questions, then empty stock's cache."""
     for question, app in itertools.product(questions, apps):
-        app.ask(f"to warm up, {question}")
-    for app in apps:
-        app.forget()
+        app.ask(f"{WARM_UP}{question}")
     ground.stock.reset_cache()
-    ground.engine.reset_cache()
 
 
 def _in_turns(
-    apps: tuple[App, App], requests: Sequence[Request], on_answer: Callable[[], object]
-) -> tuple[list[Observation], list[Observation]]:
-    """Ask both sides all questions in turns of :data:`TURN`; which side begins alternates."""
-    observations: tuple[list[Observation], list[Observation]] = ([], [])
+    apps: tuple[App, ...], requests: Sequence[Request], on_answer: Callable[[], object]
+) -> tuple[list[Observation], ...]:
+    """Ask all sides all questions in turns of :data:`TURN`; their order alternates."""
+    observations = tuple(list[Observation]() for _ in apps)
+    sides = range(len(apps))
     previous = 0
     for number, start in enumerate(range(0, len(requests), TURN)):
-        for side in (0, 1) if number % 2 == 0 else (1, 0):
-            if previous == 0 and side == 1:
+        for side in sides if number % 2 == 0 else reversed(sides):
+            if previous == 0 and side:
                 time.sleep(STOCK_SPIN_SECONDS)
             previous = side
             for request in requests[start : start + TURN]:

@@ -24,6 +24,7 @@ LIMITS = {
     "seed": 0,
     "passages": 1,
     "scored": 0,
+    "link_tokens": 0,
 }
 """The least value of each number."""
 
@@ -34,6 +35,7 @@ FLAGS = {
     "tolerance": "largest distance at which the query cache answers",
     "max_tokens": "tokens per answer",
     "kv_cache_gib": "KV cache of each of the two engines, in GiB",
+    "link_tokens": "first tokens of each document that are computed where the rest is reused",
     "model": "path or hub name; the bundled model where none is given",
     "seed": "decides questions and distractors",
     "scored": "questions whose answers are scored, unless the model's weights are random",
@@ -52,6 +54,9 @@ class DemoSettings:
         tolerance: Largest distance at which the query cache answers; at least 0.
         max_tokens: Limit of an answer in tokens; answers to Natural Questions are short.
         kv_cache_gib: KV cache of each of the two engines in GiB.
+        link_tokens: First tokens of each document that are computed where its KV cache is reused
+            anywhere.
+        document_cache_gib: Memory for documents that are reused anywhere, in GiB.
         model: Path or hub name of the model; ``None`` for the bundled one.
         seed: Seed of the questions and the distractors.
         passages: Number of bundled passages in the store, those that answer a question first.
@@ -72,6 +77,8 @@ class DemoSettings:
     tolerance: float = 0.3
     max_tokens: int = 8
     kv_cache_gib: float = 0.5
+    link_tokens: int = 16
+    document_cache_gib: float = 2.0
     model: str | None = None
     seed: int = 0
     passages: int = len(load_passages())

@@ -38,6 +38,7 @@ def result() -> DemoResult:
         name: FrameworkResult(
             before=tuple(observation(rng, hit=False) for _ in requests),
             after=tuple(observation(rng, hit=request.repeated) for request in requests),
+            anywhere=tuple(observation(rng, hit=request.repeated) for request in requests),
             hit_recall=0.987,
         )
         for name in settings.frameworks

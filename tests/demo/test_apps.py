@@ -46,15 +46,15 @@ def corpus() -> Corpus:
 
 
 @pytest.fixture(scope="module", params=["langchain", "llama_index"])
-def apps(request: pytest.FixtureRequest, corpus: Corpus, engine: RAGCacheEngine) -> tuple[App, App]:
+def apps(request: pytest.FixtureRequest, corpus: Corpus, engine: RAGCacheEngine) -> tuple[App, ...]:
     stock: Any = Stock(engine)
     settings = DemoSettings(top_k=3, tolerance=0.3, max_tokens=6)
     if request.param == "langchain":
-        return langchain_apps(corpus, LangChainEmbeddings(), stock, engine, settings)
-    return llama_index_apps(corpus, LlamaIndexEmbeddings(), stock, engine, settings)
+        return langchain_apps(corpus, LangChainEmbeddings(), stock, [(engine, "")], settings)
+    return llama_index_apps(corpus, LlamaIndexEmbeddings(), stock, [(engine, "")], settings)
 
 
-def test_the_swap_changes_no_answer(apps: tuple[App, App]) -> None:
+def test_the_swap_changes_no_answer(apps: tuple[App, ...]) -> None:
     before, after = apps
     for question in load_questions()[:5]:
         old, new = before.ask(question.text), after.ask(question.text)
@@ -65,7 +65,7 @@ def test_the_swap_changes_no_answer(apps: tuple[App, App]) -> None:
         assert new.cached_prompt_tokens > 0  # the other side has just asked the same engine
 
 
-def test_what_is_observed(apps: tuple[App, App]) -> None:
+def test_what_is_observed(apps: tuple[App, ...]) -> None:
     before, after = apps
     after.forget()
     question = load_questions()[6].text
@@ -86,7 +86,7 @@ def test_what_is_observed(apps: tuple[App, App]) -> None:
         assert 0 < seen.ttft_ms < seen.first_token_ms < seen.end_to_end_ms
 
 
-def test_forgetting(apps: tuple[App, App]) -> None:
+def test_forgetting(apps: tuple[App, ...]) -> None:
     before, after = apps
     question = load_questions()[7].text
     assert not after.ask(question).hit

@@ -21,7 +21,6 @@ from ragcache_integrations.demo.run import DemoResult
 from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.modular import make_modular_engine
 from ragcache_integrations.resources import Passage, load_passages, load_questions
 
 QUESTIONS = load_questions()[:2]
@@ -59,12 +58,12 @@ def test_caching_changes_no_answer(engine: RAGCacheEngine) -> None:
     assert all(0 <= one.f1 <= 1 for one in (full, reversed_, mapped))
 
 
+@pytest.mark.engine
 def test_block_by_block_most_is_reused_and_the_answers_are_others() -> None:
     documents = documents_of(Store(), QUESTIONS, 3)
     full = Quality(next(iter(WAYS)), 0, 0, 1, 0, ("said", "said"))
-    knobs = {"dtype": None, "device": None, "kv_cache_gib": None, "chat_template": None}
-    with make_modular_engine(None, policy="lru", **knobs) as engine:
-        block_quality(engine, QUESTIONS, documents, full)
+    eager = {"enforce_eager": True}
+    with RAGCacheEngine(kv_cache_gib=0.1, reuse="anywhere", vllm_args=eager) as engine:
         none, some = block_quality(engine, QUESTIONS, documents, full)
     assert (none.way, some.way) == tuple(BLOCKS.values())
     assert none.cached > some.cached > 0.5

@@ -86,7 +86,7 @@ def test_what_to_do_follows_from_the_figures(
         for number, seen in enumerate(before)
     )
     assert len(before) == 60
-    sentence, pays = verdict("LangChain", FrameworkResult(before, after, None))
+    sentence, pays = verdict("LangChain", FrameworkResult(before, after, after, None))
     assert words in sentence
     assert pays == ("does not" not in words)
 
@@ -120,7 +120,8 @@ def test_the_longest_bar_is_full(result: DemoResult) -> None:
 
 def test_plots_of_a_single_question(result: DemoResult) -> None:
     framework = result.frameworks["langchain"]
-    single = replace(framework, before=framework.before[:1], after=framework.after[:1])
+    sides = {name: getattr(framework, name)[:1] for name in ("before", "after", "anywhere")}
+    single = replace(framework, **sides)
     short = replace(result, frameworks={"langchain": single}, requests=result.requests[:1])
     assert HtmlPage(render(short)).tags.count("svg") == 3
 
@@ -148,6 +149,10 @@ def test_the_table(result: DemoResult) -> None:
     assert table["Vector-store calls"].after == str(60 - hits)
     assert table["Query-cache hits"].after == str(hits)
     assert table["Recall on hits"].after == "0.987"
+    anywhere = result.frameworks["langchain"].anywhere_figures
+    shown = table["Cached prompt tokens"]
+    assert shown.anywhere == f"{anywhere.cached_prompt_tokens:,}"
+    assert shown.anywhere_change.endswith(" %")
 
 
 @pytest.mark.parametrize(

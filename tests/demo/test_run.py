@@ -36,22 +36,25 @@ def test_turns_alternate_and_wait_for_stock_to_calm_down(
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr("time.sleep", lambda _: asked.append(("", "")))
     one = result.frameworks["langchain"].before[0]
-    apps = App("stock", asked, one), App("ours", asked, one)
+    apps = App("stock", asked, one), App("ours", asked, one), App("anywhere", asked, one)
     requests = result.requests[: 2 * TURN + 1]
-    before, after = run._in_turns(apps, requests, lambda: None)
-    assert len(before) == len(after) == len(requests)
+    before, after, anywhere = run._in_turns(apps, requests, lambda: None)
+    assert len(before) == len(after) == len(anywhere) == len(requests)
     texts = [request.text for request in requests]
-    for name in ("stock", "ours"):
+    for name in ("stock", "ours", "anywhere"):
         assert [text for who, text in asked if who == name] == texts
     assert [who for who, _ in asked] == [
         *["stock"] * TURN,
         "",
         *["ours"] * TURN,
+        *["anywhere"] * TURN,
+        *["anywhere"] * TURN,
         *["ours"] * TURN,
         *["stock"] * TURN,
         "stock",
         "",
         "ours",
+        "anywhere",
     ]
 
 
@@ -75,7 +78,7 @@ def test_the_json(result: DemoResult) -> None:
     content = result.as_dict()
     assert list(content) == ["langchain", "llama_index"]
     for framework in content.values():
-        for side in ("before", "after"):
+        for side in ("before", "after", "anywhere"):
             assert list(framework[side]) == [
                 "store_calls",
                 "embedding_ms",
