@@ -129,6 +129,29 @@ def test_what_is_exact_finds_nothing_approximate(engine: RAGCacheEngine) -> None
     assert engine.generate(prompt, GREEDY, reuse="prefix").usage.cached_tokens > 0
 
 
+def test_what_stands_before_the_first_document_is_shared(engine: RAGCacheEngine) -> None:
+    """It is exact wherever it was computed; the answers stay what they were."""
+    system = "Answer in a few words, and from nothing but these documents. " * 6
+    prompts = [
+        Prompt.rag(f"What is {word}?", DOCUMENTS[place : place + 2], system=system)
+        for place, word in enumerate(WORDS[:4])
+    ]
+    expected = [
+        engine.generate(one, GREEDY, reuse="prefix", namespace=f"apart {place}").text
+        for place, one in enumerate(prompts)
+    ]
+    block = engine.block_size
+    engine.generate(prompts[0], GREEDY, link_tokens=0)
+    for number, prompt in enumerate(prompts[1:], 1):
+        begin = engine.render(prompt).documents[0].start
+        assert begin > 2 * block
+        exact = engine.generate(prompt, GREEDY, reuse="prefix")
+        assert exact.usage.cached_tokens == begin // block * block
+        assert exact.text == expected[number]
+        again = engine.generate(prompt, GREEDY, link_tokens=4)
+        assert again.usage.cached_tokens >= begin // block * block
+
+
 def test_tenants_do_not_share_documents(engine: RAGCacheEngine) -> None:
     mine = engine.generate(prompt_of(9), GREEDY, link_tokens=0)
     theirs = engine.generate(prompt_of(9), GREEDY, link_tokens=0, namespace="somebody else's")

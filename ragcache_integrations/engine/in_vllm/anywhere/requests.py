@@ -7,7 +7,8 @@ nothing of vLLM is changed. A row is one token longer than what is computed of i
 takes it for a part of a prompt and samples nothing; it is named finished in the next step.
 
 Approximate keys and values are in a namespace of their own, which nobody can name: a secret of this
-process, the tenant, where documents begin and end, and the number of link tokens are its salt.
+process, the tenant, where documents begin and end, and the number of link tokens are its salt. Only
+whole blocks before the first document have their usual names.
 """
 
 from __future__ import annotations
@@ -164,8 +165,11 @@ class Reuse:
         self._known[request.request_id] = known
         places = ",".join(f"{begin}-{end}" for _, begin, end in spans)
         request.cache_salt = f"{self._secret} {known.link_tokens} {places} {salt}"
+        # What stands before the first document is exact, and shared with requests that are.
+        exact = request.block_hashes[: 0 if encodes else spans[0][1] // self._block_size]
         request.block_hashes.clear()
         request.update_block_hashes()
+        request.block_hashes[: len(exact)] = exact
         if not encodes:
             self._waiting[request.request_id] = plan.computed
         return True
