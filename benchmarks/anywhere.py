@@ -17,6 +17,8 @@ ours is faster. The first requests warm up and are not counted.
   is a row for stock with the store's memory added to its KV pool.
 - ``answers``: F1 of the same questions computed in full and with 16 and 0 link tokens, and how many
   exact answers, computed in the same steps as approximate ones, are stock's.
+- ``restart``: five documents of 512 tokens that another engine has stored on disk, which has ended,
+  and of which memory holds none: full prefill over reading them.
 
 A GPU's peer, LMCache's blending, needs a changed vLLM; the command is printed. The last line is one
 JSON object.
@@ -63,7 +65,7 @@ LINKS = (0, 8, 16, 32)
 MODULAR_REPEATS = 2
 """Prompts for the engine on transformers, which takes longest."""
 LOADS = {"half": 0.5, "low": None, "saturated": float("inf")}
-PARTS = ("lengths", *LOADS, "answers")
+PARTS = ("lengths", *LOADS, "answers", "restart")
 LMCACHE = (
     "git clone https://github.com/LMCache/LMCache && cd LMCache/examples/blend_kv_v1 && "
     "python blend.py  # its README says what to change in vLLM"
@@ -98,10 +100,11 @@ class Bench:
                     "reuse": "anywhere",
                     "document_cache_gib": self.options.document_cache_gib,
                 }
-            self._engines[name] = self.stack.enter_context(self._started(gib, **knobs))
+            self._engines[name] = self.stack.enter_context(self.started(gib, **knobs))
         return self._engines[name]
 
-    def _started(self, kv_cache_gib: float, **knobs: Any) -> RAGCacheEngine:
+    def started(self, kv_cache_gib: float, **knobs: Any) -> RAGCacheEngine:
+        """An engine of its own."""
         arguments: dict[str, Any] = {}
         if knobs.get("reuse") and self.options.timed:
             os.environ[TIMES] = str(self.times)
@@ -140,9 +143,9 @@ class Bench:
         names = dict.fromkeys(name for some in found for name in some)
         return prompts, [self.texts[name] for name in names]
 
-    def long_documents(self, count: int) -> list[str]:
+    def long_documents(self, engine: RAGCacheEngine, count: int) -> list[str]:
         """Documents of passages joined, of :data:`LENGTH` tokens each."""
-        engine, words = self.engine("ours"), " ".join(self.texts.values()).split()
+        words = " ".join(self.texts.values()).split()
         documents, at = [], 0
         for _ in range(count):
             end = at + LENGTH // 2
@@ -167,7 +170,7 @@ def lengths(bench: Bench) -> dict[str, Any]:
     """First tokens over stored documents, by the number of link tokens."""
     options = bench.options
     dice = np.random.default_rng(options.seed)
-    documents = bench.long_documents(DOCUMENTS + 2)
+    documents = bench.long_documents(bench.engine("ours"), DOCUMENTS + 2)
     bench.engine("ours").encode(documents)
     modular = None
     if options.modular:
@@ -358,6 +361,34 @@ def answers(bench: Bench) -> dict[str, Any]:
     return {"f1": f1, "exact": {"prompts": checked, "equal": equal}}
 
 
+def restart(bench: Bench) -> dict[str, Any]:
+    """Documents that are read from disk in a new engine, over computing them."""
+    one, repeats = SamplingOptions(max_tokens=1), bench.options.repeats
+    times: dict[str, list[float]] = {"computed": [], "read from disk": []}
+    with TemporaryDirectory() as folder:
+        knobs = {"reuse": "anywhere", "disk_cache_gib": 8.0, "disk_cache_dir": folder}
+        with bench.started(bench.options.kv_cache_gib, **knobs) as before:
+            documents = bench.long_documents(before, (repeats + 1) * DOCUMENTS)
+            before.encode(documents)
+        with bench.started(bench.options.kv_cache_gib, **knobs) as after:
+            for number in range(repeats + 1):
+                known = documents[number * DOCUMENTS :][:DOCUMENTS]
+                prompt = Prompt.rag(f"What is said of number {number}?", known, system=SYSTEM)
+                ways = {
+                    "computed": partial(after.stream, prompt, one, reuse="prefix"),
+                    "read from disk": partial(after.stream, prompt, one, link_tokens=16),
+                }
+                for name in sorted(ways, reverse=number % 2 == 1):
+                    seconds = first_token(ways[name])
+                    if number:
+                        times[name].append(seconds)
+    ratio = median_ratio(times["computed"], times["read from disk"])
+    rows: list[list[Cell]] = [[name, 1e3 * statistics.median(some)] for name, some in times.items()]
+    print_table("after a restart, 16 link tokens: time to first token", ["way", "ms"], rows)
+    print(f"\ncomputed / read from disk: {ratio}", flush=True)
+    return {"restart_ratio": ratio.as_list(3)}
+
+
 def measure(bench: Bench, parts: Sequence[str]) -> dict[str, Any]:
     """Measure and print some parts."""
     result: dict[str, Any] = {
@@ -382,6 +413,8 @@ def measure(bench: Bench, parts: Sequence[str]) -> dict[str, Any]:
             }
     if "answers" in parts:
         result |= answers(bench)
+    if "restart" in parts:
+        result |= restart(bench)
     return result
 
 
