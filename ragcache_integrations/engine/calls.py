@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack
 
 from ragcache_integrations.core.checks import check_choice, check_int, check_type
@@ -118,19 +118,24 @@ class Calls:
             )
         return rendered
 
-    def render_documents(self, namespace: str = "") -> Callable[[object], RenderedPrompt | None]:
+    def render_documents(
+        self, documents: object, namespace: str = ""
+    ) -> Callable[[object], RenderedPrompt | None]:
         """Return what makes tokens of documents as they are in every prompt.
 
         It takes one document after the other, and returns ``None`` for those that are empty or that
         it has seen before.
 
         Raises:
-            ConfigurationError: The engine reuses prefixes alone; or, from what is returned, this is
-                no document.
+            ConfigurationError: The engine reuses prefixes alone, or these are not several
+                documents; or, from what is returned, this is no document.
             PromptTooLongError: From what is returned: a document leaves no room for an answer.
         """
         if self._cache.reuse != "anywhere":
             msg = 'encode() needs an engine with reuse="anywhere"'
+            raise ConfigurationError(msg)
+        if isinstance(documents, str | Mapping) or not isinstance(documents, Iterable):
+            msg = f"encode() takes several documents, such as a list, got {documents!r:.60}"
             raise ConfigurationError(msg)
         seen: set[str] = set()
 

@@ -385,7 +385,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             Their tokens, and how many of these had been computed before.
         """
         options, arguments = self._check(PREFILL, **call)
-        render = self._calls.render_documents(call.get("namespace", ""))
+        render = self._calls.render_documents(documents, call.get("namespace", ""))
         if self.reuse_is_off is not None:
             return Usage(0, 0, 0)
         start = partial(GenerationStream, self._link, options=options, **arguments, encodes=True)
@@ -400,7 +400,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     ) -> Usage:
         """Async version of :meth:`encode`."""
         options, arguments = self._check(PREFILL, **call)
-        render = self._calls.render_documents(call.get("namespace", ""))
+        render = self._calls.render_documents(documents, call.get("namespace", ""))
         if self.reuse_is_off is not None:
             return Usage(0, 0, 0)
         start = partial(

@@ -201,6 +201,9 @@ class Prompt:
         if not isinstance(query, str) or not query.strip():
             msg = f"the query must be a non-empty string, got {query!r}"
             raise ConfigurationError(msg)
+        if isinstance(documents, str):
+            msg = f"documents must be several, such as a list, got {documents!r:.60}"
+            raise ConfigurationError(msg)
         content: list[Part] = []
         for document in documents:
             content += [PromptDocument(document) if isinstance(document, str) else document]

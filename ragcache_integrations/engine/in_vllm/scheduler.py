@@ -331,6 +331,11 @@ class DocumentCache:
         self._unread.remove(name)
         return True
 
+    def make_way(self) -> None:
+        """Stop what nobody waits for."""
+        if self._reuse is not None:
+            self._reuse.make_way()
+
     def reset(self) -> None:
         """Empty the tree after vLLM has emptied its cache.
 
@@ -472,6 +477,8 @@ class _KnowledgeTreeMixin:
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Forget all KV caches."""
+        if self.documents is not None:
+            self.documents.make_way()
         done: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]  # a mixin
         if done and self.documents is not None:
             self.documents.reset()

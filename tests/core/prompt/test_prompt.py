@@ -27,6 +27,11 @@ def test_the_usual_question_over_documents() -> None:
     assert prompt.documents[1].id == "b"
 
 
+def test_a_text_is_not_taken_for_several_documents() -> None:
+    with pytest.raises(ConfigurationError, match="several, such as a list, got 'a text'"):
+        Prompt.rag("Why?", "a text")
+
+
 def test_a_raw_prompt_holds_its_parts() -> None:
     prompt = Prompt.raw(["before ", PromptDocument("text"), " behind"])
     assert prompt.parts == ("before ", PromptDocument("text"), " behind")

@@ -213,6 +213,47 @@ def test_a_damaged_file_is_removed(tmp_path: Path) -> None:
     worker.close()
 
 
+@pytest.mark.parametrize("kind", ["cut off", "folder", "link"])
+def test_what_is_no_whole_file_is_written_again(tmp_path: Path, kind: str) -> None:
+    """It is not there for requests, which would fail to read it."""
+    folder = folder_of(tmp_path)
+    path = folder.file(folder.name(b"a"), 0)
+    write_document(tmp_path / "whole", document(10))
+    if kind == "cut off":
+        path.write_bytes((tmp_path / "whole").read_bytes()[:-1])
+    elif kind == "link":
+        path.symlink_to(tmp_path / "whole")
+    else:
+        path.mkdir()
+    index, worker = index_of(folder, 1000), DiskWorker(folder, FORM, 1)
+    index.look(b"a", 10)
+    assert b"a" not in index
+    assert index.add(b"a", 10, [])
+    worker.write(b"a", document(10))
+    worker.close()
+    index.look(b"a", 10)
+    written = kind == "cut off"
+    assert (b"a" in index) == written
+    assert worker.take_unwritten() == (set() if written else {b"a"})
+
+
+def test_a_bad_file_that_stays_is_not_trusted_again(tmp_path: Path) -> None:
+    """Nor before it is removed, which is done in time, by a thread."""
+    folder = folder_of(tmp_path)
+    path = folder.file(folder.name(b"a"), 0)
+    write_document(path, document(10))
+    index = index_of(folder, 1000)
+    assert b"a" in index
+    index.discard([b"a"])
+    index.look(b"a", 10)
+    assert b"a" not in index
+    path.unlink()
+    index.look(b"a", 10)
+    write_document(path, document(10))
+    index.look(b"a", 10)
+    assert b"a" in index
+
+
 def test_what_cannot_be_written_is_reported(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     worker = DiskWorker(folder, FORM, 1)

@@ -32,21 +32,27 @@ def test_documents_of_both_frameworks_are_the_same_texts(calls: Calls) -> None:
     ]
     tokens = []
     for kind in kinds:
-        rendered = calls.render_documents()(kind)
+        rendered = calls.render_documents(kinds)(kind)
         assert rendered is not None
         (span,) = rendered.documents
         assert (span.start, span.end) == (0, len(rendered.token_ids))
         tokens.append(rendered.token_ids)
     assert all(known == tokens[0] for known in tokens)
-    once = calls.render_documents()
+    once = calls.render_documents(kinds)
     assert [once(kind) is None for kind in kinds] == [False, True, True, True, True]
 
 
 def test_what_is_empty_is_left_out_and_what_is_none_is_refused(calls: Calls) -> None:
-    render = calls.render_documents()
+    render = calls.render_documents([])
     assert render("") is None
     assert render(LangChainDocument("")) is None
     with pytest.raises(ConfigurationError, match="got int"):
         render(3)
     with pytest.raises(PromptTooLongError):
         render("word " * 200)
+
+
+@pytest.mark.parametrize("single", ["a text", {"text": "a"}, PromptDocument("a"), 3, None])
+def test_a_single_document_is_not_taken_for_several(calls: Calls, single: object) -> None:
+    with pytest.raises(ConfigurationError, match="several documents, such as a list"):
+        calls.render_documents(single)

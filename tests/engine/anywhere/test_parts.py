@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given
@@ -57,6 +59,13 @@ def test_a_document_is_known_by_its_tokens_and_its_tenant() -> None:
     assert document_key("", [1, 2]) == document_key("", [1, 2])
     keys = {document_key(*made) for made in (("", [1, 2]), ("a", [1, 2]), ("", [1, 2, 3]))}
     assert len(keys) == 3
+
+
+def test_no_name_of_a_tenant_makes_other_tokens_of_its_own() -> None:
+    """Whatever the tenant is called, its name does not pass for the first tokens."""
+    number = (7).to_bytes(4, sys.byteorder).decode()
+    for joined in ("\0" + number[:-1], number, "\0" + number, number + "\0"):
+        assert document_key(f"a{joined}", [8]) != document_key("a", [7, 8])
 
 
 @given(

@@ -200,6 +200,10 @@ def test_what_was_met_is_encoded_though_requests_come(crowded: RAGCacheEngine) -
     wait_until(idle)
     again = crowded.generate(Prompt.rag("And now?", met[::-1]), few, link_tokens=0)
     assert again.usage.cached_tokens > 300
+    others = [" ".join(dice.choices(WORDS, k=60)) for _ in range(4)]
+    crowded.generate(Prompt.rag("What is it?", [DOCUMENTS[0], *others]), few, link_tokens=0)
+    # Nobody's request is in flight: what is encoded for later does not count.
+    assert crowded.reset_cache()
 
 
 def test_a_kill_ends_approximate_requests_as_it_does_exact_ones(

@@ -29,6 +29,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 
 from ragcache_integrations.engine.in_vllm import scheduler as _scheduler
+from ragcache_integrations.engine.in_vllm.anywhere.models import unsuited_for_reuse
 from ragcache_integrations.engine.in_vllm.free_blocks import DocumentFreeQueue
 from ragcache_integrations.engine.in_vllm.host_tier import HostTierConnector, Transfers, host_blocks
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
@@ -376,3 +377,11 @@ def test_its_size_is_counted_over_all_workers() -> None:
     assert host_blocks(gib, memory, workers=4) == 3
     with pytest.raises(ValueError, match="must hold at least one block"):
         host_blocks(gib, memory, workers=13)
+
+
+def test_prompts_that_are_not_computed_in_chunks_are_not_reused_anywhere() -> None:
+    """One that needs all tokens of a step would wait for ever: rows have a share of each."""
+    config = Case().config()
+    assert unsuited_for_reuse(config) is None
+    config.scheduler_config.enable_chunked_prefill = False
+    assert "in chunks" in str(unsuited_for_reuse(config))

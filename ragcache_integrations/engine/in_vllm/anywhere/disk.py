@@ -26,6 +26,7 @@ from .files import (
     HEADER_BYTES,
     DocumentFileError,
     DocumentFolder,
+    has_size,
     read_document,
     write_document,
 )
@@ -89,6 +90,8 @@ class DiskIndex:
         prefill_seconds: Any = None,
     ) -> None:
         self._folder = folder
+        self._token_bytes = token_bytes
+        self._lost: set[bytes] = set()  # names of files that are bad, and may not have gone yet
         tokens = int(settings.disk_cache_gib * GIB) // (token_bytes * workers)
         self._header = -(-HEADER_BYTES // token_bytes)
         self._store = DocumentStore(tokens, settings.policy, prefill_seconds)
@@ -114,9 +117,10 @@ class DiskIndex:
     def look(self, key: bytes, tokens: int) -> None:
         """See whether a document's file has come or gone: other engines may use the folder."""
         name = self._folder.name(key)
-        if not self._folder.file(name, 0).exists():
+        if not has_size(self._folder.file(name, 0), HEADER_BYTES + tokens * self._token_bytes):
+            self._lost.discard(name)
             self._store.discard([name])
-        elif name not in self._store:
+        elif name not in self._store and name not in self._lost:
             self._drops += self._store.add(name, tokens + self._header) or ()
 
     def add(self, key: bytes, tokens: int, kept: Iterable[bytes]) -> bool:
@@ -131,7 +135,9 @@ class DiskIndex:
             Whether there is room.
         """
         staying = {self._folder.name(each) for each in kept}
-        gone = self._store.add(self._folder.name(key), tokens + self._header, staying)
+        name = self._folder.name(key)
+        self._lost.discard(name)  # the file is removed before it is written
+        gone = self._store.add(name, tokens + self._header, staying)
         self._drops += gone or ()
         return gone is not None
 
@@ -143,6 +149,7 @@ class DiskIndex:
         """Forget documents that one of the workers lacks; the others remove theirs."""
         names = [self._folder.name(key) for key in keys]
         self._store.discard(names)
+        self._lost.update(name for name in names if self._folder.file(name, 0).exists())
         self._drops += names
 
     def take_drops(self) -> list[bytes]:
@@ -244,7 +251,8 @@ class DiskWorker:
         self._size -= size * self._workers
 
     def _write(self, path: Path, document: Encoded) -> None:
-        if path.exists():  # by another engine
+        tokens = document.keys.shape[1]
+        if has_size(path, HEADER_BYTES + tokens * self._form.token_bytes):  # by another engine
             return
         write_document(path, document)
         self._failed = False

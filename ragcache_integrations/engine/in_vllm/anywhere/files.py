@@ -17,6 +17,7 @@ import json
 import math
 import os
 import secrets
+import stat
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -41,6 +42,7 @@ __all__ = [
     "HEADER_BYTES",
     "DocumentFileError",
     "DocumentFolder",
+    "has_size",
     "read_document",
     "write_document",
 ]
@@ -130,6 +132,15 @@ class DocumentFolder:
             if path.suffix in {SUFFIX, ".tmp"}:
                 with suppress(OSError):
                     yield path.lstat(), path
+
+
+def has_size(path: Path, size: int) -> bool:
+    """Whether this is a regular file, and no link to one, of this many bytes."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
 def write_document(path: Path, document: Encoded) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["model_identity"]
 
-FORMAT = "alone, 1"
+FORMAT = "alone, 2"
 """How documents are encoded, and how they are written to files."""
 SUFFIXES = (".json", ".safetensors", ".bin", ".pt", ".pth", ".gguf")
 PROBES = 64

@@ -31,7 +31,10 @@ def unsuited_for_reuse(config: Any) -> str | None:
     if turned != 1:
         return f"it turns {turned} of each head; allowed is all of it"
     parallel = config.parallel_config
+    scheduling = config.scheduler_config
     reasons = {
+        # A prompt that is computed at once waits for a whole step, of which rows take a share.
+        "prompts that are not computed in chunks": not scheduling.enable_chunked_prefill,
         "speculative decoding": config.speculative_config is not None,
         "LoRA": config.lora_config is not None,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,

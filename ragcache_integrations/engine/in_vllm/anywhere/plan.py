@@ -74,9 +74,8 @@ class Plan:
 
 def document_key(salt: str, token_ids: Sequence[int]) -> bytes:
     """The key of a document: of its tokens and its tenant, so that none meets another's."""
-    content = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=20)
-    content.update(b"\0")
-    content.update(array("I", token_ids).tobytes())
+    content = hashlib.blake2b(array("I", [len(token_ids), *token_ids]).tobytes(), digest_size=20)
+    content.update(salt.encode("utf-8", "surrogatepass"))  # it may hold any character
     return content.digest()
 
 

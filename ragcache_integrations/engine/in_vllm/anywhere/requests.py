@@ -114,7 +114,6 @@ class Reuse:
         self._budget: int = scheduler.max_num_scheduled_tokens
         self._most_rows = min(ROWS, scheduler.max_num_running_reqs // 2)
         self._most_tokens = int(SHARE * self._budget)
-        self._cuts: bool = scheduler.scheduler_config.enable_chunked_prefill
         scheduler.max_num_running_reqs -= self._most_rows
         scheduler.max_num_active_reqs = min(
             scheduler.max_num_active_reqs, scheduler.max_num_running_reqs
@@ -144,7 +143,8 @@ class Reuse:
             spans: Its documents.
             arguments: Its ``extra_args``.
         """
-        self._make_way(request.request_id)
+        if self._idle is None or self._idle.name != request.request_id:
+            self.make_way()
         encodes, links = arguments.get(ENCODE), arguments.get(LINK_TOKENS)
         if not spans or not (encodes or is_whole(links)) or not _plain(request):
             return False
@@ -212,7 +212,7 @@ class Reuse:
         self._tokens_left = min(self._most_tokens, sum(self._waiting.values()))
         budget = self._budget - self._tokens_left
         idle, scheduler = self._idle, self._scheduler
-        if idle is not None and idle.name in scheduler.requests and self._cuts:
+        if idle is not None and idle.name in scheduler.requests:
             budget = min(budget, IDLE_TOKENS)
         scheduler.max_num_scheduled_tokens = budget
 
@@ -328,6 +328,7 @@ class Reuse:
         """Documents are lost."""
         keys = list(keys)
         self.store.discard(keys)
+        self._drops.update(keys)  # other workers may have them
         self.forget_files(keys)
 
     def forget_files(self, keys: Iterable[bytes]) -> None:
@@ -362,18 +363,15 @@ class Reuse:
                 )
             )
 
-    # Inside
-
-    def _make_way(self, name: str) -> None:
-        """Stop what is encoded for later, since a request came. What is computed stays cached."""
-        idle = self._idle
-        if idle is None or idle.name == name:
-            return
-        self._idle = None
-        if idle.name in self._scheduler.requests:
+    def make_way(self) -> None:
+        """Stop what is encoded for later. What is computed of it stays cached."""
+        idle, self._idle = self._idle, None
+        if idle is not None and idle.name in self._scheduler.requests:
             self._scheduler.finish_requests(idle.name, RequestStatus.FINISHED_ABORTED)
             self._pending[idle.key] = idle.document
             self._pending.move_to_end(idle.key, last=False)
+
+    # Inside
 
     def _plan(self, request: Request, known: _Known) -> Plan:
         """How a request's beginning is come by, planned again once a store has changed."""
