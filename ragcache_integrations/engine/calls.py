@@ -19,7 +19,7 @@ from ragcache_integrations.core.prompt import (
 from ragcache_integrations.errors import ConfigurationError, PromptTooLongError
 
 from .protocol import ToolUse
-from .settings import REUSES, CacheSettings
+from .settings import MOST_LINK_TOKENS, REUSES, CacheSettings
 from .tool_parsers import find_tool_parser
 
 __all__ = ["NO_PARSER", "Calls"]
@@ -75,7 +75,7 @@ class Calls:
         elif reuse != "anywhere":
             msg = 'link_tokens needs reuse="anywhere"'
             raise ConfigurationError(msg)
-        check_int("link_tokens", link_tokens, 0)
+        check_int("link_tokens", link_tokens, 0, MOST_LINK_TOKENS)
         return options, {**call, "link_tokens": link_tokens if reuse == "anywhere" else None}
 
     def tool_use(self, prompt: Prompt, options: SamplingOptions) -> ToolUse | None:

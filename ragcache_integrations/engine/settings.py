@@ -16,9 +16,11 @@ from ragcache_integrations.core.checks import (
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.policies import POLICIES
 
-__all__ = ["REUSES", "CacheSettings"]
+__all__ = ["MOST_LINK_TOKENS", "REUSES", "CacheSettings"]
 
 REUSES = ("prefix", "anywhere")
+MOST_LINK_TOKENS = 1 << 20
+"""More than any document has. vLLM refuses requests with numbers that don't fit 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class CacheSettings:
         check_field(self, optional, "cache_depth", 1, also="None for all documents")
         check_field(self, check_seconds, "frequency_window", also="None for all time")
         check_field(self, check_choice, "reuse", REUSES)
-        check_field(self, check_int, "link_tokens", 0)
+        check_field(self, check_int, "link_tokens", 0, MOST_LINK_TOKENS)
         check_field(self, check_number, "document_cache_gib", 0, above=True)
         check_field(self, check_number, "disk_cache_gib", 0)
         if self.disk_cache_gib and self.reuse != "anywhere":

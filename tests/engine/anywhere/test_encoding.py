@@ -56,3 +56,9 @@ def test_what_is_empty_is_left_out_and_what_is_none_is_refused(calls: Calls) -> 
 def test_a_single_document_is_not_taken_for_several(calls: Calls, single: object) -> None:
     with pytest.raises(ConfigurationError, match="several documents, such as a list"):
         calls.render_documents(single)
+
+
+def test_link_tokens_of_a_request_have_the_limits_of_the_engine_s(calls: Calls) -> None:
+    assert calls.check(None, link_tokens=1 << 20)[1]["link_tokens"] == 1 << 20
+    with pytest.raises(ConfigurationError, match="at most 1048576, got 1000"):
+        calls.check(None, link_tokens=10**30)

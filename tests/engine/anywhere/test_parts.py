@@ -144,5 +144,6 @@ def test_a_misspelt_kind_of_reuse_is_named() -> None:
         engine_settings(reuse="anywhere", knowledge_tree=False)
     with pytest.raises(ConfigurationError, match="kv_transfer_config"):
         engine_settings(reuse="anywhere", vllm_args={"kv_transfer_config": {}})
-    with pytest.raises(ConfigurationError, match="link_tokens"):
-        engine_settings(reuse="anywhere", link_tokens=-1)
+    for links in (-1, True, 10**30):
+        with pytest.raises(ConfigurationError, match="at least 0 and at most 1048576"):
+            engine_settings(reuse="anywhere", link_tokens=links)

@@ -8,13 +8,11 @@ from typing import Any
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.prompt import ENCODE, LINK_TOKENS, SPAN_ARGS
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
-from ragcache_integrations.engine.settings import REUSES, CacheSettings
+from ragcache_integrations.engine.settings import MOST_LINK_TOKENS, REUSES, CacheSettings
 
 __all__ = ["ReuseFields"]
 
 FIELDS = REUSE, LINKS = ("reuse", "link_tokens")
-MOST_LINKS = 1 << 20
-"""More tokens than any document has."""
 
 
 class ReuseFields:
@@ -66,7 +64,7 @@ class ReuseFields:
         if reuse != "anywhere":
             msg = f"{LINKS} needs {REUSE}: 'anywhere', here it is {reuse!r}"
             raise RequestRefusedError(400, msg)
-        if not is_whole(links) or not 0 <= links <= MOST_LINKS:
-            msg = f"{LINKS} must be a whole number from 0 to {MOST_LINKS}, got {links!r:.100}"
+        if not is_whole(links) or not 0 <= links <= MOST_LINK_TOKENS:
+            msg = f"{LINKS} must be a whole number from 0 to {MOST_LINK_TOKENS}, got {links!r:.100}"
             raise RequestRefusedError(400, msg)
         return reuse, links
