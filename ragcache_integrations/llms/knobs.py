@@ -417,7 +417,7 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
         return {**place, "namespace": self.namespace, **sampling, **self._kind.identity(self)}
 
     def _stop_strings(self) -> list[str]:
-        return list(self._call(None, {}).options.stop)
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     def _ready(
         self,
@@ -476,7 +476,8 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
             msg = "json_schema and choice need a grammar, which a modular engine has none of"
             raise ConfigurationError(msg)
         tools = tools_of(call.get("tools"))
-        check_tool_choice(options.tool_choice, tools)
+        if options.tool_choice != "auto":
+            check_tool_choice(options.tool_choice, tools)
         if tools and self._kind.is_modular:
             raise ConfigurationError(NO_MODULAR_TOOLS)
         headers = checked_headers(call.get(EXTRA_HEADERS))

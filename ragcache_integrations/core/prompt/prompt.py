@@ -173,10 +173,11 @@ class Prompt:
         if bool(self.messages) == bool(self.parts):
             msg = "a prompt needs either messages or parts, and not both"
             raise ConfigurationError(msg)
-        if self.tools and self.parts:
-            msg = "tools are for conversations: a prompt of raw text has no place for them"
-            raise ConfigurationError(msg)
-        check_unique(self.tools)
+        if self.tools:
+            if self.parts:
+                msg = "tools are for conversations: a prompt of raw text has no place for them"
+                raise ConfigurationError(msg)
+            check_unique(self.tools)
         if not any(document_or_text for document_or_text in self._all_parts()):
             msg = "the prompt is empty"
             raise ConfigurationError(msg)

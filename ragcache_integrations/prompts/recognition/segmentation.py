@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, replace
 from itertools import accumulate
+from operator import is_
 from typing import TypeAlias
 
 from ragcache_integrations.core.checks import check_int
@@ -102,15 +103,16 @@ class Segmentations:
     def _settle_messages(self, prompt: Prompt, marked: Prompt, namespace: str) -> Prompt:
         keys = self._keys(marked.messages, namespace)
         earlier = _earlier_messages(marked.messages)
-        settled: list[Message] = []
+        settled = list(marked.messages)
         with self._lock:
             for number, (key, message) in enumerate(zip(keys, marked.messages, strict=True)):
                 own = prompt.messages[number] if number < earlier else message
                 known = None if _has_documents(own) else self._cuts.get(key)
-                parts = message.parts if known is None else tuple(_split(message.text, known))
-                self._cuts[key] = _cuts(parts)
-                settled.append(message.with_parts(parts))
-        return replace(marked, messages=tuple(settled))
+                if known is not None:
+                    settled[number] = message.with_parts(_split(message.text, known))
+                self._cuts[key] = _cuts(settled[number].parts)
+        same = all(map(is_, settled, marked.messages))
+        return marked if same else replace(marked, messages=tuple(settled))
 
     def _settle_text(self, marked: Prompt, namespace: str) -> Prompt:
         text = "".join(map(part_text, marked.parts))
@@ -147,8 +149,7 @@ class Segmentations:
         for message in messages:
             calls = [field for call in message.tool_calls for field in astuple(call)]
             number = str(len(calls))
-            for field in (message.role, message.text, message.tool_call_id, number, *calls):
-                _add(digest, field)
+            _add(digest, message.role, message.text, message.tool_call_id, number, *calls)
             keys.append(digest.copy().digest())
         return keys
 
@@ -164,14 +165,13 @@ class Segmentations:
 
     def _digest(self, kind: str, namespace: str) -> hashlib.blake2b:
         digest = hashlib.blake2b(key=self._secret, digest_size=16)
-        _add(digest, kind)
-        _add(digest, namespace)
+        _add(digest, kind, namespace)
         return digest
 
 
-def _add(digest: hashlib.blake2b, field: str) -> None:
-    content = _encode(field)
-    digest.update(len(content).to_bytes(8, "big") + content)
+def _add(digest: hashlib.blake2b, *fields: str) -> None:
+    for content in map(_encode, fields):
+        digest.update(len(content).to_bytes(8, "big") + content)
 
 
 def _encode(text: str) -> bytes:

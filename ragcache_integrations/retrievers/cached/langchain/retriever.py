@@ -516,7 +516,7 @@ def _private(retriever: ApproximateCacheRetriever, name: str) -> Any:
 
 def _dispatch_event(run_manager: CallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:
     _note(run_manager, trace)
-    if run_manager.inheritable_handlers:  # those of its child, which takes a while to make
+    if _hears_events(run_manager):
         child = run_manager.get_child()
         child.on_custom_event(QUERY_CACHE_EVENT, asdict(trace), run_manager.run_id)
 
@@ -525,9 +525,16 @@ async def _adispatch_event(
     run_manager: AsyncCallbackManagerForRetrieverRun, trace: RetrievalTrace
 ) -> None:
     _note(run_manager, trace)
-    if run_manager.inheritable_handlers:  # those of its child, which takes a while to make
+    if _hears_events(run_manager):
         child = run_manager.get_child()
         await child.on_custom_event(QUERY_CACHE_EVENT, asdict(trace), run_manager.run_id)
+
+
+def _hears_events(
+    run_manager: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
+) -> bool:
+    """Whether a handler of a run's child hears of events: the child takes a while to make."""
+    return not all(handler.ignore_custom_event for handler in run_manager.inheritable_handlers)
 
 
 def _note(

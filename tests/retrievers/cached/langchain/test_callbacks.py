@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn
 from uuid import UUID
 
@@ -41,6 +42,10 @@ class Events(BaseCallbackHandler):
 
     def on_retriever_error(self, error: BaseException, **kwargs: Any) -> None:
         self.errors.append(error)
+
+
+class DeafEvents(Events):
+    ignore_custom_event = True
 
 
 class AsyncEvents(AsyncCallbackHandler):
@@ -94,6 +99,22 @@ class TestCallbacks:
         assert [one["hit"] for one in data] == [True]
         (end,) = [one for one in streamed if one["event"] == "on_retriever_end"]
         assert end["metadata"]["query_cache_hit"]
+
+    def test_for_handlers_that_ignore_events_no_child_is_made(self) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store())
+        calls: list[str] = []
+
+        def made(handler: Events) -> bool:
+            calls.clear()
+            sys.setprofile(lambda frame, *_: calls.append(frame.f_code.co_name))
+            try:
+                retriever.invoke("question", RunnableConfig(callbacks=[handler]))
+            finally:
+                sys.setprofile(None)
+            return "get_child" in calls
+
+        assert made(Events())
+        assert not made(DeafEvents())
 
     def test_runs_side_by_side_keep_their_metadata(self) -> None:
         store, tracer = faiss_store(), Tracer()
