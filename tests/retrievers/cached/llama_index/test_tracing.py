@@ -10,7 +10,7 @@ import pytest
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.instrumentation.span import BaseSpan, active_span_id
-from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
+from llama_index.core.instrumentation.span_handlers import BaseSpanHandler, NullSpanHandler
 from llama_index.core.schema import TextNode
 
 from ragcache_integrations.llama_index import ApproximateCacheRetriever
@@ -61,7 +61,13 @@ async def test_spans_of_the_search_are_told(asynchronous: bool) -> None:
     assert any(span.startswith("VectorIndexRetriever._retrieve-") for span in SPANS)
 
 
-def test_without_listeners_the_search_has_no_span_of_its_own() -> None:
+def test_without_listeners_the_search_has_no_span_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = instrument.get_dispatcher()  # type: ignore[attr-defined]  # re-exported untyped
+    # Other tests may have left theirs.
+    monkeypatch.setattr(root, "span_handlers", [NullSpanHandler()])
+    monkeypatch.setattr(root, "event_handlers", [])
     watch_retrievers()  # our own handlers are no listeners
     seen: list[str | None] = []
     searched = index()
