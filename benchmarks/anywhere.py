@@ -446,7 +446,7 @@ def main() -> None:
         options.links, options.repeats, options.requests, options.warm_up = (0, 16), 2, 4, 2
         options.seeds, options.questions = 1, 6
         parts = options.only or ("lengths", "half", "answers")
-    print(f"beside it on a GPU: {LMCACHE}", flush=True)
+    print(f"To compare with LMCache on a GPU: {LMCACHE}", flush=True)
     with ExitStack() as stack:
         result = measure(Bench(options, stack), parts)
     print(json.dumps(result))

@@ -327,7 +327,9 @@ def auto(bench: Bench) -> dict[str, Any]:
             grid = GRID[::2] if bench.quick else GRID
             found.append(learn(f"{name} {seed}", asked, base, grid))
     for factor, found in learned.items():
-        print_learned(f"auto beside the best fixed tolerance in hindsight, rho {factor}", found)
+        print_learned(
+            f"auto compared with the best fixed tolerance in hindsight, rho {factor}", found
+        )
     return {"auto": {**summary(learned[20]), "rho4": summary(learned[4])}}
 
 

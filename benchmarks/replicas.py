@@ -279,7 +279,7 @@ def main() -> None:
             result[kind] = show(kind, compare(bench, kind))
     for kind, name in itertools.product(kinds, ("session", BY_DOCUMENT)):
         low, high = result[kind][name]["minus_round_robin"][1:]
-        print(f"{kind}, by {name}: hit rate {low:+.3f} to {high:+.3f} beside round robin")
+        print(f"{kind}, by {name}: hit rate {low:+.3f} to {high:+.3f} compared with round robin")
     print(json.dumps(result))
 
 

@@ -99,7 +99,7 @@ def add_encode(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _encode(options: argparse.Namespace) -> None:
     require("rich", feature="ragcache encode", extra="eval")
-    from rich.console import Console  # noqa: PLC0415 - an extra
+    from rich.console import Console  # noqa: PLC0415 - of the extra eval
 
     check_installed("ragcache encode")
     console = Console()
@@ -176,7 +176,7 @@ def _show(
 
 def _size(number: float) -> str:
     for unit in ("bytes", "KiB", "MiB"):
-        if number < 1024:  # noqa: PLR2004 - of the next unit
+        if number < 1024:  # noqa: PLR2004 - of each unit in the next
             return f"{number:.1f} {unit}"
         number /= 1024
     return f"{number:,.1f} GiB"
@@ -188,8 +188,7 @@ def _texts(path: Path) -> Iterator[str]:
     Raises:
         ConfigurationError: It cannot be read, or is of another kind.
     """
-    # Which imports what reads settings: that takes a while.
-    from ragcache_integrations.evaluation.datasets import (  # noqa: PLC0415 - see above
+    from ragcache_integrations.evaluation.datasets import (  # noqa: PLC0415 - takes a second
         read_json_lines,
         reading,
     )
@@ -209,7 +208,7 @@ def _texts(path: Path) -> Iterator[str]:
 
 
 def _row_texts(row: dict[str, Any], path: Path) -> Iterable[str]:
-    from ragcache_integrations.evaluation.datasets import (  # noqa: PLC0415 - as above
+    from ragcache_integrations.evaluation.datasets import (  # noqa: PLC0415 - takes a second
         reading,
         text_of,
     )

@@ -18,8 +18,8 @@ def main() -> int:
     end_soon = deadline()
     end_soon.watch()
     try:
-        # The commands import much, and may be interrupted meanwhile.
-        from .command import main as run_command  # noqa: PLC0415 - see above
+        # Imported here: it takes long, and may be interrupted meanwhile.
+        from .command import main as run_command  # noqa: PLC0415 - may be interrupted
 
         status = run_command()
     except KeyboardInterrupt:

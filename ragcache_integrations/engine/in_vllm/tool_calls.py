@@ -38,7 +38,7 @@ class CallReader:
 
     def __init__(self, use: ToolUse, tokenizer: Any, prompt: list[int]) -> None:
         # Imported here: most engines never see a tool, and vLLM's server takes long to import.
-        from vllm.entrypoints.openai.chat_completion.protocol import (  # noqa: PLC0415 - as said
+        from vllm.entrypoints.openai.chat_completion.protocol import (  # noqa: PLC0415 - takes long
             ChatCompletionRequest,
         )
 
