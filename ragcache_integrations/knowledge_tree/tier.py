@@ -21,8 +21,10 @@ HEAP_SLACK = 256
 class Tier(Generic[Slot]):
     """Blocks of a tier, each idle (it may be evicted) or busy (it must stay).
 
-    The lowest-priority leaf is found through a heap in O(log n). An entry is outdated, and skipped
-    when it comes up, unless it carries the stamp that its node's shelf carries.
+    Leaves that a request waits for go after all others: its access is certain and near, that of any
+    other leaf is only probable. Of leaves that are alike in this, the one with the lowest priority
+    goes first. It is found through a heap in O(log n). An entry is outdated, and skipped when it
+    comes up, unless it carries the stamp that its node's shelf carries.
 
     Args:
         shelf: Gets a node's shelf in this tier.
@@ -34,7 +36,7 @@ class Tier(Generic[Slot]):
         self._policy = policy
         self.clock = 0.0
         self.slots: dict[Key, Slot] = {}
-        self._heap: list[tuple[float, int, Node]] = []
+        self._heap: list[tuple[bool, float, int, Node]] = []  # first, whether requests need it
         self._stamps = itertools.count()
         self._candidates = 0
 
@@ -48,6 +50,12 @@ class Tier(Generic[Slot]):
         """Set a node's priority by the clock of now."""
         shelf = self._shelf(node)
         shelf.priority = self._policy(node, self.clock)
+        if shelf.idle and not shelf.idle_below:
+            self._push(node, shelf)
+
+    def spare(self, node: Node) -> None:
+        """No request needs a node any more."""
+        shelf = self._shelf(node)
         if shelf.idle and not shelf.idle_below:
             self._push(node, shelf)
 
@@ -83,7 +91,7 @@ class Tier(Generic[Slot]):
         return self.slots.pop(key)
 
     def evict(self, at_most: int) -> tuple[Node, list[tuple[Key, Slot]]] | None:
-        """Free blocks of the lowest-priority leaf, its last block first.
+        """Free blocks of the leaf that goes first, its last block first.
 
         The clock rises to the leaf's priority (RAGCache §5.1, formula 2).
 
@@ -113,11 +121,14 @@ class Tier(Generic[Slot]):
     def _lowest(self) -> Node | None:
         heap = self._heap
         while heap:
-            _, stamp, node = heap[0]
+            needed, _, stamp, node = heap[0]
             shelf = self._shelf(node)
-            if shelf.stamp == stamp and shelf.idle and not shelf.idle_below:
+            if shelf.stamp != stamp or not shelf.idle or shelf.idle_below:
+                heapq.heappop(heap)
+            elif node.requests and not needed:  # a request came after the entry was made
+                heapq.heapreplace(heap, (True, shelf.priority, stamp, node))
+            else:
                 return node
-            heapq.heappop(heap)
         return None
 
     def _make_idle(self, node: Node, key: Key) -> None:
@@ -154,12 +165,12 @@ class Tier(Generic[Slot]):
 
     def _push(self, node: Node, shelf: Shelf) -> None:
         shelf.stamp = next(self._stamps)
-        heapq.heappush(self._heap, (shelf.priority, shelf.stamp, node))
+        heapq.heappush(self._heap, (bool(node.requests), shelf.priority, shelf.stamp, node))
         if len(self._heap) > 2 * self._candidates + HEAP_SLACK:
             self._heap = [
                 entry
                 for entry in self._heap
-                if (shelf := self._shelf(entry[2])).stamp == entry[1]
+                if (shelf := self._shelf(entry[-1])).stamp == entry[-2]
                 and shelf.idle
                 and not shelf.idle_below
             ]

@@ -3,7 +3,8 @@
 The tree decides, its caller moves the bytes. It deals in blocks, as paged KV caches do: a block
 belongs to the document in which its last token falls, because its content depends on everything
 before. Eviction takes the lowest-priority leaf of a tier, last block first, and only as many blocks
-as are needed. Not thread-safe: its caller is a scheduler.
+as are needed; what requests wait for goes only once nothing else is left. Not thread-safe: its
+caller is a scheduler.
 """
 
 from __future__ import annotations
@@ -197,6 +198,9 @@ class KnowledgeTree(Generic[Slot]):
         for node in reversed(path.nodes):
             node.requests -= 1
             node.running -= path.accessed
+            if not node.requests:
+                self.gpu.spare(node)
+                self.host.spare(node)
             self._forget_if_unused(node)
 
     # GPU tier

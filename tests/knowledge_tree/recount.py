@@ -107,9 +107,14 @@ def check_tier(
     assert len(held) == len(tier)
     assert set(held) == tier.slots.keys()
     assert tier._candidates == sum(bool(shelf(node).idle) for node in nodes)
-    lowest = min((shelf(node).priority for node in leaves(tree, shelf)), default=None)
+    lowest = min((rank(node, shelf) for node in leaves(tree, shelf)), default=None)
     found = tier._lowest()
-    assert (None if found is None else shelf(found).priority) == lowest
+    assert (None if found is None else rank(found, shelf)) == lowest
+
+
+def rank(node: Node, shelf: GetShelf) -> tuple[bool, float]:
+    """What a leaf is evicted by, the lowest first: whether requests need it, and its priority."""
+    return node.requests > 0, shelf(node).priority
 
 
 def heap_bound(candidates: int) -> int:

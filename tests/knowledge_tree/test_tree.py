@@ -285,6 +285,26 @@ class TestEviction:
         with pytest.raises(RuntimeError, match="asked to evict 1 blocks, only 0 are idle"):
             library.tree.evict(1)
 
+    def test_what_a_waiting_request_needs_goes_last(self) -> None:
+        library = Library(policy="lru", lengths={"S": 0})
+        for name in ("D1", "D2", "D3"):
+            library.ask(name)
+        waiting = library.arrive("D1")
+        library.evict(2)
+        assert library.in_gpu() == ["D1", "D3"]
+        library.driver.abort(waiting)
+        library.evict(2)
+        assert library.in_gpu() == ["D3"]
+
+    def test_of_what_waiting_requests_need_the_lowest_goes(self) -> None:
+        library = Library(policy="lru", lengths={"S": 0})
+        for name in ("D1", "D2"):
+            library.ask(name)
+        for name in ("D2", "D1"):
+            library.arrive(name)
+        library.evict(2)
+        assert library.in_gpu() == ["D2"]
+
     def test_too_much_evicts_nothing(self) -> None:
         library = Library()
         library.ask("D1")

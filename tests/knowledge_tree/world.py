@@ -263,7 +263,7 @@ class World:
 
         def watched(at_most: int) -> tuple[Node, list[tuple[Key, int]]] | None:
             candidates = recount.leaves(self.tree, shelf)
-            lowest = min((shelf(node).priority for node in candidates), default=0.0)
+            first = min((recount.rank(node, shelf) for node in candidates), default=None)
             idle = {node: list(shelf(node).idle) for node in candidates}
             clock = tier.clock
             evicted = evict(at_most)
@@ -272,8 +272,8 @@ class World:
                 return None
             node, gone = evicted
             assert node in candidates
-            assert shelf(node).priority == lowest, "not the lowest-priority leaf"
-            assert tier.clock == max(clock, lowest)
+            assert recount.rank(node, shelf) == first, "not the leaf that goes first"
+            assert tier.clock == max(clock, shelf(node).priority)
             assert len(gone) == min(at_most, len(idle[node]))
             last_first = sorted(idle[node], key=node.keys.index, reverse=True)
             if not any(map(self.driver.in_use, idle[node])):
