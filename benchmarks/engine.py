@@ -3,8 +3,9 @@
 Both live at once and answer in turns, the order alternating, so that a drifting machine hits both.
 A turn is several questions long, and ours waits until stock vLLM's worker, which spins for a second
 after its last request, has gone to sleep.
-Stock vLLM is ``AsyncLLM`` as it comes (see ``ragcache_integrations/engine/stock.py``). Prompts are
-questions over retrieved passages with Zipf popularity, so that some find their prefix cached.
+Stock vLLM is ``AsyncLLM`` as it comes (``ragcache_integrations/engine/measurements/stock.py``).
+Prompts are questions over retrieved passages with Zipf popularity, so that some find their prefix
+cached.
 
 The last line is one JSON object: medians in ms, the median of the paired ratios ours / stock, and a
 95 % bootstrap interval of that median.
@@ -24,7 +25,7 @@ import parts  # noqa: F401 - says which model computes
 
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine import Message, Prompt, PromptDocument, RAGCacheEngine
-from ragcache_integrations.engine.stock import StockEngine
+from ragcache_integrations.engine.measurements import StockEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.evaluation.scores.intervals import bootstrap_interval
 from ragcache_integrations.knowledge_tree.simulation.traces import zipf_ranks

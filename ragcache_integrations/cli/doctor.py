@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from ragcache_integrations import __version__
 from ragcache_integrations.embeddings import MiniLM
-from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.engine.tiny_model import reader_is_installed
 from ragcache_integrations.errors import MissingExtraError, RAGCacheError
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.arguments import GIB, check_installed
-from ragcache_integrations.engine.reloading import Reloading, measure_reloading
+from ragcache_integrations.engine.measurements import Reloading, measure_reloading
 from ragcache_integrations.errors import ConfigurationError
 
 from .options import add_json

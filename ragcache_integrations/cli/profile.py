@@ -19,11 +19,8 @@ from ragcache_integrations.engine.arguments import (
     engine_settings,
     with_bundled_model,
 )
-from ragcache_integrations.engine.profiling import (
-    device_name,
-    measure_prefill,
-    prefill_duration,
-)
+from ragcache_integrations.engine.machine import device_name
+from ragcache_integrations.engine.measurements import measure_prefill, prefill_duration
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, profile_path
 

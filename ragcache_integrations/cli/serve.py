@@ -8,8 +8,8 @@ from dataclasses import fields
 from typing import Any
 
 from ragcache_integrations.engine.engine import engine_settings
+from ragcache_integrations.engine.protocol import REUSES, CacheSettings
 from ragcache_integrations.engine.serving import ServingSettings, serve
-from ragcache_integrations.engine.settings import REUSES, CacheSettings
 from ragcache_integrations.knowledge_tree.policies import POLICIES
 
 __all__ = ["add_serve"]

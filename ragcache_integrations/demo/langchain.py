@@ -21,7 +21,7 @@ from langchain_core.runnables import Runnable, RunnablePassthrough
 from typing_extensions import override
 
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.stock import StockEngine
+from ragcache_integrations.engine.measurements import StockEngine
 from ragcache_integrations.langchain import (
     QUERY_CACHE_EVENT,
     ApproximateCacheRetriever,

@@ -42,7 +42,7 @@ from pydantic import PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.stock import StockEngine
+from ragcache_integrations.engine.measurements import StockEngine
 from ragcache_integrations.llama_index import (
     ApproximateCacheRetriever,
     MiniLMEmbeddings,

@@ -24,7 +24,7 @@ from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.interrupts import remove_when_ended
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.arguments import bundled_dtype
-from ragcache_integrations.engine.stock import StockEngine
+from ragcache_integrations.engine.measurements import StockEngine
 from ragcache_integrations.engine.tiny_model import default_model_path, has_random_weights
 from ragcache_integrations.errors import EngineStartError
 from ragcache_integrations.resources import Passage, load_questions

@@ -21,10 +21,10 @@ from ragcache_integrations.core.prompt import (
     RenderedPrompt,
 )
 
+from .calls import AsyncGenerationStream, GenerationStream
 from .engine import RAGCacheEngine
-from .generation import EngineLoad, EngineStats
 from .metrics import EngineCollector
-from .streams import AsyncGenerationStream, GenerationStream
+from .protocol import EngineLoad, EngineStats
 
 __all__ = [
     "AsyncGenerationStream",

@@ -18,9 +18,8 @@ from ragcache_integrations.core.checks import (
 )
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError, ModelNotFoundError
 
-from .openmp import computes_on_cpu
-from .protocol import EngineSettings
-from .settings import CacheSettings
+from .machine import computes_on_cpu
+from .protocol import CacheSettings, EngineSettings
 from .tiny_model import default_model_path
 
 __all__ = [

@@ -28,15 +28,17 @@ from ragcache_integrations.core.prompt import (
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
 from .arguments import check_installed, engine_settings, with_bundled_model
-from .calls import Calls
-from .counters import Counters
-from .encoding import aencode_all, encode_all
-from .faults import FaultSettings
-from .generation import EngineCallOptions, EngineLoad, EngineStats
+from .calls import AsyncGenerationStream, Calls, GenerationStream, Link, aencode_all, encode_all
 from .process import Supervisor, acontrol, control
-from .protocol import SLOW_DTYPE
-from .settings import CacheSettings
-from .streams import AsyncGenerationStream, GenerationStream, Link
+from .protocol import (
+    SLOW_DTYPE,
+    CacheSettings,
+    Counters,
+    EngineCallOptions,
+    EngineLoad,
+    EngineStats,
+    FaultSettings,
+)
 from .tokenizer import load_tokenizer
 
 __all__ = ["RAGCacheEngine", "engine_settings"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
-from .generation import EngineStats
+from .protocol import EngineStats
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_seconds
 from ragcache_integrations.engine.engine import RAGCacheEngine, engine_settings
-from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 
 from .backend import Backend, BackendSource

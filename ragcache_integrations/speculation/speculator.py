@@ -11,7 +11,7 @@ from ragcache_integrations.core.checks import check_flag, check_seconds, is_whol
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.generation import CallOptions, check_call
 from ragcache_integrations.engine import Prompt, SamplingOptions
-from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import PrefillCostModel
 from ragcache_integrations.knowledge_tree.prefill_cost import load_profile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, load_profile
 from ragcache_integrations.knowledge_tree.simulation import characterise, load_workload

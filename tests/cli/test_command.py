@@ -17,7 +17,7 @@ from ragcache_integrations.cli import profile as cli_profile
 from ragcache_integrations.demo import run as demo_run
 from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import EngineStartError
 from ragcache_integrations.knowledge_tree.prefill_cost import (

@@ -17,10 +17,9 @@ from ragcache_integrations.cli import serve as cli_serve
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.engine import engine_settings
-from ragcache_integrations.engine.openmp import IN_ONE_PROCESS
-from ragcache_integrations.engine.protocol import EngineSettings
+from ragcache_integrations.engine.machine import IN_ONE_PROCESS
+from ragcache_integrations.engine.protocol import CacheSettings, EngineSettings
 from ragcache_integrations.engine.serving import ServingSettings, launch
-from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
 

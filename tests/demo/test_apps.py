@@ -15,7 +15,7 @@ from ragcache_integrations.demo.llama_index import llama_index_apps
 from ragcache_integrations.demo.measures import App
 from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.engine import Message, Prompt, RAGCacheEngine, SamplingOptions
-from ragcache_integrations.engine.stock import StockChunk
+from ragcache_integrations.engine.measurements import StockChunk
 from ragcache_integrations.resources import load_questions
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
-from ragcache_integrations.engine.faults import (
+from ragcache_integrations.engine.process import client as _client
+from ragcache_integrations.engine.protocol import (
     FaultSettings,
     backoff_seconds,
     heartbeat_seconds,
 )
-from ragcache_integrations.engine.process import client as _client
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import (
     ConfigurationError,

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ragcache_integrations.engine import EngineCollector, Prompt, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine import metrics as ours
-from ragcache_integrations.engine.generation import EngineStats
+from ragcache_integrations.engine.protocol import EngineStats
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 

@@ -19,7 +19,7 @@ from ragcache_integrations.engine import (
     SamplingOptions,
 )
 from ragcache_integrations.engine.calls import NO_PARSER, Calls
-from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 
 pytestmark = pytest.mark.engine

@@ -22,7 +22,7 @@ from parts.stats.tables import print_table
 
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
-from ragcache_integrations.engine.profiling import measure_prefill
+from ragcache_integrations.engine.measurements import measure_prefill
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from tools.gpu.setting import Setting, Words, say
 

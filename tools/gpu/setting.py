@@ -25,7 +25,7 @@ from parts.servers.serving import Served, serve
 from parts.stats.intervals import mean_ratio, median_ratio
 
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
-from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.errors import RAGCacheError
 from ragcache_integrations.knowledge_tree.simulation.traces import zipf_ranks
 from ragcache_integrations.resources import load_passages, load_questions

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Unpack
 
 from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
-from ragcache_integrations.engine.generation import EngineCallOptions
+from ragcache_integrations.engine.protocol import EngineCallOptions
 
 __all__ = ["Served", "serve"]
 

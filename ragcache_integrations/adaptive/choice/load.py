@@ -13,7 +13,7 @@ from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 from ragcache_integrations.core.checks import check_int
-from ragcache_integrations.engine.generation import EngineLoad
+from ragcache_integrations.engine.protocol import EngineLoad
 from ragcache_integrations.errors import (
     ConfigurationError,
     ServerResponseError,

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.errors import RAGCacheError
 from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
 

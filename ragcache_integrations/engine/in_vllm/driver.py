@@ -34,8 +34,9 @@ from ragcache_integrations.engine.arguments import (
     XGRAMMAR,
     structured_outputs_config,
 )
-from ragcache_integrations.engine.generation import EngineLoad
 from ragcache_integrations.engine.protocol import (
+    CacheSettings,
+    EngineLoad,
     EngineSettings,
     FailureKind,
     Output,
@@ -47,7 +48,6 @@ from ragcache_integrations.engine.schema_limits import (
     limit_schema,
     reaches_limits,
 )
-from ragcache_integrations.engine.settings import CacheSettings
 from ragcache_integrations.knowledge_tree import TreeSnapshot, TreeStats
 
 from .anywhere.connector import DocumentConnector

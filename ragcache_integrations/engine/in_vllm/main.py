@@ -19,8 +19,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from ragcache_integrations.engine.device import device_name
-from ragcache_integrations.engine.openmp import unbound_while_loading
+from ragcache_integrations.engine.machine import device_name, unbound_while_loading
 from ragcache_integrations.engine.process import ApplicationWatch, resume_when_orphaned
 from ragcache_integrations.engine.protocol import (
     Abort,

@@ -24,7 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from ragcache_integrations.core.prompt import Span, spans_from_extra_args
-from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import (
     KnowledgeTree,

@@ -28,8 +28,7 @@ from typing import Any
 
 from ragcache_integrations.core.forks import make_reentrant_lock
 from ragcache_integrations.core.interrupts import remove_when_ended
-from ragcache_integrations.engine.compiler_caches import compiler_caches
-from ragcache_integrations.engine.openmp import openmp_environment
+from ragcache_integrations.engine.machine import compiler_caches, openmp_environment
 from ragcache_integrations.engine.process import orphans as _orphans
 from ragcache_integrations.engine.protocol import (
     START_ERRORS,

@@ -19,18 +19,19 @@ from collections.abc import Callable
 
 from ragcache_integrations.core.forks import make_reentrant_lock
 from ragcache_integrations.core.generation import SamplingOptions
-from ragcache_integrations.engine.counters import Counters
-from ragcache_integrations.engine.faults import FaultSettings, backoff_seconds
 from ragcache_integrations.engine.protocol import (
     Abort,
     Answer,
     Begun,
     Control,
+    Counters,
     FailureKind,
+    FaultSettings,
     Output,
     RequestFailed,
     Step,
     Submit,
+    backoff_seconds,
 )
 from ragcache_integrations.errors import (
     ConfigurationError,

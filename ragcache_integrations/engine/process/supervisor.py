@@ -13,13 +13,16 @@ import os
 import threading
 import time
 
-from ragcache_integrations.engine.counters import Counters
-from ragcache_integrations.engine.faults import (
+from ragcache_integrations.engine.protocol import (
+    Control,
+    Counters,
+    EngineSettings,
     FaultSettings,
+    Ready,
+    Submit,
     backoff_seconds,
     heartbeat_seconds,
 )
-from ragcache_integrations.engine.protocol import Control, EngineSettings, Ready, Submit
 from ragcache_integrations.errors import (
     ConfigurationError,
     EngineClosedError,

@@ -14,8 +14,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ragcache_integrations.engine.generation import EngineStats
 from ragcache_integrations.engine.metrics import collect_stats
+from ragcache_integrations.engine.protocol import EngineStats
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from ragcache_integrations.engine.arguments import (
     bundled_dtype,
     check_installed,
 )
-from ragcache_integrations.engine.compiler_caches import compiler_caches
 from ragcache_integrations.engine.in_vllm.main import classify, describe, with_profile
-from ragcache_integrations.engine.openmp import (
+from ragcache_integrations.engine.machine import (
     IN_ONE_PROCESS,
     WAITING,
+    compiler_caches,
     computes_on_cpu,
     openmp_environment,
 )

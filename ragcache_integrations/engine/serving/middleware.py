@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from ragcache_integrations.engine.counters import Counters
-from ragcache_integrations.engine.protocol import SLOW_DTYPE
+from ragcache_integrations.engine.protocol import SLOW_DTYPE, Counters
 
 from .counts import Refused, metrics_text
 from .lifecycle import Lifecycle, State

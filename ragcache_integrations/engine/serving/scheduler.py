@@ -9,13 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ragcache_integrations.engine.faults import heartbeat_seconds
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
 from ragcache_integrations.engine.in_vllm.scheduler import (
     KnowledgeTreeAsyncScheduler,
     KnowledgeTreeScheduler,
 )
-from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings, heartbeat_seconds
 
 from .counts import CountsFile
 from .pulse import Pulse

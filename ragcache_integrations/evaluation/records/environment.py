@@ -13,7 +13,7 @@ from typing import Any
 
 from ragcache_integrations import __version__
 from ragcache_integrations.core.threads import usable_cores
-from ragcache_integrations.engine.device import device_name
+from ragcache_integrations.engine.machine import device_name
 
 __all__ = ["describe_environment", "now"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol, get_args
 
 from ragcache_integrations.core.checks import check_choice, check_int, check_number
-from ragcache_integrations.engine.generation import EngineStats
+from ragcache_integrations.engine.protocol import EngineStats
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 

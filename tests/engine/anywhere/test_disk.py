@@ -23,7 +23,7 @@ from ragcache_integrations.engine.in_vllm.anywhere.files import (
     read_document,
     write_document,
 )
-from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 
 FORM = Form(2, 3, 8, torch.float32)

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from ragcache_integrations.core.prompt import PromptDocument, PromptRenderer
 from ragcache_integrations.engine.calls import Calls
-from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError, PromptTooLongError
 

@@ -35,7 +35,7 @@ from ragcache_integrations.engine.in_vllm.host_tier import HostTierConnector, Tr
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
 from ragcache_integrations.engine.in_vllm.scheduler import FIRST_GROUP, scheduler_class, unsupported
 from ragcache_integrations.engine.in_vllm.waiting import CacheAwareRequestQueue
-from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings
 from tests.engine.in_vllm.invariants import check, check_gpu_tier
 from tests.engine.in_vllm.simulation import Case, Engine, make_scheduler
 

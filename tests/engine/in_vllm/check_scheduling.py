@@ -11,7 +11,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from ragcache_integrations.engine.in_vllm.scheduler import FIRST_GROUP
-from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings
 from tests.engine.in_vllm.invariants import check, check_at_rest
 from tests.engine.in_vllm.simulation import Case, Engine, make_scheduler
 from tests.engine.in_vllm.traffic import Traffic

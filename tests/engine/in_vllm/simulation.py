@@ -31,7 +31,7 @@ from ragcache_integrations.core.prompt import extra_args_from_spans
 from ragcache_integrations.engine.in_vllm.driver import connector_config
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
 from ragcache_integrations.engine.in_vllm.scheduler import scheduler_class
-from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.engine.tiny_model import default_model_path
 from tests.engine.in_vllm.worker import END, Content, Worker, names
 

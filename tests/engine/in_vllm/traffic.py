@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.knowledge_tree import POLICIES, TreeStats
 from tests.engine.in_vllm.invariants import check, check_at_rest
 from tests.engine.in_vllm.simulation import Case, Engine

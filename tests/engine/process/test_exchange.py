@@ -9,13 +9,13 @@ import time
 from typing import Any, cast
 
 from ragcache_integrations.engine import SamplingOptions
-from ragcache_integrations.engine.counters import Counters
-from ragcache_integrations.engine.faults import FaultSettings
 from ragcache_integrations.engine.process.client import EngineProcess
 from ragcache_integrations.engine.process.exchange import Exchange
 from ragcache_integrations.engine.protocol import (
     Begun,
+    Counters,
     FailureKind,
+    FaultSettings,
     Output,
     RequestFailed,
     Step,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.engine.arguments import GIB
-from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.resources.cache import cache_home
 
 from .encoded import Encoded, Form

@@ -29,7 +29,7 @@ from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.prompt import ENCODE, LINK_TOKENS, Span, extra_args_from_spans
 from ragcache_integrations.engine.arguments import GIB
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
-from ragcache_integrations.engine.settings import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
 from .connector import DocumentConnector

@@ -7,8 +7,8 @@ from typing import Any
 
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.prompt import ENCODE, LINK_TOKENS, SPAN_ARGS
+from ragcache_integrations.engine.protocol import MOST_LINK_TOKENS, REUSES, CacheSettings
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
-from ragcache_integrations.engine.settings import MOST_LINK_TOKENS, REUSES, CacheSettings
 
 __all__ = ["ReuseFields"]
 

@@ -21,12 +21,10 @@ from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from ragcache_integrations.knowledge_tree.prefill_formula import PrefillFormula
 from ragcache_integrations.resources import load_passages
 
-from .device import device_name
-
 if TYPE_CHECKING:  # otherwise the two would import each other
-    from .engine import RAGCacheEngine
+    from ragcache_integrations.engine.engine import RAGCacheEngine
 
-__all__ = ["device_name", "measure_prefill", "prefill_duration"]
+__all__ = ["measure_prefill", "prefill_duration"]
 
 SMALLEST_NEW = 8
 """Fewer new tokens cost hardly less, because most of the time is the overhead of a step."""

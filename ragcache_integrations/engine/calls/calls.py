@@ -16,11 +16,9 @@ from ragcache_integrations.core.prompt import (
     RenderedPrompt,
     check_tool_choice,
 )
+from ragcache_integrations.engine.protocol import MOST_LINK_TOKENS, REUSES, CacheSettings, ToolUse
+from ragcache_integrations.engine.tool_parsers import find_tool_parser
 from ragcache_integrations.errors import ConfigurationError, PromptTooLongError
-
-from .protocol import ToolUse
-from .settings import MOST_LINK_TOKENS, REUSES, CacheSettings
-from .tool_parsers import find_tool_parser
 
 __all__ = ["NO_PARSER", "Calls"]
 

@@ -1,26 +1,20 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions, device
-from ragcache_integrations.engine.device import device_name
-from ragcache_integrations.engine.profiling import (
+from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
+from ragcache_integrations.engine.measurements import measure_prefill
+from ragcache_integrations.engine.measurements.profiling import (
     _Bench,
     _completed,
     _doublings,
     _grid,
-    measure_prefill,
 )
 from ragcache_integrations.errors import ConfigurationError, EngineError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
@@ -175,66 +169,3 @@ def test_a_disturbance_does_not_spread() -> None:
     assert first[1:] == quiet.seconds[0][1:]
     for row, undisturbed in zip(others, quiet.seconds[1:], strict=True):
         assert row == pytest.approx(undisturbed, rel=0.01)  # the fitted formula moved a little
-
-
-# The device
-
-
-@pytest.fixture
-def _no_remembered_name() -> Iterator[None]:
-    device_name.cache_clear()
-    yield
-    device_name.cache_clear()
-
-
-def test_the_name_does_not_depend_on_the_cores_of_a_thread() -> None:
-    """The engine's process binds its threads to cores."""
-    script = (
-        "import os; from ragcache_integrations.engine.profiling import device_name;"
-        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(device_name())"
-    )
-    bound = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
-    assert bound.stdout == device_name() + "\n"
-
-
-def test_the_name_of_a_cpu(tmp_path: Path) -> None:
-    described = tmp_path / "cpuinfo"
-    described.write_text("processor\t: 0\nmodel\t\t: 49\nmodel name\t: AMD EPYC 7R32\n\n" * 2)
-    assert device._cpu_name(described) == f"cpu-AMD EPYC 7R32-{os.cpu_count()}"
-    described.write_text("processor\t: 0\nCPU part\t: 0xd0c\n")  # as on ARM
-    for path in (described, tmp_path / "missing"):
-        name = device._cpu_name(path)
-        assert name.startswith("cpu-")
-        assert name.endswith(f"-{os.cpu_count()}")
-        assert len(name) > len(f"cpu--{os.cpu_count()}")
-
-
-@pytest.mark.usefixtures("_no_remembered_name")
-def test_the_name_of_a_cuda_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for NVIDIA's tool: the tests need no GPU."""
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(
-        '#!/bin/sh\ncase "$*" in\n'
-        '"--query-gpu=name --format=csv,noheader --id=1") echo "NVIDIA L4" ;;\n'
-        '"--query-gpu=name --format=csv,noheader") echo "NVIDIA A10G"; echo "NVIDIA L4" ;;\n'
-        "*) exit 6 ;;\nesac\n"
-    )
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(device, "computes_on_cpu", lambda: True)
-    assert device_name().startswith("cpu-")  # that build of vLLM leaves the GPU alone
-    monkeypatch.setattr(device, "computes_on_cpu", lambda: False)
-    for visible, name in {
-        "": "NVIDIA A10G",
-        "1,0": "NVIDIA L4",
-        "none": device._cpu_name(),
-    }.items():
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        device_name.cache_clear()
-        assert device_name() == name
-    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    device_name.cache_clear()
-    assert device_name() == device._cpu_name()

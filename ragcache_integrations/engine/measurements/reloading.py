@@ -11,10 +11,9 @@ from typing import Any, Unpack
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
+from ragcache_integrations.engine.engine import RAGCacheEngine
+from ragcache_integrations.engine.protocol import EngineCallOptions
 from ragcache_integrations.errors import ConfigurationError
-
-from .engine import RAGCacheEngine
-from .generation import EngineCallOptions
 
 __all__ = ["Reloading", "measure_reloading", "measure_restart"]
 

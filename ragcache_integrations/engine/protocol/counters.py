@@ -7,7 +7,7 @@ from dataclasses import replace
 from ragcache_integrations.core.forks import make_reentrant_lock
 from ragcache_integrations.core.generation import Usage
 
-from .generation import EngineStats
+from .stats import EngineStats
 
 __all__ = ["Counters"]
 

@@ -21,15 +21,14 @@ from typing import Any
 from ragcache_integrations.core.closing import Closeable
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.interrupts import remove_when_ended
-from ragcache_integrations.errors import EngineError
-
-from .arguments import GIB
-from .compiler_caches import compiler_caches
-from .openmp import (
+from ragcache_integrations.engine.arguments import GIB
+from ragcache_integrations.engine.machine import (
     IN_ONE_PROCESS,
+    compiler_caches,
     computes_on_cpu,
     openmp_environment,
 )
+from ragcache_integrations.errors import EngineError
 
 __all__ = ["StockChunk", "StockEngine"]
 

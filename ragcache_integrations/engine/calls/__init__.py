@@ -1,0 +1,15 @@
+"""Calls of the engine: their checks, their prompts as tokens, and the streams of their outputs."""
+
+from .calls import NO_PARSER, Calls
+from .encoding import aencode_all, encode_all
+from .streams import AsyncGenerationStream, GenerationStream, Link
+
+__all__ = [
+    "NO_PARSER",
+    "AsyncGenerationStream",
+    "Calls",
+    "GenerationStream",
+    "Link",
+    "aencode_all",
+    "encode_all",
+]

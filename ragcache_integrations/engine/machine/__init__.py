@@ -1,0 +1,21 @@
+"""The machine on which the engine computes: its name, OpenMP, folders of compiled code."""
+
+from .compiler_caches import compiler_caches
+from .device import device_name
+from .openmp import (
+    IN_ONE_PROCESS,
+    WAITING,
+    computes_on_cpu,
+    openmp_environment,
+    unbound_while_loading,
+)
+
+__all__ = [
+    "IN_ONE_PROCESS",
+    "WAITING",
+    "compiler_caches",
+    "computes_on_cpu",
+    "device_name",
+    "openmp_environment",
+    "unbound_while_loading",
+]
