@@ -8,7 +8,6 @@ are first used, so that importing this package loads neither torch, vLLM nor a f
 from __future__ import annotations
 
 import importlib
-import logging
 from typing import TYPE_CHECKING, Any
 
 from .errors import RAGCacheError
@@ -34,8 +33,6 @@ _HOMES = {
     "QueryCache": "ragcache_integrations.query_cache",
     "RAGCacheEngine": "ragcache_integrations.engine",
 }
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

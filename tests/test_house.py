@@ -312,6 +312,16 @@ def test_a_facade_loads_its_own_framework_alone(facade: str, other: str) -> None
     assert not loaded_by(f"ragcache_integrations.{facade}") & {"torch", "vllm", "numba", other}
 
 
+def test_warnings_are_seen_without_any_logging_configuration() -> None:
+    """They say what a user should know, so the package adds no handler that would hide them."""
+    code = (
+        "import logging, ragcache_integrations; "
+        "logging.getLogger('ragcache_integrations.engine').warning('seen')"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert answer.stderr.decode() == "seen\n"
+
+
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "langchain_core", None)
     monkeypatch.delitem(sys.modules, "ragcache_integrations.langchain", raising=False)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -126,6 +128,28 @@ def test_a_stopped_worker_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineStartError, match=r"was stopped for 0\.5 s"):
         process.wait_ready(None, 0.5)
     assert gone(process.pid)
+
+
+def test_a_slow_start_is_explained_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """It is slow from its beginning: the application may load something before it waits."""
+    monkeypatch.setattr(_client, "LOOK_SECONDS", 0.01)
+    heard = tmp_path / "heard"
+    process = impostor(monkeypatch, f"until [ -e {heard} ]; do sleep 0.1; done; exit 3")
+    process._started_at -= _client.SLOW_START_SECONDS
+
+    def listen() -> None:
+        wait_until(lambda: _client.SLOW_START in caplog.messages)
+        heard.touch()
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    with pytest.raises(EngineStartError, match="exit status 3"):
+        process.wait_ready(60, None)
+    thread.join()
+    assert caplog.messages == [_client.SLOW_START]
+    assert caplog.records[0].levelno == logging.WARNING  # seen without any logging configuration
 
 
 def test_without_a_limit_the_start_is_bounded_all_the_same(

@@ -61,6 +61,12 @@ MOST_WORDS_BYTES = 16 * 2**20
 """Size of the log at which it is emptied; only its end is ever shown."""
 LOOK_SECONDS = 1.0
 """Seconds between two checks of a process that loads."""
+SLOW_START_SECONDS = 15.0
+"""Seconds from the start of a process after which a user who waits hears why."""
+SLOW_START = (
+    "The engine is still starting. The first start with a model compiles code for it, which takes "
+    "up to two minutes on a CPU. Later starts reuse that code and are faster."
+)
 STOPPED = (
     "the engine's process {} was stopped for {:g} s while it loaded the model, as by SIGSTOP or "
     "job control, and was ended: start the engine again; if the pause was intended, with a longer "
@@ -148,7 +154,7 @@ class EngineProcess:
         self.ended = threading.Event()
         self.messages = 0
         self.busy_seconds = 0.0
-        self.ready_at = self.ended_at = time.monotonic()
+        self._started_at = self.ready_at = self.ended_at = time.monotonic()
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         # All three are reentrant: a garbage collection may close the engine in a thread that holds
@@ -226,6 +232,8 @@ class EngineProcess:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         tick = LOOK_SECONDS if hang_timeout is None else min(LOOK_SECONDS, hang_timeout / 4)
         silence, running_looks = Silence(tick), 0
+        # Of the start, not of the wait: meanwhile the application may have loaded a tokenizer.
+        slow_at = self._started_at + SLOW_START_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             ended = self._has_ended()
             if self._connection.poll(0 if ended else min(left, tick)):
@@ -233,6 +241,9 @@ class EngineProcess:
                 return message
             if ended:
                 raise EOFError
+            if time.monotonic() >= slow_at:
+                slow_at = math.inf
+                logger.warning(SLOW_START)
             running_looks += not is_group_stopped(self.pid)
             if hang_timeout is not None and silence.measure(running_looks) > hang_timeout:
                 raise EngineStartError(STOPPED.format(self.pid, hang_timeout))
