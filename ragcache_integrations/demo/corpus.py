@@ -1,4 +1,4 @@
-"""The documents of the demo: bundled passages among generated distractors, in an exact index."""
+"""The documents of the demo: bundled passages and generated vectors, in an exact index."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ Embed = Callable[[list[str]], Sequence[Sequence[float]]]
 
 CHUNK = 10_000
 """Distractors generated in one batch."""
+
+DISTRACTOR_LENGTH = 2.0
+"""Questions and passages have length 1, so the square of their distance is at most 2 unless they
+point away from each other. That of a question and a distractor is at least 5 - 4c for a cosine c,
+which is beyond 3 for any c that random directions reach in 384 dimensions."""
 
 SLACK = 1e-5
 """Squared distances closer than this are the same: a text embeds differently in a batch."""
@@ -42,8 +47,8 @@ def passage_text(passage: Passage) -> str:
 class Corpus:
     """One index that the stores of both frameworks share, and the passages of its vectors.
 
-    Distractors are unit vectors of random direction. Passages for them would only take up
-    memory: a placeholder is made if a distractor is retrieved.
+    Distractors are vectors of random direction. They make searches take as long as in a store of
+    that size. They have no text, so they are too far from every question to be found.
 
     Args:
         embed: Embeds texts with all-MiniLM-L6-v2, the class of either framework. The passages'
@@ -71,15 +76,18 @@ class Corpus:
         for start in range(0, distractors, CHUNK):
             count = min(CHUNK, distractors - start)
             vectors = rng.standard_normal((count, MiniLM.dim), np.float32)
-            self.index.add(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+            vectors *= DISTRACTOR_LENGTH / np.linalg.norm(vectors, axis=1, keepdims=True)
+            self.index.add(vectors)
         self.ids = [*self._passages, *(f"distractor-{number}" for number in range(distractors))]
         self._positions = {document_id: at for at, document_id in enumerate(self.ids)}
 
     def passage(self, document_id: str) -> Passage:
-        """Return the passage of an id, or a placeholder for a distractor."""
-        return self._passages.get(document_id) or Passage(
-            document_id, "Generated distractor", "A vector of random direction, with no passage."
-        )
+        """Return the passage of an id.
+
+        Raises:
+            KeyError: There is none, or the id is a distractor's.
+        """
+        return self._passages[document_id]
 
     def nearest(self, questions: Sequence[str], k: int) -> list[list[str]]:
         """Return the ids of each question's k nearest documents; not counted as searches."""

@@ -30,7 +30,7 @@ LIMITS = {
 
 FLAGS = {
     "questions": "length of the stream of questions",
-    "distractors": "generated vectors in the store besides the bundled passages",
+    "distractors": "generated vectors that make the store larger, and are never found",
     "top_k": "documents per question",
     "tolerance": "largest distance at which the query cache answers",
     "max_tokens": "tokens per answer",
@@ -49,8 +49,9 @@ class DemoSettings:
 
     Attributes:
         questions: Number of questions in the stream; at least 1.
-        distractors: Number of generated vectors in the store besides the bundled passages.
-        top_k: Documents per question; at least 1.
+        distractors: Number of generated vectors in the store besides the bundled passages. They
+            have no text, and are too far from every question to be found.
+        top_k: Documents per question; at least 1, at most ``passages``.
         tolerance: Largest distance at which the query cache answers; at least 0.
         max_tokens: Limit of an answer in tokens; answers to Natural Questions are short.
         kv_cache_gib: KV cache of each of the two engines in GiB.
@@ -89,9 +90,8 @@ class DemoSettings:
     def __post_init__(self) -> None:
         for name, low in LIMITS.items():
             check_int(name, getattr(self, name), low)
-        stored = self.passages + self.distractors
-        if self.top_k > stored:
-            msg = f"top_k must be at most {stored}, the size of the store, got {self.top_k}"
+        if self.top_k > self.passages:
+            msg = f"top_k must be at most {self.passages}, the passages, got {self.top_k}"
             raise ConfigurationError(msg)
         if self.scored > len(load_questions()):
             msg = f"scored must be at most {len(load_questions())}, got {self.scored}"

@@ -213,8 +213,9 @@ def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]
         "words."
     )
     store = (
-        f"The store: {settings.passages:,} passages of Wikipedia among {settings.distractors:,} "
-        f"generated distractor vectors, in an exact index; {settings.top_k} documents per question."
+        f"The store: {settings.passages:,} passages of Wikipedia and {settings.distractors:,} "
+        "generated vectors, which make searches take longer and are never found, in an exact "
+        f"index; {settings.top_k} documents per question."
     )
     engines = (
         f"Both sides run {model}, {compiled}, each on a separate engine with "

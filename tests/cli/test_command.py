@@ -121,7 +121,7 @@ def test_a_quick_demo(tmp_path: Path) -> None:
         left = [path for path in Path(temporary).iterdir() if "torchinductor" not in path.name]
         assert not left, "nothing is left"
     out = " ".join(run.stdout.split())
-    assert "2,000 generated distractor vectors" in out
+    assert "2,000 generated vectors" in out
     assert str(report) in out
     content = json.loads(run.stdout.splitlines()[-1])
     assert list(content) == ["langchain"]

@@ -45,7 +45,7 @@ def test_answers_are_shown_as_text(page: HtmlPage) -> None:
 def test_the_report_says_what_was_run_and_how_to_run_it_again(page: HtmlPage) -> None:
     for words in (
         "60 questions",
-        "300,000 generated distractor vectors",
+        "300,000 generated vectors",
         "LangChain",
         "LlamaIndex",
         "recall 0.987",
