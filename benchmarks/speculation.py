@@ -59,7 +59,8 @@ from ragcache_integrations.speculation import Speculator
 
 RECORDINGS = Path(__file__).parent / "recorded" / "stages"
 SIDES = ("sequential", "speculative")
-TURN = 8
+TURN, SATURATED_TURN = 8, 24
+"""Requests until the other way has its turn; a queue must be able to build up at saturation."""
 WARM_UP = 6
 CHUNK_TOKENS = 512
 QUICK_WORDS, QUICK_CHUNK_TOKENS = 64, 256
@@ -231,9 +232,8 @@ class Bench:
                 searches = dict.fromkeys(SIDES, self.search(point))
                 queries = rng.permutation(len(searches[SIDES[0]]))[:requests].tolist()
             gaps = rng.exponential(1 / rate, size=len(queries))
-            # A queue must be able to build up where the engine is saturated.
-            turn = TURN if point.load < 1 else len(queries)
-            order = list(SIDES)
+            turn = TURN if point.load < 1 else SATURATED_TURN
+            order = list(SIDES if seed % 2 == 0 else reversed(SIDES))
             for first in range(0, len(queries), turn):
                 arrivals = np.cumsum(gaps[first : first + turn]).tolist()
                 for side in order:
@@ -321,8 +321,9 @@ def describe_guesses(point: Point, compared: Compared) -> None:
         asking = compared.ttft_where_slow(point.search_ms / 1000)
         print(
             f"{point}: of {tally['asked']} questions the query cache answered {tally['answered']}; "
-            f"it guessed for {tally['guessed']}, right for {tally['right']}; "
-            f"TTFT ratio of the {len(asking[0])} that reach the store: {median_ratio(*asking)}"
+            f"it guessed for {tally['guessed']}, right for {tally['right']}; ratio of the mean "
+            f"TTFTs of all: {mean_ratio(*compared.pair('ttft'))}; of the {len(asking[0])} that "
+            f"reach the store: {mean_ratio(*asking)} (medians: {median_ratio(*asking)})"
         )
 
 
@@ -393,6 +394,15 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
         },
         "first_stage_right": {
             str(point): round(bench.agreeing(point), 4) for point in bench.measured
+        },
+        "mean_ttft_ratio": {
+            str(point): mean_ratio(*compared.pair("ttft")).as_list(4)
+            for point, compared in bench.measured.items()
+        },
+        "mean_ttft_ratio_at_the_store": {
+            str(point): mean_ratio(*compared.ttft_where_slow(point.search_ms / 1000)).as_list(4)
+            for point, compared in bench.measured.items()
+            if compared.tally
         },
         "guesses": {
             str(point): dict(compared.tally)
