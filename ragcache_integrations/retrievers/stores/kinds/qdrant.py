@@ -3,6 +3,12 @@
 It searches a graph (HNSW), or all points with ``exact=True`` among its search parameters, and
 filters while it searches. Under cosine it keeps vectors at unit length.
 https://qdrant.tech/documentation/concepts/search/
+
+A collection on several nodes acknowledges a write once ``write_consistency_factor`` of its
+replicas have it, one by default, and a search asks any of them: it may miss a document that was
+written before it began. Nothing can be proven of such a collection, with any consistency of reads:
+one that takes what all replicas agree on misses the document, too.
+https://qdrant.tech/documentation/guides/distributed_deployment/#consistency-guarantees
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
@@ -27,6 +34,10 @@ __all__ = ["LANGCHAIN", "LLAMA_INDEX"]
 _METRICS: dict[str, Metric] = {"Cosine": "cosine", "Euclid": "l2", "Dot": "ip"}
 _COSINE = "Cosine"  # of a collection that LlamaIndex still has to create
 _DOUBT = "Qdrant walks a graph"
+_LATE_REPLICAS = (
+    "a Qdrant collection with several replicas may answer from one that lacks new documents, "
+    "unless its write_consistency_factor is the number of replicas"
+)
 _HYBRID = "its retrieval mode is {}, which does not rank by distance alone"
 
 
@@ -41,8 +52,17 @@ def _spellings(value: object) -> tuple[str, ...]:
 
 
 def _facts(
-    client: Any, collection: str, name_vector: Callable[[], str], distance: str
+    client: Any, collection: str, name_vector: Callable[[], str], parameters: Any, distance: str
 ) -> StoreFacts:
+    """Return what is the same in both frameworks.
+
+    Args:
+        client: A client that blocks.
+        collection: The collection's name.
+        name_vector: Returns the name of the vectors.
+        parameters: The collection's; ``None`` where there is none yet.
+        distance: What it ranks by.
+    """
     metric = _METRICS.get(distance)
     if metric is None:
         return StoreFacts(doubt=f"its Qdrant collection ranks by {distance}", inexact=True)
@@ -54,18 +74,41 @@ def _facts(
         points = client.retrieve(collection, wanted, with_payload=False, with_vectors=which)
         return {str(point.id): _vector(point, vector_name) for point in points}
 
+    doubt = _LATE_REPLICAS if _has_late_replicas(parameters) else _DOUBT
     return StoreFacts(
-        metric=metric, vectors=MappedVectors(read), doubt=_DOUBT, inexact=True, outside=True
+        metric=metric, vectors=MappedVectors(read), doubt=doubt, inexact=True, outside=True
     )
 
 
-def _distance(client: Any, collection: str, name: str) -> str | None:
-    """Return what a collection ranks by, which is not what objects say; ``None`` where none is."""
+def _parameters(client: Any, collection: str) -> Any:
+    """Return a collection's parameters; ``None`` where there is none."""
     if not client.collection_exists(collection):
         return None
-    vectors = client.get_collection(collection).config.params.vectors
+    return client.get_collection(collection).config.params
+
+
+def _distance(parameters: Any, name: str) -> str | None:
+    """Return what a collection ranks by, which is not what objects say; ``None`` where none is."""
+    if parameters is None:
+        return None
+    vectors = parameters.vectors
     distance: str = (vectors[name] if isinstance(vectors, dict) else vectors).distance.value
     return distance
+
+
+def _has_late_replicas(parameters: Any) -> bool:
+    """Whether a replica may lack a document whose writer went on long ago."""
+    replicas = getattr(parameters, "replication_factor", None) or 1
+    return replicas > (getattr(parameters, "write_consistency_factor", None) or 1)
+
+
+def _provable(
+    facts: StoreFacts, parameters: Any, exhaustive: Any, aexhaustive: Any = None
+) -> StoreFacts:
+    """Return facts with searches of all points, unless these may ask a replica that is late."""
+    if _has_late_replicas(parameters):
+        return facts
+    return replace(facts, exhaustive=exhaustive, aexhaustive=aexhaustive)
 
 
 def _vector(point: Any, name: str) -> list[float]:
@@ -89,7 +132,8 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
         return StoreFacts(doubt=_HYBRID.format(store.retrieval_mode.value), by_text=True)
     client, collection, vector_name = store.client, store.collection_name, store.vector_name
     contents, metadata = store.content_payload_key, store.metadata_payload_key
-    distance = _distance(client, collection, vector_name) or store.distance.value
+    parameters = _parameters(client, collection)
+    distance = _distance(parameters, vector_name) or store.distance.value
 
     def search(embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
         points = client.query_points(
@@ -114,13 +158,13 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
     ) -> SearchResults[Any]:
         return search(embedding, k, {**arguments, "search_params": _exact()})
 
-    return replace(
-        _facts(client, collection, lambda: vector_name, distance),
+    facts = replace(
+        _facts(client, collection, lambda: vector_name, parameters, distance),
         search=search,
-        exhaustive=exhaustive,
         id_of=lambda document: _text(document.metadata.get("_id")),
         harmless=frozenset({"filter", "search_params", "consistency"}),
     )
+    return _provable(facts, parameters, exhaustive)
 
 
 def _facts_for_llama_index(index: Any) -> StoreFacts:
@@ -129,20 +173,26 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
     if client is None:
         return StoreFacts(doubt="it is not known how an asynchronous Qdrant client searches")
     planned = store._dense_config  # noqa: SLF001 - what it will create
-    distance = _distance(client, store.collection_name, store.dense_vector_name)
+    parameters = _parameters(client, store.collection_name)
+    distance = _distance(parameters, store.dense_vector_name)
     if distance is None:
         distance = _COSINE if planned is None else planned.distance.value
+        parameters = SimpleNamespace(  # of the collection that it will create
+            replication_factor=store._replication_factor,  # noqa: SLF001
+            write_consistency_factor=store._write_consistency_factor,  # noqa: SLF001
+        )
     # The store names its vectors otherwise once it has created its collection.
-    facts = _facts(client, store.collection_name, lambda: store.dense_vector_name, distance)
+    facts = _facts(
+        client, store.collection_name, lambda: store.dense_vector_name, parameters, distance
+    )
     facts = replace(facts, score=_SCORES.get(facts.metric or ""))
     if store.enable_hybrid:  # it asks for several searches at once
         return facts
 
     search, asearch = watched_searches(index, partial(_watch, store))
     exhaustive, aexhaustive = watched_searches(index, partial(_watch, store, exhaustive=True))
-    return replace(
-        facts, search=search, asearch=asearch, exhaustive=exhaustive, aexhaustive=aexhaustive
-    )
+    facts = replace(facts, search=search, asearch=asearch)
+    return _provable(facts, parameters, exhaustive, aexhaustive)
 
 
 def _watch(store: Any, vectors: list[Any], *, exhaustive: bool = False) -> Any:

@@ -119,6 +119,28 @@ class TestQdrant:
             assert retriever.invoke(question) == own(store, question)
         assert retriever.stats().hits == 9
 
+    @pytest.mark.filterwarnings("ignore:Local mode performs exact:UserWarning")
+    @pytest.mark.parametrize(("replicas", "acknowledging"), [(2, 1), (2, None), (2, 2), (1, 1)])
+    def test_nothing_is_proven_of_a_collection_whose_replicas_may_be_late(
+        self,
+        qdrant: QdrantClient,
+        monkeypatch: pytest.MonkeyPatch,
+        replicas: int,
+        acknowledging: int | None,
+    ) -> None:
+        """A collection in this process has no replicas: here is what a server would say of it."""
+        store = filled(qdrant_store(qdrant))
+        told = qdrant.get_collection("documents")
+        told.config.params.replication_factor = replicas
+        told.config.params.write_consistency_factor = acknowledging
+        monkeypatch.setattr(qdrant, "get_collection", lambda name: told)
+        if replicas == (acknowledging or 1):
+            wrap(store, guarantee="exact", sole_writer=True)
+            return
+        with pytest.raises(ConfigurationError, match="write_consistency_factor"):
+            wrap(store, guarantee="exact", sole_writer=True)
+        assert wrap(store).invoke("question") == own(store, "question")
+
     @pytest.mark.parametrize("spell", [int, lambda number: uuid.UUID(uuid_of(number)).hex])
     def test_ids_in_every_spelling(self, qdrant: QdrantClient, spell: Any) -> None:
         store = qdrant_store(qdrant)

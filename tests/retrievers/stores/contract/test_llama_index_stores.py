@@ -122,6 +122,22 @@ class TestQdrant:
         ]
         client.close()
 
+    @pytest.mark.filterwarnings("ignore:Local mode performs exact:UserWarning")
+    def test_nothing_is_proven_of_a_collection_whose_replicas_may_be_late(self) -> None:
+        client = QdrantClient(":memory:")
+        store = QdrantVectorStore(
+            "documents", client, replication_factor=2, write_consistency_factor=1
+        )
+        planned = VectorStoreIndex.from_vector_store(store, Words())
+        with pytest.raises(ConfigurationError, match="write_consistency_factor"):
+            wrap(planned, guarantee="exact", sole_writer=True)
+        store = QdrantVectorStore(
+            "documents", client, replication_factor=2, write_consistency_factor=2
+        )
+        planned = VectorStoreIndex.from_vector_store(store, Words())
+        wrap(planned, guarantee="exact", sole_writer=True)
+        client.close()
+
     async def test_an_asynchronous_client_alone(self) -> None:
         client = AsyncQdrantClient(":memory:")
         store = QdrantVectorStore("documents", aclient=client)
