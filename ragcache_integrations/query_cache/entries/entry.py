@@ -22,8 +22,7 @@ NEVER = int(np.iinfo(np.int64).max)
 """When an entry without a lifetime ends, in nanoseconds of the cache's clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class Readable:
+class Readable(NamedTuple):
     """Candidates whose vectors are kept.
 
     Attributes:

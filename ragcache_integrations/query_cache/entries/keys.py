@@ -200,8 +200,9 @@ class KeyTable:
             slot: The entry's slot.
             rows: One row for each candidate; ``None`` where they have no vectors.
         """
-        # A compiled reader keeps Python's lock: it sees the old address or the new one, and both
-        # arrays are there until this is done.
+        # A compiled reader keeps Python's lock: it sees the old address or the new one with the
+        # number that belongs to it, as both are written at once, and both arrays are there until
+        # this is done.
         if not self._ranks:
             return
         old = self._rows[slot]

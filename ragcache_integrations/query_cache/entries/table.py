@@ -72,6 +72,8 @@ class EntryTable(Generic[T]):
         self.entries: list[Entry[T] | None] = []
         self._count = 0
         self._holders: defaultdict[str, set[int]] = defaultdict(set)  # slots by document id
+        # Slots whose documents are not noted there yet: most entries go before anybody asks.
+        self._unnoted: set[int] = set()
         self._unranked: set[int] = set()  # slots whose entries any change of the store ends
 
     def __len__(self) -> int:
@@ -149,8 +151,7 @@ class EntryTable(Generic[T]):
             self._next_partition += 1
         partition = self.partitions[entry.key]
         self._members[entry.key] += 1
-        for candidate in entry.candidates:
-            self._holders[candidate.id].add(slot)
+        self._unnoted.add(slot)
         if slot >= len(self.entries):
             self.entries.extend([None] * (slot + 1 - len(self.entries)))
         self.reach.put(slot, radius, newest)
@@ -175,7 +176,10 @@ class EntryTable(Generic[T]):
         self.keys.free(slot)
         if entry.readable is not None:
             self.pool.release(entry.readable.documents)
-        self._forget(slot, (candidate.id for candidate in entry.candidates))
+        if slot in self._unnoted:
+            self._unnoted.discard(slot)
+        else:
+            self._forget(slot, (candidate.id for candidate in entry.candidates))
         self._members[entry.key] -= 1
         if not self._members[entry.key]:
             del self.partitions[entry.key], self._members[entry.key]
@@ -183,9 +187,12 @@ class EntryTable(Generic[T]):
     def drop_documents(self, ids: Iterable[str]) -> int:
         """Take documents out of all entries; return how many entries ended by that."""
         gone = set(ids)
-        unranked = sorted(self._unranked) if gone else []
+        if not gone:
+            return 0
+        unranked = sorted(self._unranked)
         for slot in unranked:
             self.remove(slot)
+        self._note_holders()
         slots = {slot for document in gone for slot in self._holders.get(document, ())}
         return len(unranked) + sum(not self._drop_from(slot, gone) for slot in sorted(slots))
 
@@ -237,6 +244,15 @@ class EntryTable(Generic[T]):
         self._forget(slot, gone)
         self.keys.serve(slot, serving(left, self.reach.newest[slot]))
         return True
+
+    def _note_holders(self) -> None:
+        """Note which documents the entries hold that came since the last time."""
+        for slot in self._unnoted:
+            entry = self.entries[slot]
+            assert entry is not None  # noqa: S101 - its slot would have been taken out
+            for candidate in entry.candidates:
+                self._holders[candidate.id].add(slot)
+        self._unnoted.clear()
 
     def _forget(self, slot: int, ids: Iterable[str]) -> None:
         for document in set(ids):
