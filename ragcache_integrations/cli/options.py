@@ -13,7 +13,7 @@ __all__ = ["add_json", "check_file", "check_folder"]
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``."""
-    words = "write one JSON object as the last line"
+    words = "also write the results as JSON, on the last line"
     parser.add_argument("--json", action="store_true", help=words)
 
 

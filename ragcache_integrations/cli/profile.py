@@ -45,13 +45,13 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add the command to the command line."""
     parser = commands.add_parser(
         "profile",
-        help="measure what prefills cost, or find out whether caching pays",
+        help="measure how long prompts take, or estimate what caching would save",
         description=(
-            "Measure how long the first token takes, by how many tokens of the prompt are cached "
-            "and how many are new, and store it where the engine finds it: the knowledge tree "
-            "keeps what is dear to compute again. Once per model and device; keep the machine "
-            "otherwise idle. With --workload, no model runs: a log of your own traffic shows what "
-            "caches of different sizes would find."
+            "Measure the time to the first token for different numbers of cached and new tokens. "
+            "The engine reads the result: its knowledge tree keeps the documents that would take "
+            "longest to compute again. Run it once per model and device, on an otherwise idle "
+            "machine. With --workload, no model runs: the command reads a log of your own traffic "
+            "and reports what caches of different sizes would save."
         ),
     )
     parser.set_defaults(command=_profile)
@@ -59,25 +59,25 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "model",
         metavar="MODEL",
         nargs="?",
-        help="path or hub name; the bundled model where none is given",
+        help="path of the model, or its name on the Hugging Face hub (default: the bundled model)",
     )
     parser.add_argument(
         "--max-tokens",
         type=_at_least(2),
         metavar="N",
-        help="longest request to measure, prompt and answer (default: the context window)",
+        help="length of the longest request, prompt and answer (default: the context window)",
     )
     parser.add_argument(
         "--repeats",
         type=_at_least(1),
         metavar="R",
-        help=f"measurements of each length, of which the median counts (default: {REPEATS})",
+        help=f"measurements of each length; the median counts (default: {REPEATS})",
     )
     parser.add_argument(
         "--kv-cache-gib",
         type=float,
         metavar="G",
-        help="KV cache in GiB (default: 1 on a CPU, what fits on a GPU)",
+        help="size of the KV cache in GiB (default: 1 on a CPU, as much as fits on a GPU)",
     )
     parser.add_argument(
         "--output",
@@ -85,24 +85,22 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="FILE",
         help="JSON file to write instead of the one that the engine reads",
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace the profile that is already there"
-    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing profile")
     parser.add_argument(
         "--workload",
         type=Path,
         metavar="FILE",
         help=(
             'JSON lines of {"question": ..., "documents": [{"id": ..., "text": ...}, ...]}; '
-            'instead of its text a document may have "tokens", or only its id once it '
-            "has been described"
+            'a document may have a number of "tokens" instead of a text, and only its id if it '
+            "occurred before"
         ),
     )
     parser.add_argument(
         "--report",
         type=Path,
         metavar="FILE",
-        help="HTML file to write what was found about the workload",
+        help="with --workload: HTML report to write",
     )
     add_json(parser)
 

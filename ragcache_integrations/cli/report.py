@@ -17,9 +17,9 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "report",
         help="compare runs of ragcache eval on one HTML page",
         description=(
-            "Compare runs on one HTML page that needs nothing but a browser: the papers' figures "
-            "drawn of these runs, intervals of a paired bootstrap, a table that can be sorted, and "
-            "the command for each. Which figures there are depends on what the runs differ in."
+            "Compare runs on a self-contained HTML page: the papers' figures, drawn for these "
+            "runs, paired bootstrap intervals, a sortable table, and the command of each run. "
+            "Which figures are drawn depends on the settings in which the runs differ."
         ),
     )
     parser.set_defaults(command=_report)
@@ -28,7 +28,7 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="folder of a run, or a folder of runs, such as the --out of ragcache eval",
+        help="folder of a run, or a folder of runs such as the --out of ragcache eval",
     )
     parser.add_argument(
         "--out",
@@ -41,7 +41,7 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--baseline",
         type=Path,
         metavar="RUN",
-        help="folder of the run that the others are compared with (default: the first)",
+        help="the run with which the others are compared (default: the first)",
     )
     parser.add_argument("--no-images", action="store_true", help="write no PNG files")
 

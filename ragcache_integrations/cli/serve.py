@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from ragcache_integrations.engine.engine import engine_settings
-from ragcache_integrations.engine.protocol import REUSES, CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.engine.serving import ServingSettings, serve
 from ragcache_integrations.knowledge_tree.policies import POLICIES
 
@@ -17,51 +17,50 @@ __all__ = ["add_serve"]
 
 # What the help says of settings; their types and defaults are those of the settings' fields.
 TREE = {
-    "policy": f"what is evicted first: {', '.join(POLICIES)}",
-    "host_cache_gib": (
-        "memory of the host to which evicted documents are copied, in GiB (default: none)"
-    ),
+    "policy": f"which documents are evicted first: {', '.join(POLICIES)}",
+    "host_cache_gib": "host memory for evicted documents, in GiB (default: none)",
     "reorder_window": (
-        "how often a waiting request may be overtaken by those whose documents are cached; "
-        "none for the order of arrival"
+        "how often a waiting request may be overtaken by requests whose documents are cached; "
+        "none for strict order of arrival"
     ),
     "cache_depth": "keep only the first N documents of a request (default: all)",
     "frequency_window": (
-        "a document's popularity counts the requests of the last S seconds (default: all)"
+        "count only the last S seconds of requests for a document's popularity (default: all)"
     ),
     "reuse": (
-        "where a document's KV cache is reused if a request does not say: "
-        f"{' or '.join(REUSES)}, which is approximate"
+        "how documents' KV caches are reused if a request does not say: "
+        "prefix (exact) or anywhere (approximate)"
     ),
-    "link_tokens": "first tokens of each document that are computed with --reuse anywhere",
-    "document_cache_gib": "memory of the host for documents that are reused anywhere, in GiB",
-    "disk_cache_gib": "room on disk for these documents, in GiB (default: none)",
-    "disk_cache_dir": "folder in which they are kept (default: in the user's cache folder)",
+    "link_tokens": "first tokens of each document that --reuse anywhere computes again",
+    "document_cache_gib": "host memory for documents that are reused anywhere, in GiB",
+    "disk_cache_gib": "disk space for documents that are reused anywhere, in GiB (default: none)",
+    "disk_cache_dir": "folder for these documents (default: in the user's cache folder)",
 }
 LIMITS = {
-    "max_prompt_bytes": "largest request, in bytes; more is a 413",
+    "max_prompt_bytes": "size of a request in bytes; a larger one gets a 413",
     "new_tenants_per_minute": (
-        "new cache salts a minute for each API key; more is a 429, 0 is no limit"
+        "new cache salts per minute for each API key; more get a 429; 0 for no limit"
     ),
-    "drain_seconds": "on SIGTERM, how long running requests may take to finish, in seconds",
+    "drain_seconds": "seconds that running requests may take to finish after SIGTERM",
     "hang_timeout": (
-        "kill the engine and exit after this many seconds without a heartbeat; none for no limit"
+        "kill the engine and exit after S seconds without a heartbeat; none for no limit"
     ),
     "step_timeout": (
-        "so is one that takes longer for a single step of the model; none for no limit"
+        "the same if a single step of the model takes longer than S seconds; none for no limit"
     ),
 }
 CONNECTIONS = {
-    "max_header_bytes": "request line and headers together, in bytes; more is a 431",
-    "max_headers": "headers of a request; more is a 431",
+    "max_header_bytes": "size of request line and headers in bytes; larger ones get a 431",
+    "max_headers": "number of headers of a request; more get a 431",
     "header_seconds": (
-        "within which a request's headers must have come, else it is a 408; none for no limit"
+        "seconds in which a request's headers must arrive, else it gets a 408; none for no limit"
     ),
     "body_seconds": (
-        "the same for its body, and for a client that does not read its answer; none for no limit"
+        "the same for its body, and for how long a client may not read its answer; none for no "
+        "limit"
     ),
     "max_connections_per_client": (
-        "open connections of one IP address, such as a proxy's; more is a 429, 0 is no limit"
+        "open connections per IP address, such as a proxy's; more get a 429; 0 for no limit"
     ),
 }
 
@@ -70,17 +69,17 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """Add the command to the command line. What it does not know is for vLLM."""
     parser = commands.add_parser(
         "serve",
-        help="serve a model over HTTP as OpenAI does, to any number of applications",
+        help="serve a model with an OpenAI-compatible API",
         usage="ragcache serve [MODEL] [OPTION ...] [any option of `vllm serve` ...]",
         description=(
-            "vLLM's OpenAI-compatible server, with the KV caches of documents kept by the "
-            "knowledge tree. MODEL, a path or hub name, comes first; without one, the bundled "
-            "model is served. Every option that is not listed here goes to "
-            "vLLM as it is, such as --host, --port, --api-key, --served-model-name, "
-            "--max-model-len or --tensor-parallel-size. One JSON object per line on the standard "
-            "output describes each answer; everything else is on the standard error."
+            "Run vLLM's OpenAI-compatible server, with a knowledge tree that keeps documents' KV "
+            "caches. MODEL is a path or a name on the Hugging Face hub, and comes first; the "
+            "default is the bundled model. All options that are not listed here are passed to "
+            "vLLM, such as --host, --port, --api-key, --served-model-name, --max-model-len or "
+            "--tensor-parallel-size. The server writes a line of JSON for each answer to standard "
+            "output, and everything else to standard error."
         ),
-        epilog="docs/serving.md: how requests say which part of them is which document.",
+        epilog="docs/serving.md explains how requests mark their documents.",
         allow_abbrev=False,
     )
     parser.set_defaults(command=_serve, takes_more=True)
@@ -88,13 +87,13 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--kv-cache-gib",
         type=float,
         metavar="G",
-        help="KV cache in GiB (default: 1 on a CPU, what fits on a GPU)",
+        help="size of the KV cache in GiB (default: 1 on a CPU, as much as fits on a GPU)",
     )
     tree = parser.add_argument_group("the knowledge tree")
     tree.add_argument(
         "--no-knowledge-tree",
         action="store_true",
-        help="vLLM's own prefix cache, for comparison",
+        help="use vLLM's own prefix cache instead, for comparison",
     )
     _add_options(tree, CacheSettings(), TREE)
     limits = parser.add_argument_group("limits and logs")
@@ -102,9 +101,9 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     limits.add_argument(
         "--log-prompts",
         action="store_true",
-        help="log what was asked, too; it is left out otherwise",
+        help="log the text of prompts, too",
     )
-    bounds = parser.add_argument_group("what is taken before the key is checked")
+    bounds = parser.add_argument_group("limits before the API key is checked")
     _add_options(bounds, ServingSettings(), CONNECTIONS)
 
 

@@ -29,16 +29,16 @@ LIMITS = {
 """The least value of each number."""
 
 FLAGS = {
-    "questions": "length of the stream of questions",
-    "distractors": "generated vectors that make the store larger, and are never found",
-    "top_k": "documents per question",
-    "tolerance": "largest distance at which the query cache answers",
-    "max_tokens": "tokens per answer",
-    "kv_cache_gib": "KV cache of each of the two engines, in GiB",
-    "link_tokens": "first tokens of each document that are computed where the rest is reused",
-    "model": "path or hub name; the bundled model where none is given",
-    "seed": "decides questions and distractors",
-    "scored": "questions whose answers are scored, unless the model's weights are random",
+    "questions": "number of questions",
+    "distractors": "number of generated vectors that make the store larger and are never found",
+    "top_k": "number of documents per question",
+    "tolerance": "largest distance between two questions at which the query cache answers",
+    "max_tokens": "the most tokens of an answer",
+    "kv_cache_gib": "size of the KV cache of each of the two engines, in GiB",
+    "link_tokens": "first tokens of each document that are computed again if the rest is reused",
+    "model": "path of the model, or its name on the Hugging Face hub (default: the bundled model)",
+    "seed": "seed for drawing the questions and the generated vectors",
+    "scored": "number of questions whose answers are scored, unless the weights are random",
 }
 """Settings that the command line takes, under their own names, and what its help says of them."""
 

@@ -10,16 +10,19 @@ __all__ = ["MiniLMEmbeddings"]
 
 
 class MiniLMEmbeddings(Embeddings):
-    """all-MiniLM-L6-v2, offline: 384 dimensions, unit length.
+    """The embedding model all-MiniLM-L6-v2, which needs no network.
+
+    Embeddings have 384 dimensions and unit length.
 
     Args:
-        device: Where to compute, such as ``cpu`` or ``cuda``; ``None`` chooses.
-        batch_size: How many texts are computed at once.
+        device: Where to compute, such as ``cpu`` or ``cuda``; ``None`` takes a GPU if ONNX
+            Runtime can use one, otherwise the CPU.
+        batch_size: The most texts that a core, or the GPU, computes at once.
         show_progress: Show a progress bar while documents are embedded.
 
     Raises:
         ConfigurationError: ``batch_size`` is not a whole number of at least 1.
-        MissingExtraError: On first use, where the extra ``embeddings`` is not installed.
+        MissingExtraError: On first use, if the extra ``embeddings`` is not installed.
     """
 
     def __init__(

@@ -13,14 +13,17 @@ __all__ = ["MiniLMEmbeddings"]
 
 
 class MiniLMEmbeddings(BaseEmbedding):
-    """all-MiniLM-L6-v2, offline: 384 dimensions, unit length.
+    """The embedding model all-MiniLM-L6-v2, which needs no network.
+
+    Embeddings have 384 dimensions and unit length.
 
     Attributes:
-        device: Where to compute, such as ``cpu`` or ``cuda``; ``None`` chooses.
-        embed_batch_size: How many texts are computed at once.
+        device: Where to compute, such as ``cpu`` or ``cuda``; ``None`` takes a GPU if ONNX
+            Runtime can use one, otherwise the CPU.
+        embed_batch_size: The most texts that a core, or the GPU, computes at once.
 
     Raises:
-        MissingExtraError: On first use, where the extra ``embeddings`` is not installed.
+        MissingExtraError: On first use, if the extra ``embeddings`` is not installed.
     """
 
     model_config = ConfigDict(extra="forbid")

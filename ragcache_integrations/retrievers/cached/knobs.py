@@ -59,75 +59,76 @@ def _check_guarantee(value: object) -> Any:
 
 
 class CacheKnobs(BaseModel):
-    """What can be set on an approximate-cache retriever.
+    """The settings of an :class:`ApproximateCacheRetriever`.
 
     Attributes:
-        k: How many documents to return. ``None`` keeps the framework's behaviour: its default
+        k: Number of documents to return. ``None`` keeps the framework's behaviour: its default
             number for a vector store, all documents of a wrapped retriever.
         tolerance: The largest distance between the embeddings of a question and of an earlier one
-            at which the earlier one's documents answer it. 0 is exact match, of the embedding and
-            of the text. A true distance: L2,
-            or for unit vectors the chord ``sqrt(2 - 2 cos)``. Larger values hit more often and
-            go wrong more often. ``None`` is 0.3 for documents that are re-ranked, and 0.05 for
-            others, also with ``rerank_factor=1``, which leaves nothing to choose from. ``auto``
-            learns it: see ``target_recall``.
-        capacity: The most questions remembered, for ``cache_index="flat"``.
-        eviction: Which question is forgotten for a new one: ``lru`` or ``fifo``.
+            at which the cache answers with the earlier one's documents. It is the L2 distance,
+            which is ``sqrt(2 - 2 cos)`` for vectors of unit length. 0 matches only identical
+            questions. Larger values hit more often, and are wrong more often. ``None`` means 0.3
+            if documents are re-ranked, and 0.05 if they are not or if ``rerank_factor=1``.
+            ``auto`` learns the tolerance, see ``target_recall``.
+        capacity: With ``cache_index="flat"``: the most questions to remember.
+        eviction: Which question is forgotten when the cache is full: ``lru``, the least recently
+            used, or ``fifo``, the oldest.
         metric: How documents are ranked: ``l2``, ``cosine`` or ``ip``. ``None`` takes the store's
             metric if it is known, ``l2`` otherwise.
-        rerank_factor: How many times k candidates are fetched on a miss, to be re-ranked for the
-            questions that they answer later. ``None`` is 4 where their vectors are known, see
-            ``vectors``, and 1 where they are not.
-        vectors: Where the vectors of cached documents come from, by which they are re-ranked.
-            ``None`` is the store, where it can give them. ``embed`` embeds the documents' texts
-            with the questions' model, once each, after they were retrieved. A function from a list
-            of ids to an array of shape (ids, dim) reads them elsewhere.
-        max_rerank_factor: How many times k, where a question misses close to an earlier one:
-            for ``guarantee``, of which more can be proven then.
-        cache_index: How earlier questions are searched: ``flat`` looks at all of them, ``lsh`` at
-            one bucket of a hash table, in a time that does not grow with their number.
-        num_hyperplanes: For ``lsh``: L hyperplanes make ``2**L`` buckets.
-        bucket_capacity: For ``lsh``: the most questions remembered in a bucket.
-        multi_probe: For ``lsh``: how many neighbouring buckets are searched, too.
-        guarantee: Answer from the cache only what is proven: ``exact`` for surely the store's own
-            documents, up to ties; a number of at most 1 for surely no less recall. Needs a store
-            that gives its vectors and searches all of them.
-        exact_search: Whether the store searches all of its documents, which proofs rest on.
-            ``None`` finds out: flat FAISS indexes and the frameworks' own stores in memory do, and
-            some databases can be made to.
-        sole_writer: Nobody writes to the store but the object that is wrapped. A ``guarantee`` over
+        rerank_factor: On a miss, this many times ``k`` documents are fetched and cached. Hits
+            return the ``k`` of them that are closest to the new question. ``None`` means 4 if the
+            documents' vectors are known (see ``vectors``), and 1 if they are not.
+        vectors: Where the vectors for re-ranking cached documents come from. ``None`` reads them
+            from the store, if it can return them. ``embed`` embeds the text of each document once,
+            after it was retrieved, with the model that embeds the questions. A function from a
+            list of ids to an array of shape (ids, dim) reads them from elsewhere.
+        max_rerank_factor: With ``guarantee``: replaces ``rerank_factor`` if a question misses close
+            to an earlier one, because more documents prove more hits.
+        cache_index: How earlier questions are searched: ``flat`` compares with all of them,
+            ``lsh`` with those in one bucket of a hash table, so that the time does not grow with
+            their number.
+        num_hyperplanes: With ``lsh``: L hyperplanes make ``2**L`` buckets.
+        bucket_capacity: With ``lsh``: the most questions to remember in a bucket.
+        multi_probe: With ``lsh``: number of neighbouring buckets that are searched, too.
+        guarantee: Use a cached answer only if it is proven: ``exact``, that the store would return
+            the same documents, except for ties; a number of at most 1, that the recall is at least
+            this. Needs a store that returns its vectors and searches all of them.
+        exact_search: Whether the store searches all of its documents, as a ``guarantee`` requires.
+            ``None`` finds out: flat FAISS indexes and the frameworks' in-memory stores do, and
+            some databases can be configured to.
+        sole_writer: Whether nobody but the wrapped object writes to the store. A ``guarantee`` over
             a store that others can write to needs this, or ``version``.
-        version: A function that returns another value once the store has changed, such as one that
-            reads a counter which a trigger increments; called for every question. Answers found
-            under another version are forgotten.
+        version: A function that returns another value after the store has changed, such as one that
+            reads a counter which a trigger increments. It is called for every question. Answers
+            that were found under another version are forgotten.
         ttl: Seconds after which an answer is forgotten; ``None`` for never.
-        target_recall: For ``tolerance="auto"``: an answer from the cache with less recall is a
-            violation.
-        max_violation: For ``tolerance="auto"``: the largest share of violations. Some answers are
-            checked afterwards by a search of the store, off the request's path.
-        start_tolerance: For ``tolerance="auto"``: a tolerance to believe in until it is disproved.
-        follow_changes: Whether answers follow what is added to, deleted from or updated in the
-            store through the very object that is wrapped. Its class becomes one derived from it.
-            Where they do not, a ``guarantee`` needs ``version``.
-        annotate: Whether documents come back with ``metadata["query_cache"]``, a dict of ``hit``,
+        target_recall: With ``tolerance="auto"``: a cached answer with less recall is a violation.
+        max_violation: With ``tolerance="auto"``: the largest share of violations. Some cached
+            answers are checked in the background by searching the store.
+        start_tolerance: With ``tolerance="auto"``: the tolerance to begin with.
+        follow_changes: Whether the cache follows documents that are added, deleted or updated
+            through the wrapped object. To do so, it replaces the object's class by a subclass.
+            Without this, a ``guarantee`` needs ``version``.
+        annotate: Whether returned documents have ``metadata["query_cache"]``, a dict of ``hit``,
             ``distance``, ``recall_bound`` and ``age``.
-        tag: Names the embedding model and the store, so that ``load`` refuses what was saved
-            for others. ``None`` derives it from their classes and the model's name.
-        embedding_memo: The most texts whose embeddings are kept, so that a text that a namespace
-            repeats is not embedded again; 0 for none.
-        namespace: Part of the cache key: answers are never shared between namespaces.
-        filter_key: What a filter means that is no plain data, such as a function: answers found
-            under it are shared by questions of one ``filter_key``. Without it they are never
-            shared, and each such question searches the store. Also part of every cache key.
-        normalize_text: Whether questions are embedded and compared without differences of case,
-            white space and Unicode's spellings (NFKC).
-        pickle_cache: Whether a pickle of the retriever holds the cached answers, as ``save``
-            writes them. A pickle always holds the settings.
-        seed: Decides the hyperplanes and which answers are checked.
-        cache: A Redis server, by its URL or as a ``RedisServer``, that remembers for all processes
-            that use it; ``None`` for this one's memory. Needs ``tag``, and a store that gives
-            documents by id. It always has ``lsh`` buckets, regardless of ``cache_index``, and no
-            ``tolerance="auto"``.
+        tag: Name of the embedding model and the store. ``load`` refuses a file with another tag.
+            ``None`` derives it from their classes and the model's name.
+        embedding_memo: The most texts whose embeddings are kept, so that a text that occurs again
+            in a namespace is not embedded again; 0 for none.
+        namespace: Answers are never shared between namespaces, such as one for each tenant.
+        filter_key: Identifies a filter that is not plain data, such as a function. Answers that
+            were found with this filter are shared by questions with the same ``filter_key``.
+            Without it, they are never shared, and each such question searches the store. It is
+            part of the cache key of all questions.
+        normalize_text: Whether to ignore case, white space and different Unicode spellings (NFKC)
+            when questions are embedded and compared.
+        pickle_cache: Whether a pickle of the retriever includes the cached answers, as ``save``
+            writes them. It always includes the settings.
+        seed: Seed for drawing the hyperplanes and the answers to check.
+        cache: A Redis server, as a URL or a ``RedisServer``, whose cache all processes share;
+            ``None`` for a cache in this process's memory. Needs ``tag``, and a store that returns
+            documents by id. A shared cache always has ``lsh`` buckets, regardless of
+            ``cache_index``, and no ``tolerance="auto"``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

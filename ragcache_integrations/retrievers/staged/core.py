@@ -68,15 +68,15 @@ def _check_filter(value: object) -> Any:
 
 
 class StagedKnobs(BaseModel):
-    """What can be set on a staged retriever.
+    """The settings of a :class:`StagedFaissRetriever`.
 
     Attributes:
-        k: How many documents to return; the framework's default number where ``None``.
-        plan: How a search is cut into stages:
-            :class:`~ragcache_integrations.vector_search.StagePlan`. ``None``: eight stages, or
-            stages of the ``interval`` that the caller asks for.
-        filter: Only documents whose metadata have these values (of a list: any of them), or for
-            whose metadata this function is true.
+        k: Number of documents to return; ``None`` for the framework's default number.
+        plan: How a search is divided into stages, a
+            :class:`~ragcache_integrations.vector_search.StagePlan`. ``None`` means eight stages,
+            or stages of the ``interval`` that the caller chooses.
+        filter: Search only documents whose metadata have these values (any of them if a value is a
+            list), or for whose metadata this function is true.
         embedding_memo: The most texts whose embeddings are kept, so that a repeated text is not
             embedded again; 0 for none.
     """

@@ -50,7 +50,7 @@ _DEFAULT_K = 4
 
 
 class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
-    """Searches a FAISS index in stages; also an ordinary retriever.
+    """Searches a FAISS index in stages; also works as an ordinary retriever.
 
     Drop-in replacement for ``store.as_retriever()``::
 
@@ -59,22 +59,23 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         for stage in retriever.stages("a question"):
             print(stage.number, stage.documents, stage.final)
 
-    Every stage has the best documents found so far, and the final one those that ``invoke``
-    returns, which are FAISS's own. Flat, IVF and HNSW indexes can be searched this way; a flat one
-    in a single stage. Pass either a FAISS store, all of whose additions and deletions are followed,
-    or a :class:`~ragcache_integrations.vector_search.StagedIndex` with the documents by id.
+    Each stage has the best documents found so far. The final stage has those that ``invoke``
+    returns, which are the same as FAISS's. Flat, IVF and HNSW indexes are supported; a flat one is
+    searched in a single stage. Pass either a FAISS store, whose additions and deletions are
+    followed, or a :class:`~ragcache_integrations.vector_search.StagedIndex` with the documents by
+    id.
 
-    ``invoke`` and ``ainvoke`` also take ``k`` and ``filter`` for one call. Safe to use from any
-    thread and any event loop at once; FAISS indexes must not be changed while they are read, which
-    a ``StagedIndex`` ensures and a store does not.
+    ``invoke`` and ``ainvoke`` accept ``k`` and ``filter`` for one call. It is safe to use from
+    several threads and event loops at the same time. But FAISS indexes must not be changed during a
+    search: a ``StagedIndex`` takes care of that, a store does not.
 
     The knobs are those of :class:`~ragcache_integrations.retrievers.staged.core.StagedKnobs`.
 
     Attributes:
-        vectorstore: A FAISS store. Exactly one of ``vectorstore`` and ``index``.
+        vectorstore: A FAISS store. Pass either ``vectorstore`` or ``index``.
         index: A staged index.
-        documents: The documents of ``index``, by id. Not copied: what is added there is found.
-        embeddings: Embeds the questions; the store's own where ``None``.
+        documents: The documents of ``index``, by id. It is not copied, so you can add to it.
+        embeddings: Embeds the questions; ``None`` for the store's own.
 
     Raises:
         ConfigurationError: An argument is unknown, out of its range or missing, or the store's
@@ -117,7 +118,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
 
         Args:
             vectorstore: The store.
-            embeddings: Embeds the questions; the store's own where ``None``.
+            embeddings: Embeds the questions; ``None`` for the store's own.
             **knobs: See :class:`~ragcache_integrations.retrievers.staged.core.StagedKnobs`.
 
         Raises:
@@ -138,7 +139,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
 
         Args:
             index: The index.
-            documents: Its documents by id. Not copied: what is added there is found.
+            documents: Its documents by id. It is not copied, so you can add to it.
             embeddings: Embeds the questions.
             **knobs: See :class:`~ragcache_integrations.retrievers.staged.core.StagedKnobs`.
 
@@ -156,7 +157,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
 
     @property
     def core(self) -> StagedCore[Document]:
-        """The engine of the search, for a cache in front that embeds the questions itself."""
+        """The search without the embedding of questions, for a cache in front of it."""
         return self._core
 
     def stages(
@@ -168,16 +169,16 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
         interval: float | None = None,
     ) -> Generator[DocumentStage[Document]]:
-        """Yield the best documents found so far, stage by stage; one run for the callbacks.
+        """Yield the best documents found so far, stage by stage. Callbacks see one run.
 
         Closing the generator ends the search between two stages.
 
         Args:
             query: The question.
             config: LangChain's configuration of the run, as for ``invoke``.
-            k: How many documents, instead of the knob's number.
+            k: Number of documents, instead of the knob ``k``.
             filter: Used instead of the knob ``filter``.
-            interval: Seconds that a stage should take, where the knob ``plan`` does not say.
+            interval: Duration of a stage in seconds, unless there is a ``plan``.
 
         Raises:
             ConfigurationError: An argument cannot be used.
@@ -208,8 +209,8 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         """Return what is searched as LangChain's ``FAISS`` (package ``langchain-community``).
 
         Returns:
-            The store itself where one is searched. Of a staged index a copy, which shares nothing
-            with it and holds no deleted documents: later changes of one are not seen by the other.
+            The store itself if you passed one. For a staged index, a copy without deleted documents
+            that shares nothing with it: later changes of one do not affect the other.
 
         Raises:
             ConfigurationError: A document of the index is not among ``documents``.

@@ -46,7 +46,7 @@ __all__ = ["StagedFaissRetriever"]
 
 
 class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
-    """Searches a FAISS index in stages; also an ordinary retriever.
+    """Searches a FAISS index in stages; also works as an ordinary retriever.
 
     Drop-in replacement for ``index.as_retriever()``::
 
@@ -55,19 +55,19 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         for stage in retriever.stages("a question"):
             print(stage.number, stage.documents, stage.final)
 
-    Every stage has the best nodes found so far, with their scores, and the final one those that
-    ``retrieve`` returns, which are FAISS's own. Flat, IVF and HNSW indexes can be searched this
-    way; a flat one in a single stage. Pass either an index over a ``FaissVectorStore`` or a
-    ``FaissMapVectorStore``, all of whose insertions and deletions are followed, or a
+    Each stage has the best nodes found so far, with their scores. The final stage has those that
+    ``retrieve`` returns, which are the same as FAISS's. Flat, IVF and HNSW indexes are supported; a
+    flat one is searched in a single stage. Pass either an index over a ``FaissVectorStore`` or a
+    ``FaissMapVectorStore``, whose insertions and deletions are followed, or a
     :class:`~ragcache_integrations.vector_search.StagedIndex` with the nodes by id.
 
-    Safe to use from any thread and any event loop at once; FAISS indexes must not be changed while
-    they are read, which a ``StagedIndex`` ensures and a vector store does not.
+    It is safe to use from several threads and event loops at the same time. But FAISS indexes must
+    not be changed during a search: a ``StagedIndex`` takes care of that, a vector store does not.
 
     Args:
-        index: What to search.
-        nodes: The nodes of a staged index, by id. Not copied: what is added there is found.
-        embed_model: Embeds the questions; the index's own where ``None``.
+        index: The index to search.
+        nodes: The nodes of a staged index, by id. It is not copied, so you can add to it.
+        embed_model: Embeds the questions; ``None`` for the index's own.
         callback_manager: LlamaIndex's callbacks.
         object_map: Objects by the ids of the nodes that represent them.
         objects: Nodes that represent objects.
@@ -158,8 +158,8 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
 
         Args:
             index: An index over a FAISS store, or a staged index.
-            nodes: The nodes of a staged index, by id. Not copied: what is added there is found.
-            embed_model: Embeds the questions; the index's own where ``None``.
+            nodes: The nodes of a staged index, by id. It is not copied, so you can add to it.
+            embed_model: Embeds the questions; ``None`` for the index's own.
             **knobs: See :class:`~ragcache_integrations.retrievers.staged.core.StagedKnobs`.
 
         Raises:
@@ -181,7 +181,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
 
     @property
     def core(self) -> StagedCore[NodeWithScore]:
-        """The engine of the search, for a cache in front that embeds the questions itself."""
+        """The search without the embedding of questions, for a cache in front of it."""
         return self._core
 
     def stages(
@@ -198,9 +198,9 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
 
         Args:
             query: The question, as for ``retrieve``.
-            k: How many nodes, instead of the knob's number.
+            k: Number of nodes, instead of the knob ``k``.
             filter: Used instead of the knob ``filter``.
-            interval: Seconds that a stage should take, where the knob ``plan`` does not say.
+            interval: Duration of a stage in seconds, unless there is a ``plan``.
 
         Raises:
             ConfigurationError: An argument cannot be used.
@@ -232,9 +232,8 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         Needs the package ``llama-index-vector-stores-faiss``.
 
         Returns:
-            The index itself where it is LlamaIndex's. Of a staged index a copy, which shares
-            nothing with it but the nodes and holds no deleted ones: later changes of one are not
-            seen by the other.
+            The index itself if it is LlamaIndex's. For a staged index, a copy without deleted nodes
+            that shares only the nodes with it: later changes of one do not affect the other.
 
         Raises:
             ConfigurationError: A document of the staged index is not among ``nodes``.

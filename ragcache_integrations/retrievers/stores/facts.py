@@ -27,10 +27,10 @@ Results_co = TypeVar("Results_co", covariant=True)
 
 
 class SearchResults(list[T], Generic[T]):
-    """The documents that a search returned, best first, with what came along.
+    """The documents that a search returned, best first, and their vectors.
 
     Args:
-        documents: As the store's own class makes them.
+        documents: The documents, as the store's own class makes them.
         vectors: Their vectors, shape (len(documents), dim).
     """
 
@@ -58,32 +58,34 @@ class VectorSearch(Protocol[Results_co]):
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """What is known of a store. Nothing, by default.
+    """What is known of a store. By default, nothing is.
 
     Attributes:
-        metric: How it ranks documents, if that is known.
-        vectors: Reads its documents' vectors, if it can return them.
-        dim: Dimension of the embeddings, if that is known.
-        exact: Whether its search surely goes over all documents, by ``metric``.
-        doubt: Why that is not certain; empty where it is.
-        inexact: Whether its search certainly leaves documents out.
-        lengths: Reads the L2 lengths of its shortest and its longest document vector; ``None``
-            where there are no documents.
-        score: Returns the score that it reports for a document at a distance (``ip``: product).
-        filters_afterwards: Whether it applies a filter to the results of a search.
-        harmless: Arguments of its search with which it still ranks by distance alone.
-        arguments: Further arguments that its search by similarity knows besides those that its
-            signature names; ``None`` where it is not known what it does with others.
-        search: Searches by vector and brings the documents' vectors along, in one round trip. Not
-            used without ``vectors``, which a change of the store needs, too.
-        asearch: Async version of ``search``, which does not block.
-        exhaustive: As ``search``, over all documents for certain; ``None``: as ``exact`` says.
-        aexhaustive: Async version of ``exhaustive``, which does not block.
-        outside: Whether others can write to the store without this object's taking part.
-        id_of: Returns the id that a document has in the store, where it does not carry it as its
-            framework has it; ``None``: it does.
-        by_text: Whether the store's own search reads the question's text, as a hybrid one does.
-            Then it is asked by the text.
+        metric: How the store ranks documents; ``None`` if that is not known.
+        vectors: Reads documents' vectors; ``None`` if the store cannot return them.
+        dim: Dimension of the embeddings; ``None`` if that is not known.
+        exact: Whether a search is certain to compare all documents, by ``metric``.
+        doubt: Why that is not certain; empty if it is.
+        inexact: Whether a search is certain to leave documents out.
+        lengths: Reads the L2 lengths of the shortest and the longest document vector; it returns
+            ``None`` if there are no documents.
+        score: Returns the score that the store reports for a document at a distance (with ``ip``:
+            for an inner product).
+        filters_afterwards: Whether the store applies a filter to the results of a search.
+        harmless: Arguments of the search that do not change that it ranks by distance alone.
+        arguments: Arguments of the similarity search besides those in its signature; ``None`` if
+            it is not known what it does with others.
+        search: Searches by vector and returns the documents' vectors, too, in one round trip. It
+            is used only with ``vectors``, which is needed when the store changes.
+        asearch: Async version of ``search`` that does not block.
+        exhaustive: Like ``search``, but certain to compare all documents; ``None`` if only
+            ``exact`` says whether a search does.
+        aexhaustive: Async version of ``exhaustive`` that does not block.
+        outside: Whether others can write to the store without using this object.
+        id_of: Returns a document's id in the store; ``None`` if it is where the framework keeps a
+            document's id.
+        by_text: Whether the store's own search reads the question's text, as hybrid searches do.
+            Then it is searched by text.
     """
 
     metric: Metric | None = None
@@ -149,10 +151,10 @@ class StoreFacts:
 
 
 class MappedVectors:
-    """Reads vectors by document id where a store keeps them one by one.
+    """Reads the vectors of documents by their ids, from a store that returns them one by one.
 
     Args:
-        read: Returns documents' vectors by id; of those only that there are.
+        read: Returns a dict of vectors by document id, without ids that do not exist.
     """
 
     def __init__(self, read: Callable[[Sequence[str]], Mapping[str, ArrayLike]]) -> None:

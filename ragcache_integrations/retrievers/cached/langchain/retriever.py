@@ -82,31 +82,32 @@ _RETRIEVER = (
 
 
 class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetriever):
-    """Answers a question from the documents of an earlier one that is close enough.
+    """Answers a question with the documents of an earlier question that is similar enough.
 
-    Takes the place of ``store.as_retriever()``, or of any other retriever::
+    Drop-in replacement for ``store.as_retriever()``, or for any other retriever::
 
         retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=0.3)
 
-    Documents come back as the store gave them. What is added to, deleted from or updated in the
-    store through the very object given here is followed; for other changes there are :meth:`attach`
-    and :meth:`clear`, and ``ttl``. ``invoke`` and ``ainvoke`` also take for one call ``k``,
-    ``namespace``, ``filter_key``, ``search_type`` and all other arguments of the wrapped store's
-    search, such as ``filter``, ``fetch_k`` or ``score_threshold``. Callbacks get a custom event
-    named ``query_cache`` for every call, and traces the metadata ``query_cache_hit``,
-    ``query_cache_shared`` and ``query_cache_distance``.
+    Documents are returned as they come from the store. The cache follows documents that are added,
+    deleted or updated through the store object that you pass. After other changes, call
+    :meth:`clear`; or :meth:`attach` the object that makes them, or set a ``ttl``. ``invoke`` and
+    ``ainvoke`` accept ``k``, ``namespace``, ``filter_key``, ``search_type`` and all other arguments
+    of the store's search, such as ``filter``, ``fetch_k`` or ``score_threshold``, for one call. For
+    every call, callbacks get a custom event named ``query_cache``, and traces get the metadata
+    ``query_cache_hit``, ``query_cache_shared`` and ``query_cache_distance``.
 
-    Settings do not change once the retriever is made: ``retriever.model_copy(update={"k": 8})``
-    makes one with others. Objects that are made so, or that LangChain makes for
-    ``configurable_fields``, share the cache as far as what they search, and how, is the same.
+    The settings of a finished retriever cannot be changed:
+    ``retriever.model_copy(update={"k": 8})`` makes another one. Such copies, and objects that
+    LangChain makes for ``configurable_fields``, share the cache if they search the same store in
+    the same way.
 
-    The knobs are those of :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`. Safe
-    to use from any thread and any event loop at once.
+    The knobs are those of :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`. It is
+    safe to use from several threads and event loops at the same time.
 
     Attributes:
-        vectorstore: The store to search. Exactly one of ``vectorstore`` and ``retriever``.
+        vectorstore: The store to search. Pass either ``vectorstore`` or ``retriever``.
         retriever: The retriever to ask.
-        embeddings: Embeds the questions; where ``None``, the store's own.
+        embeddings: Embeds the questions; ``None`` for the store's own embeddings.
         search_type: How the store is searched: ``similarity``, ``mmr`` (maximal marginal
             relevance) or ``similarity_score_threshold``, as for ``store.as_retriever``.
         search_kwargs: Arguments for the store's search, such as ``filter``.
@@ -218,11 +219,11 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         search_kwargs: dict[str, Any] | None = None,
         **knobs: Unpack[KnobArguments],
     ) -> Self:
-        """Wrap a vector store; it is searched by vector, so that a question is embedded once.
+        """Wrap a vector store. It is searched by vector, so each question is embedded once.
 
         Args:
             vectorstore: The store.
-            embeddings: Embeds the questions; where ``None``, the store's own.
+            embeddings: Embeds the questions; ``None`` for the store's own embeddings.
             search_type: How it is searched, as for ``vectorstore.as_retriever``.
             search_kwargs: Arguments for the store's search, such as ``filter``.
             **knobs: See :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`.
@@ -247,9 +248,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
     ) -> Self:
         """Wrap any retriever, or any Runnable from a question to documents.
 
-        What ``store.as_retriever()`` made is taken apart and its store wrapped instead, unless it
-        searches otherwise than by similarity: then the question is embedded only once, and hits
-        can be re-ranked.
+        If ``store.as_retriever()`` made the retriever and it searches by similarity, its store is
+        wrapped instead: then each question is embedded only once, and hits can be re-ranked.
 
         Args:
             retriever: The retriever.
@@ -271,12 +271,12 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         return cls(retriever=retriever, embeddings=embeddings, **knobs)
 
     def attach(self, vectorstore: VectorStore | StagedIndex) -> None:
-        """Follow what is added to, deleted from or updated in a store through this object.
+        """Follow documents that are added, deleted or updated through a store object.
 
-        Use it for the store of a wrapped retriever, or for another object of the same store. The
-        wrapped store is followed already, unless ``follow_changes=False``. The store's own methods
-        for such changes update the cache when they return. Changes made in other ways, such as by
-        another process, need :meth:`clear`.
+        Use it for the store of a wrapped retriever, or for another object of the same store. A
+        wrapped store is followed already, unless ``follow_changes=False``. The cache is up to date
+        when the store's method returns. After changes made in other ways, such as by another
+        process, call :meth:`clear`.
 
         Raises:
             ConfigurationError: The object is no vector store, or its class cannot be watched.
@@ -301,17 +301,16 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         interval: float | None = None,
         **call: Any,
     ) -> Generator[DocumentStage[Document]]:
-        """Answer in stages: of a wrapped :class:`StagedFaissRetriever`, or a guess and the answer.
+        """Answer in stages: those of a wrapped :class:`StagedFaissRetriever`, or guess and answer.
 
-        A guess comes from the documents in the cache, as far as such guesses have paid off. An
-        answer of the cache is one stage. Provisional documents are never cached. Closing the
-        generator ends a search in stages, of which each caller has a separate one.
+        A guess consists of documents in the cache; there is none if guesses were rarely right
+        lately. A hit is a single stage. Provisional documents are never cached. Closing the
+        generator ends a search in stages; it belongs to this caller alone.
 
         Args:
             query: The question.
             config: LangChain's configuration of the run, as for ``invoke``.
-            interval: Seconds that a stage should take, where the wrapped retriever's ``plan`` does
-                not say.
+            interval: Duration of a stage in seconds, unless the wrapped retriever has a ``plan``.
             **call: Settings and arguments for this call alone, as for ``invoke``.
 
         Raises:
@@ -357,7 +356,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         query: str,
         **call: Any,
     ) -> Explanation:
-        """Explain why a question would be answered from the cache, or not. The store is not asked.
+        """Explain why a question would be a hit or a miss. The store is not searched.
 
         Args:
             query: The question.

@@ -105,27 +105,27 @@ class QueryCacheEvent(BaseEvent):
 
 
 class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever):
-    """Answers a question from the nodes of an earlier one that is close enough.
+    """Answers a question with the nodes of an earlier question that is similar enough.
 
-    Takes the place of ``index.as_retriever()``, or of any other retriever::
+    Drop-in replacement for ``index.as_retriever()``, or for any other retriever::
 
         retriever = ApproximateCacheRetriever.from_index(index, tolerance=0.3)
 
-    Nodes come back as the store gave them, with their scores; where a hit was re-ranked, the
-    scores are what the store would have said for this question. What is added to, deleted from or
-    updated in the index or its vector store through these very objects is followed; for other
-    changes there are :meth:`attach` and :meth:`clear`, and ``ttl``. Every call dispatches a
-    :class:`QueryCacheEvent`.
+    Nodes are returned as they come from the store, with their scores. The scores of a re-ranked hit
+    are those that the store would return for this question. The cache follows nodes that are added,
+    deleted or updated through the index that you pass, or through its vector store. After other
+    changes, call :meth:`clear`; or :meth:`attach` the object that makes them, or set a ``ttl``.
+    Every call dispatches a :class:`QueryCacheEvent`.
 
-    Settings do not change once the retriever is made, except ``similarity_top_k``, as for any
-    retriever of LlamaIndex.
+    The settings of a finished retriever cannot be changed, except ``similarity_top_k``, as in all
+    retrievers of LlamaIndex.
 
-    Safe to use from any thread and any event loop at once.
+    It is safe to use from several threads and event loops at the same time.
 
     Args:
-        index: The index to search. Exactly one of ``index`` and ``retriever``.
+        index: The index to search. Pass either ``index`` or ``retriever``.
         retriever: The retriever to ask.
-        embed_model: Embeds the questions; where ``None``, the model of what is wrapped.
+        embed_model: Embeds the questions; ``None`` for the model of the index or the retriever.
         search_kwargs: Arguments for the index's search, as ``index.as_retriever`` takes them,
             such as ``filters``.
         callback_manager: LlamaIndex's callbacks.
@@ -280,7 +280,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
 
         Args:
             index: The index.
-            embed_model: Embeds the questions; where ``None``, the index's own.
+            embed_model: Embeds the questions; ``None`` for the index's own model.
             search_kwargs: Arguments for the search, as ``index.as_retriever`` takes them.
             **knobs: See :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`.
 
@@ -301,8 +301,8 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         """Wrap a vector store that keeps its nodes' text.
 
         Args:
-            vectorstore: The store. One that keeps vectors alone, as FAISS does, needs the index
-                that was built over it: :meth:`from_index`.
+            vectorstore: The store. For one that keeps only vectors, such as FAISS, use
+                :meth:`from_index` with the index that was built over it.
             embed_model: Embeds the questions.
             search_kwargs: Arguments for the search, as ``index.as_retriever`` takes them.
             **knobs: See :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`.
@@ -325,11 +325,12 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         embed_model: BaseEmbedding | None = None,
         **knobs: Unpack[KnobArguments],
     ) -> Self:
-        """Wrap any retriever. It is given the embedding, so that it need not embed again.
+        """Wrap any retriever. It gets the question's embedding, so it need not embed again.
 
         Args:
             retriever: The retriever.
-            embed_model: Embeds the questions; where ``None``, the retriever's own, if it has one.
+            embed_model: Embeds the questions; ``None`` for the retriever's own model, if it has
+                one.
             **knobs: See :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`.
 
         Raises:
@@ -338,11 +339,11 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         return cls(retriever=retriever, embed_model=embed_model, **knobs)
 
     def attach(self, changing: VectorStoreIndex | BasePydanticVectorStore | StagedIndex) -> None:
-        """Follow what is added to, deleted from or updated in a store through this object.
+        """Follow nodes that are added, deleted or updated through an index or a store object.
 
-        Use it for the index of a wrapped retriever, or for another object of the same store. The
-        wrapped index is followed already, unless ``follow_changes=False``. Changes made in other
-        ways, such as by another process, need :meth:`clear`.
+        Use it for the index of a wrapped retriever, or for another object of the same store. A
+        wrapped index is followed already, unless ``follow_changes=False``. After changes made in
+        other ways, such as by another process, call :meth:`clear`.
 
         Args:
             changing: An index, which is followed with its vector store, a vector store, or our
@@ -372,16 +373,15 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
     def stages(
         self, query: QueryType, *, interval: float | None = None
     ) -> Generator[DocumentStage[NodeWithScore]]:
-        """Answer in stages: of a wrapped :class:`StagedFaissRetriever`, or a guess and the answer.
+        """Answer in stages: those of a wrapped :class:`StagedFaissRetriever`, or guess and answer.
 
-        A guess comes from the nodes in the cache, as far as such guesses have paid off. An answer
-        of the cache is one stage. Provisional nodes are never cached. Closing the generator ends a
-        search in stages, of which each caller has a separate one.
+        A guess consists of nodes in the cache; there is none if guesses were rarely right lately. A
+        hit is a single stage. Provisional nodes are never cached. Closing the generator ends a
+        search in stages; it belongs to this caller alone.
 
         Args:
             query: The question, as for ``retrieve``.
-            interval: Seconds that a stage should take, where the wrapped retriever's ``plan`` does
-                not say.
+            interval: Duration of a stage in seconds, unless the wrapped retriever has a ``plan``.
 
         Raises:
             ConfigurationError: An argument cannot be used.
@@ -411,7 +411,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
                 yield stage
 
     def explain(self, query: QueryType) -> Explanation:
-        """Explain why a question would be answered from the cache, or not. The index is not asked.
+        """Explain why a question would be a hit or a miss. The index is not searched.
 
         Args:
             query: The question, as for ``retrieve``.

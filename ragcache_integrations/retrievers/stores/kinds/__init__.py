@@ -1,6 +1,6 @@
 """The kinds of vector stores that the query cache knows, one file each.
 
-Another kind is a :class:`StoreKind` more, see :func:`register_store`.
+:func:`register_store` adds another one.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _registered: list[StoreKind] = []
 
 
 def register_store(kind: StoreKind) -> None:
-    """Make another kind of vector store known to retrievers that are made from now on.
+    """Add a kind of vector store, for retrievers that are made from now on.
 
-    Of kinds that include the same store, the one registered last counts. What can be said of a
-    store is in :class:`~ragcache_integrations.retrievers.stores.facts.StoreFacts`; say nothing that
-    you do not know for certain. For example::
+    If several kinds include the same store, the one registered last counts. Return only facts
+    (:class:`~ragcache_integrations.retrievers.stores.facts.StoreFacts`) that are certain. For
+    example::
 
         def facts(store):
             def read(ids):

@@ -43,19 +43,19 @@ class StoreKind:
     """How the query cache reads one kind of vector store.
 
     Attributes:
-        name: What people call it.
+        name: The usual name of the store.
         classes: Its classes, each as ``module.Class``; they need not be installed. Their subclasses
             are of this kind, too.
-        distribution: What brings its classes, by its name on PyPI.
-        facts: Returns what is known of a store: for LangChain of the vector store itself, for
-            LlamaIndex of the index over one.
-        spellings: Returns how answers may spell an id that a method which changes documents takes
-            or returns; nothing where that is not known.
-        recognises: Whether an object is of this kind, where its class does not say so.
-        vectors_come_along: Whether a search brings vectors along; else they are read by id.
-        proofs: Whether answers can be proven: ``known`` where it is found out that a search goes
-            over all documents, ``exhaustive`` where it can be made to, ``flat`` where it can with
-            a flat index, ``declared`` where the application must say so, else ``no``.
+        distribution: The distribution on PyPI that has the classes.
+        facts: Returns what is known of a store. Its argument is the vector store for LangChain, and
+            the index over it for LlamaIndex.
+        spellings: Returns how the ids of returned documents may spell an id that the methods for
+            changes take or return; empty if that is not known.
+        recognises: Whether an object is of this kind although its class is not listed.
+        vectors_come_along: Whether a search returns vectors; otherwise they are read by id.
+        proofs: Whether answers can be proven: ``known`` if the facts say whether a search compares
+            all documents, ``exhaustive`` if it can be made to, ``flat`` if it can with a flat
+            index, ``declared`` if the application must say so, otherwise ``no``.
 
     Raises:
         ConfigurationError: An argument cannot be used, such as one name in the place of a tuple of
