@@ -53,7 +53,7 @@ def show(result: DemoResult, console: Console) -> None:
     quality = quality_table(result)
     if quality is not None:
         console.print()
-        console.print(_quality_table(quality, result.settings.scored))
+        console.print(_quality_table(quality, len(result.scored)))
     console.print()
     console.print("A few questions, after the swap", style="bold")
     for example in examples(result):

@@ -8,7 +8,7 @@ by block, each document encoded on its own, as they are reused anywhere.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -17,6 +17,7 @@ from typing import Protocol
 from ragcache_integrations.adaptive.asker import EngineAsker
 from ragcache_integrations.adaptive.synthesis import SynthesisSettings, synthesise
 from ragcache_integrations.adaptive.types import SynthesisConfig
+from ragcache_integrations.core.threads import map_in_threads
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.evaluation.datasets import exact_match, token_f1
 from ragcache_integrations.resources import Passage, Question
@@ -38,6 +39,9 @@ __all__ = [
 
 ANSWER_TOKENS = 24
 """Length limit of an answer that is scored."""
+
+TOGETHER = 8
+"""Questions that are answered at once: nothing is timed here."""
 
 SUMMARY_WORDS = 40
 """Length limit of a summary of ``map_reduce``."""
@@ -111,7 +115,7 @@ def answer_quality(
     """
     scores: list[Quality] = []
     for way, answer in WAYS.items():
-        answers = list(_answers(partial(answer, engine), questions, documents, on_answer))
+        answers = _answers(partial(answer, engine), questions, documents, on_answer)
         scores.append(_quality(way, answers, questions, scores[0].texts if scores else None))
     return tuple(scores)
 
@@ -136,7 +140,7 @@ def block_quality(
     engine.encode(document for chunks in documents for document in chunks)
     for links, way in BLOCKS.items():
         answer = partial(_generate, preset(engine, link_tokens=links))
-        answers = list(_answers(answer, questions, documents, on_answer))
+        answers = _answers(answer, questions, documents, on_answer)
         scores.append(_quality(way, answers, questions, full.texts))
     return tuple(scores)
 
@@ -161,10 +165,14 @@ def _answers(
     questions: Sequence[Question],
     documents: Sequence[Sequence[PromptDocument]],
     on_answer: Callable[[], object],
-) -> Iterator[Reply]:
-    for question, chunks in zip(questions, documents, strict=True):
-        yield answer(question.text, chunks)
+) -> list[Reply]:
+    def reply(question_and_documents: tuple[Question, Sequence[PromptDocument]]) -> Reply:
+        question, chunks = question_and_documents
+        replied = answer(question.text, chunks)
         on_answer()
+        return replied
+
+    return map_in_threads(reply, list(zip(questions, documents, strict=True)), TOGETHER)
 
 
 def _in_full(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Reply:
@@ -174,7 +182,7 @@ def _in_full(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDo
 
 
 def _once_more(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Reply:
-    _generate(engine, question, documents)
+    _generate(engine, question, documents, max_tokens=1)
     return _generate(engine, question, documents)
 
 
@@ -182,9 +190,14 @@ def _reversed(engine: RAGCacheEngine, question: str, documents: Sequence[PromptD
     return _generate(engine, question, documents[::-1])
 
 
-def _generate(engine: RAGCacheEngine, question: str, documents: Sequence[PromptDocument]) -> Reply:
+def _generate(
+    engine: RAGCacheEngine,
+    question: str,
+    documents: Sequence[PromptDocument],
+    max_tokens: int = ANSWER_TOKENS,
+) -> Reply:
     prompt = Prompt.rag(question_part(question), documents, system=SYSTEM)
-    generation = engine.generate(prompt, SamplingOptions(max_tokens=ANSWER_TOKENS))
+    generation = engine.generate(prompt, SamplingOptions(max_tokens=max_tokens))
     usage = generation.usage
     return generation.text.strip(), usage.prompt_tokens, usage.cached_tokens
 

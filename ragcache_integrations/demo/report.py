@@ -12,6 +12,7 @@ from ragcache_integrations.reports import Cell, Table, Tile, render_page, write_
 from .run import TURN, DemoResult, FrameworkResult
 from .settings import FRAMEWORKS, DemoSettings
 from .summary import (
+    answers_table,
     conditions,
     examples,
     milliseconds,
@@ -57,8 +58,9 @@ def render(result: DemoResult) -> str:
             | dict(zip(("verdict", "pays"), verdict(FRAMEWORKS[name], framework), strict=True))
             for name, framework in result.frameworks.items()
         ],
-        scored=result.settings.scored,
+        scored=len(result.scored),
         quality=quality_table(result),
+        answers=answers_table(result),
         examples=examples(result),
         command=result.settings.command(),
     )

@@ -7,6 +7,7 @@ an engine: their requests differ, and nothing approximate is found by what is ex
 from __future__ import annotations
 
 import itertools
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.measurements import StockEngine
 from ragcache_integrations.engine.tiny_model import default_model_path, has_random_weights
 from ragcache_integrations.errors import EngineStartError
-from ragcache_integrations.resources import Passage, load_questions
+from ragcache_integrations.resources import Passage, Question, load_questions
 
 from .corpus import Corpus, passage_text
 from .engines import preset
@@ -40,7 +41,15 @@ from .workload import Request, zipf_stream
 if TYPE_CHECKING:
     from .langchain import TimedEmbeddings
 
-__all__ = ["NEEDED", "TURN", "DemoResult", "FrameworkResult", "run_demo", "stream"]
+__all__ = [
+    "NEEDED",
+    "TURN",
+    "DemoResult",
+    "FrameworkResult",
+    "run_demo",
+    "scored_questions",
+    "stream",
+]
 
 NEEDED = {
     "vllm": "vllm",
@@ -124,6 +133,7 @@ class DemoResult:
         seconds: Duration of the run in seconds.
         quality: Quality of the answers, by where the documents came from; empty for a model with
             random weights.
+        scored: The questions whose answers were scored.
         encoded: Documents that were encoded ahead, to be reused anywhere.
         encoding_seconds: How long that took.
     """
@@ -135,6 +145,7 @@ class DemoResult:
     model: str
     seconds: float
     quality: tuple[Quality, ...] = ()
+    scored: tuple[Question, ...] = ()
     encoded: int = 0
     encoding_seconds: float = 0.0
 
@@ -175,6 +186,12 @@ def stream(settings: DemoSettings) -> tuple[Request, ...]:
     return tuple(zipf_stream(questions, settings.questions, seed=settings.seed))
 
 
+def scored_questions(settings: DemoSettings) -> tuple[Question, ...]:
+    """Return the questions whose answers are scored, drawn by the seed."""
+    questions = load_questions()
+    return tuple(random.Random(settings.seed).sample(questions, settings.scored))
+
+
 def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResult:
     """Run the demo.
 
@@ -193,7 +210,8 @@ def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResul
     with _prepared(settings, show_progress=show_progress) as ground:
         asked = [*warm_up, *(f"{WARM_UP}{text}" for text in warm_up)]
         asked += [request.text for request in requests]
-        asked += [question.text for question in load_questions()[: settings.scored]]
+        scored = scored_questions(settings)
+        asked += [question.text for question in scored]
         encoded, seconds = _encode(ground, asked, settings.top_k)
         for name in settings.frameworks:
             _warm_up(_apps(name, ground, settings, warms_up=True), ground, warm_up)
@@ -204,7 +222,7 @@ def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResul
                 before, after, anywhere = _in_turns(apps, requests, progress.update)
             recall = _hit_recall(ground.corpus, requests, after, settings.top_k)
             results[name] = FrameworkResult(tuple(before), tuple(after), tuple(anywhere), recall)
-        quality = _quality(ground, settings, show_progress=show_progress)
+        quality = _quality(ground, settings, scored, show_progress=show_progress)
         retrieved = {
             document_id
             for result in results.values()
@@ -219,6 +237,7 @@ def run_demo(settings: DemoSettings, *, show_progress: bool = True) -> DemoResul
             model=ground.engine.model,
             seconds=time.perf_counter() - begun,
             quality=quality,
+            scored=scored if quality else (),
             encoded=encoded,
             encoding_seconds=seconds,
         )
@@ -234,10 +253,13 @@ def _encode(ground: _Ground, questions: Sequence[str], top_k: int) -> tuple[int,
 
 
 def _quality(
-    ground: _Ground, settings: DemoSettings, *, show_progress: bool
+    ground: _Ground,
+    settings: DemoSettings,
+    questions: Sequence[Question],
+    *,
+    show_progress: bool,
 ) -> tuple[Quality, ...]:
-    """Score the answers to the first questions whose passages are in the store."""
-    questions = load_questions()[: settings.scored]
+    """Score the answers to some questions, each computed in several ways."""
     if not questions or has_random_weights(settings.model):
         return ()
     documents = documents_of(ground.corpus, questions, settings.top_k)

@@ -72,7 +72,7 @@ class DemoSettings:
         ModelNotFoundError: ``model`` looks like a path and no model is there.
     """
 
-    questions: int = 60
+    questions: int = 40
     distractors: int = 300_000
     top_k: int = 5
     tolerance: float = 0.3
@@ -84,7 +84,7 @@ class DemoSettings:
     seed: int = 0
     passages: int = len(load_passages())
     frameworks: tuple[str, ...] = tuple(FRAMEWORKS)
-    scored: int = 20
+    scored: int = 30
     compiled: bool = True
 
     def __post_init__(self) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ragcache_integrations.engine.tiny_model import has_random_weights
+from ragcache_integrations.evaluation.datasets import exact_match
 from ragcache_integrations.evaluation.scores import paired_intervals
 from ragcache_integrations.reports import Cell, Table
 from ragcache_integrations.resources import Passage, load_questions
 
 from .measures import Observation
+from .quality import BLOCKS, WAYS
 from .run import DemoResult, FrameworkResult
 from .settings import DemoSettings
 from .workload import Request
@@ -19,6 +21,7 @@ from .workload import Request
 __all__ = [
     "Example",
     "Row",
+    "answers_table",
     "conditions",
     "examples",
     "milliseconds",
@@ -29,6 +32,9 @@ __all__ = [
 
 WORTHWHILE = 0.05
 """The least share of the time, or of the searches, that is worth a change."""
+
+_SHOWN = (next(iter(WAYS)), *BLOCKS.values())
+"""Ways to compute an answer whose answers are shown."""
 
 TIMES = {
     "Embedding": "embedding_ms",
@@ -197,6 +203,23 @@ def quality_table(result: DemoResult) -> Table | None:
     )
     heads = ("Answers", "F1", "exact", "same as in full", "cached tokens")
     return Table(heads, rows) if rows else None
+
+
+def answers_table(result: DemoResult) -> Table | None:
+    """The table of the answers themselves, in full and block by block; ``None`` where none are."""
+    shown = [quality for quality in result.quality if quality.texts and quality.way in _SHOWN]
+    if not shown:
+        return None
+    rows = []
+    for place, question in enumerate(result.scored):
+        texts = [quality.texts[place] for quality in shown]
+        cells = [
+            Cell(text, style="good" if exact_match(text, question.answers) else "words")
+            for text in texts
+        ]
+        right = Cell("; ".join(question.answers), style="words")
+        rows.append((Cell(question.text, style="words"), right, *cells))
+    return Table(("Question", "right", *(quality.way for quality in shown)), tuple(rows))
 
 
 def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]:

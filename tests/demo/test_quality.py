@@ -17,7 +17,7 @@ from ragcache_integrations.demo.quality import (
     documents_of,
 )
 from ragcache_integrations.demo.report import render
-from ragcache_integrations.demo.run import DemoResult
+from ragcache_integrations.demo.run import DemoResult, scored_questions
 from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
@@ -79,12 +79,16 @@ def test_scores_stand_in_the_report_and_on_the_terminal(
     assert "How good the answers are" not in render(result), "random weights"
     assert "quality" not in result.as_dict()
     quality = (
-        Quality("computed in full", 0.3456, 0.25, 1.0, 0.0),
-        Quality("map_reduce", 0, 0, 0, 0),
-        Quality(BLOCKS[16], 0.3333, 0, 0, 0, ("said",)),
+        Quality("computed in full", 0.3456, 0.25, 1.0, 0.0, (QUESTIONS[0].answers[0], "in full")),
+        Quality("map_reduce", 0, 0, 0, 0, ("mapped", "mapped")),
+        Quality(BLOCKS[16], 0.3333, 0, 0, 0, ("in <blocks>", "in blocks")),
     )
-    scored = replace(result, quality=quality)
+    scored = replace(result, quality=quality, scored=tuple(QUESTIONS))
     page = render(scored)
+    assert "All 2 answers" in page
+    assert page.count('class="good"') == render(result).count('class="good"') + 1
+    assert "in &lt;blocks&gt;" in page
+    assert "mapped" not in page
     assert "How good the answers are" in page
     assert "0.346" in page
     right = {"f1": 0.3456, "exact": 0.25, "same": 1.0, "cached": 0.0}
@@ -92,6 +96,13 @@ def test_scores_stand_in_the_report_and_on_the_terminal(
     assert scored.as_dict()["blocks"] == {"16": 0.3333}
     show(scored, Console(width=120))
     assert "0.346" in capsys.readouterr().out
+
+
+def test_which_questions_are_scored_depends_on_the_seed() -> None:
+    drawn = scored_questions(DemoSettings(scored=30))
+    assert len(set(drawn)) == 30
+    assert drawn == scored_questions(DemoSettings(scored=30))
+    assert drawn != scored_questions(DemoSettings(scored=30, seed=1))
 
 
 def test_no_more_is_scored_than_there_are_questions() -> None:

@@ -49,7 +49,7 @@ def test_the_report_says_what_was_run_and_how_to_run_it_again(page: HtmlPage) ->
         "LangChain",
         "LlamaIndex",
         "recall 0.987",
-        "ragcache demo --top-k 3",
+        "ragcache demo --questions 60 --top-k 3",
         "The answers are noise",
     ):
         assert words in page.text
