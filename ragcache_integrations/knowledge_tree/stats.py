@@ -16,16 +16,21 @@ class Tally(Counter[str]):
     """Running counts, by the name of a field of :class:`TreeStats`."""
 
     def access(
-        self, spans: Sequence[Span], block_size: int, gpu_tokens: int, cached_tokens: int
+        self,
+        spans: Sequence[Span],
+        block_size: int,
+        gpu_tokens: int,
+        cached_tokens: int,
+        lookahead: int = 0,
     ) -> None:
-        """Count one request's hits."""
+        """Count one request's hits; ``lookahead`` is the tree's."""
         self["requests"] += 1
         for _, start, end in spans:
             self["documents"] += 1
             self["document_tokens"] += end - start
             # The block in which a document ends belongs to what comes next. Where that block is
             # all there is of it, the document was found if the block was.
-            last = max(end - end % block_size, start + 1)
+            last = max((end - lookahead) // block_size * block_size, start + 1)
             if last <= gpu_tokens:
                 self["documents_hit_gpu"] += 1
             elif last <= cached_tokens:

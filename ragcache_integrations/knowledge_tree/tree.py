@@ -2,9 +2,9 @@
 
 The tree decides, its caller moves the bytes. It deals in blocks, as paged KV caches do: a block
 belongs to the document in which its last token falls, because its content depends on everything
-before. Eviction takes the lowest-priority leaf of a tier, last block first, and only as many blocks
-as are needed; what requests wait for goes only once nothing else is left. Not thread-safe: its
-caller is a scheduler.
+before; if its key covers tokens after it, the last of these counts. Eviction takes the
+lowest-priority leaf of a tier, last block first, and only as many blocks as are needed; what
+requests wait for goes only once nothing else is left. Not thread-safe: its caller is a scheduler.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class KnowledgeTree(Generic[Slot]):
 
     Args:
         block_size: Tokens per block.
+        lookahead: Tokens after a block that its key covers. With EAGLE and MTP vLLM's hashes do,
+            because the draft model's KV cache depends on them.
         host_blocks: Capacity of the host tier in blocks; 0 for none.
         policy: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
         prefill_seconds: T(alpha, beta), the time to prefill beta tokens after alpha cached
@@ -71,6 +73,7 @@ class KnowledgeTree(Generic[Slot]):
         self,
         *,
         block_size: int,
+        lookahead: int = 0,
         host_blocks: int = 0,
         policy: str = "pgdsf",
         prefill_seconds: Callable[[int, int], float] | None = None,
@@ -78,10 +81,10 @@ class KnowledgeTree(Generic[Slot]):
         frequency_window: float | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        if block_size < 1 or host_blocks < 0:
+        if block_size < 1 or lookahead < 0 or host_blocks < 0:
             msg = (
-                "block_size must be at least 1 and host_blocks at least 0, "
-                f"got {block_size} and {host_blocks}"
+                "block_size must be at least 1, lookahead and host_blocks at least 0, "
+                f"got {block_size}, {lookahead} and {host_blocks}"
             )
             raise ConfigurationError(msg)
         if policy not in POLICIES:
@@ -94,6 +97,7 @@ class KnowledgeTree(Generic[Slot]):
             msg = f"frequency_window must be above 0 seconds, or None, got {frequency_window}"
             raise ConfigurationError(msg)
         self.block_size = block_size
+        self._lookahead = lookahead
         self.host_blocks = host_blocks
         self.policy = policy
         self._prefill_seconds = prefill_seconds or PrefillCostModel.default()
@@ -137,7 +141,7 @@ class KnowledgeTree(Generic[Slot]):
         start = 0
         boundaries = [(namespace, kept[0][1]), *((name, end) for name, _, end in kept)]
         for name, token_end in boundaries:
-            end = min(token_end // self.block_size, len(keys))
+            end = min(max(0, token_end - self._lookahead) // self.block_size, len(keys))
             node = self._child(node, name, keys, begin, end)
             node.tokens = token_end - start
             node.requests += 1
@@ -172,7 +176,7 @@ class KnowledgeTree(Generic[Slot]):
                 node.history.computed += 1
             self.gpu.price(node)
             self.host.price(node)
-        self._tally.access(path.spans, self.block_size, gpu_tokens, cached)
+        self._tally.access(path.spans, self.block_size, gpu_tokens, cached, self._lookahead)
 
     def retract(self, path: Path) -> None:
         """Take an access back: the request was a guess, and its documents were not asked for.

@@ -21,20 +21,25 @@ Rule = Literal["unused", "always"]
 
 
 class Hasher:
-    """Numbers blocks by their content and all that is before them, as vLLM hashes them."""
+    """Numbers blocks by their content and all that is before them, as vLLM hashes them.
 
-    def __init__(self, block_size: int) -> None:
+    With EAGLE and MTP, it also hashes the first tokens behind them (``lookahead``).
+    """
+
+    def __init__(self, block_size: int, lookahead: int = 0) -> None:
         self.block_size = block_size
+        self.lookahead = lookahead
         self._numbers: dict[tuple[object, tuple[Token, ...]], int] = {}
         self.previous: dict[int, int | None] = {}
 
     def __call__(self, namespace: str, tokens: Sequence[Token]) -> list[int]:
         keys: list[int] = []
-        for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
+        size = self.block_size + self.lookahead
+        for start in range(0, len(tokens) - size + 1, self.block_size):
             before = keys[-1] if keys else None
             block = (
                 namespace if before is None else before,
-                tuple(tokens[start : start + self.block_size]),
+                tuple(tokens[start : start + size]),
             )
             key = self._numbers.setdefault(block, len(self._numbers))
             self.previous[key] = before
@@ -83,10 +88,11 @@ class Driver:
         *,
         rule: Rule = "unused",
         access_first: bool = True,
+        lookahead: int = 0,
     ) -> None:
         self.tree = tree
         self.size = tree.block_size
-        self.keys = Hasher(tree.block_size)
+        self.keys = Hasher(tree.block_size, lookahead)
         self.rule = rule
         self.access_first = access_first
         self.gpu: list[object] = ["nothing"] * gpu_blocks
@@ -118,7 +124,7 @@ class Driver:
 
         The last token known is always computed.
         """
-        keys = request.keys[: (request.known - 1) // self.size]
+        keys = request.keys[: (request.known - max(1, self.keys.lookahead)) // self.size]
         slots = []
         for key in keys:
             copies = list(self.copies.get(key, ()))

@@ -32,11 +32,14 @@ class Library:
         gpu_blocks: int = 100,
         *,
         block_size: int = 1,
+        lookahead: int = 0,
         lengths: dict[str, int] | None = None,
         **settings: Any,
     ) -> None:
-        self.tree: KnowledgeTree[int] = KnowledgeTree(block_size=block_size, **settings)
-        self.driver = Driver(self.tree, gpu_blocks)
+        self.tree: KnowledgeTree[int] = KnowledgeTree(
+            block_size=block_size, lookahead=lookahead, **settings
+        )
+        self.driver = Driver(self.tree, gpu_blocks, lookahead=lookahead)
         self.lengths = lengths or {}
         self.questions = 0
 
@@ -126,6 +129,27 @@ class TestTree:
         library.begin("D1", "D2", "D3")  # 3 | 5 | 14 | 15
         parts = [(), ("D1",), ("D1", "D2"), ("D1", "D2", "D3")]
         assert [len(library.node(*part).keys) for part in parts] == [0, 1, 2, 0]
+
+    @pytest.mark.parametrize("lookahead", [0, 1, 3])
+    def test_a_document_is_one_node_whatever_its_blocks_keys_cover_behind_it(
+        self, lookahead: int
+    ) -> None:
+        """With EAGLE or MTP, the key of a document's last block depends on what comes next."""
+        lengths = {"S": 8, "D1": 8, "D2": 8, "D3": 8}
+        library = Library(block_size=4, lookahead=lookahead, lengths=lengths)
+        for follower in ("D2", "D3", "D2"):
+            library.ask("D1", follower)
+        assert [node.name for node in library.tree.nodes()] == ["", "D1", "D2", "D3"]
+        assert [library.node(*path).frequency for path in ((), ("D1",), ("D1", "D2"))] == [3, 3, 2]
+        kept = 1 if lookahead else 2
+        assert [len(node.keys) for node in library.tree.nodes()] == [kept, 2, 2, 2]
+        counted = library.tree.stats()
+        assert (counted.documents_hit_gpu, counted.changed_documents) == (3, 0)
+
+    def test_text_shorter_than_what_is_looked_ahead_owns_nothing(self) -> None:
+        library = Library(lookahead=3, lengths={"D1": 1})
+        library.arrive("D1")
+        assert [len(node.keys) for node in library.tree.nodes()] == [0, 0]
 
     def test_parents_come_first(self) -> None:
         library = Library()
@@ -502,7 +526,8 @@ class TestBadInput:
         ("settings", "words"),
         [
             ({"block_size": 0}, "block_size must be at least 1"),
-            ({"host_blocks": -1}, "host_blocks at least 0, got 1 and -1"),
+            ({"lookahead": -1}, "got 1, -1 and 0"),
+            ({"host_blocks": -1}, "lookahead and host_blocks at least 0, got 1, 0 and -1"),
             ({"policy": "pgsdf"}, "'pgsdf': allowed are pgdsf, gdsf, lru, lfu"),
             ({"cache_depth": 0}, "cache_depth must be at least 1 document, or None, got 0"),
             ({"frequency_window": 0.0}, "must be above 0 seconds, or None, got 0.0"),

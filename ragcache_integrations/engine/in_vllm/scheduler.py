@@ -157,6 +157,7 @@ class DocumentCache:
         profile = settings.prefill_profile
         self.tree: KnowledgeTree[KVCacheBlock] = KnowledgeTree(
             block_size=self._block_size,
+            lookahead=getattr(scheduler, "num_hash_lookahead_tokens", 0),  # not in older versions
             host_blocks=self._host_tier.host_blocks if self._host_tier else 0,
             policy=settings.policy,
             prefill_seconds=PrefillCostModel.from_dict(profile) if profile else None,

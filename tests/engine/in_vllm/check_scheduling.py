@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
@@ -57,6 +58,48 @@ def test_random_traffic_reads_what_it_should_and_loses_nothing(asynchronous: boo
     for what in ("preemptions", "swap_ins", "swap_outs", "dropped", "reorderings", "aborts"):
         assert total[what] >= 20, f"too few {what} to have tried them"
     assert total["resets"] >= 10
+
+
+AHEAD = "num_hash_lookahead_tokens"
+LOOKS_AHEAD = hasattr(VllmConfig, AHEAD)
+"""From vLLM 0.33 on, hashes cover tokens behind a block where a draft model needs them."""
+
+
+@pytest.mark.parametrize("ahead", [None, 3] if LOOKS_AHEAD else [None])
+def test_random_traffic_with_eagle_reads_what_it_should(
+    ahead: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ahead is not None:
+        monkeypatch.setattr(VllmConfig, AHEAD, property(lambda _: ahead))
+    total: Counter[str] = Counter()
+    for seed in range(SEEDS // 3):
+        stats = Traffic(seed, asynchronous=False, drafts=2).run()
+        total.update({name: n for name, n in asdict(stats).items() if isinstance(n, int)})
+    for what in ("documents_hit_gpu", "gpu_evicted_blocks", "preemptions"):
+        assert total[what] >= 5, f"too few {what} to have tried them"
+
+
+@pytest.mark.parametrize("modules", [1, 3])
+def test_with_eagle_or_mtp_a_document_is_one_node_whatever_follows_it(
+    modules: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EAGLE looks one token ahead; MTP one for each of its modules, which the tiny model lacks."""
+    if LOOKS_AHEAD and modules > 1:
+        monkeypatch.setattr(VllmConfig, AHEAD, property(lambda _: modules))
+    engine = Engine(Case(gpu_blocks=60, drafts=3))
+    assert getattr(engine.scheduler, AHEAD, modules) == modules
+    for follower in (200, 300, 200):
+        tokens = [*DOCUMENT, *range(follower, follower + 8), 1, 1, 1]
+        engine.ask(tokens, [*SPANS, (f"d{follower}", 8, 16)])
+    (namespace,) = engine.documents.snapshot().roots
+    (document,) = namespace.children
+    assert (document.name, document.frequency, document.place) == ("d", 3, "gpu")
+    assert [child.frequency for child in document.children] == [2, 1]
+    stats = engine.documents.stats()
+    # Older versions compute the last block that they find again, because of the draft model.
+    assert stats.documents_hit_gpu == (3 if LOOKS_AHEAD else 1)
+    assert stats.changed_documents == 0
+    check_at_rest(engine)
 
 
 def test_spoilt_host_copies_are_noticed() -> None:

@@ -49,6 +49,7 @@ class Case:
     Attributes:
         cache: ``None`` for stock vLLM.
         specs: Kinds of KV cache, as vLLM describes them.
+        drafts: Tokens that vLLM drafts in each step with EAGLE; every draft is wrong.
     """
 
     block_size: int = 4
@@ -60,6 +61,7 @@ class Case:
     cache: CacheSettings | None = field(default_factory=CacheSettings)
     specs: tuple[Callable[..., Any], ...] = (FullAttentionSpec,)
     prefix_caching: bool = True
+    drafts: int = 0
 
     def memory(self) -> KVCacheConfig:
         """What vLLM says of the KV cache."""
@@ -70,7 +72,7 @@ class Case:
 
     def config(self) -> Any:
         """vLLM's configuration."""
-        config = copy.deepcopy(_base_config())
+        config = copy.deepcopy(_base_config(self.drafts))
         schedule = config.scheduler_config
         schedule.max_num_seqs = self.max_num_seqs
         schedule.max_num_batched_tokens = self.max_num_batched_tokens
@@ -87,10 +89,18 @@ class Case:
 
 
 @cache
-def _base_config() -> Any:
-    return EngineArgs(
-        model=str(default_model_path()), enforce_eager=True, max_model_len=4096
+def _base_config(drafts: int) -> Any:
+    # Without a draft model, which takes long to inspect and which the scheduler does not ask for.
+    ngram = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 2}
+    config = EngineArgs(
+        model=str(default_model_path()),
+        enforce_eager=True,
+        max_model_len=4096,
+        speculative_config=ngram if drafts else None,
     ).create_engine_config()
+    if drafts:
+        config.speculative_config.method = "eagle"
+    return config
 
 
 def make_scheduler(case: Case) -> Any:
@@ -149,7 +159,10 @@ class Engine:
         self._salts: dict[str, str] = {}
         self._numbers = count()
         self._computed: deque[tuple[Any, ModelRunnerOutput]] = deque()
-        self._hasher = get_request_block_hasher(case.block_size, sha256)
+        # As of vLLM 0.33, hashes cover tokens behind the block where the draft model needs them.
+        ahead = getattr(self.scheduler, "num_hash_lookahead_tokens", 0)
+        covered = (ahead,) if ahead else ()
+        self._hasher = get_request_block_hasher(case.block_size, sha256, *covered)
 
     @property
     def documents(self) -> Any:

@@ -35,13 +35,14 @@ def make_texts(dice: random.Random) -> Texts:
     return Texts(system, documents, (0, 0, 4) if aligned else (0, 1, 2, 4, 5))
 
 
-def make_case(dice: random.Random, *, asynchronous: bool) -> Case:
+def make_case(dice: random.Random, *, asynchronous: bool, drafts: int) -> Case:
     return Case(
         gpu_blocks=dice.choice([16, 20, 30, 60]),
         host_blocks=dice.choice([0, 3, 8, 20, 60]),
         max_num_seqs=dice.choice([1, 2, 4, 8]),
         max_num_batched_tokens=dice.choice([8, 16, 64]),
         asynchronous=asynchronous,
+        drafts=drafts,
         cache=CacheSettings(
             policy=dice.choice(list(POLICIES)),
             reorder_window=dice.choice([None, 1, 2, 5, 32]),
@@ -53,9 +54,10 @@ def make_case(dice: random.Random, *, asynchronous: bool) -> Case:
 class Traffic:
     """Sends requests, gives some up, empties the cache now and then."""
 
-    def __init__(self, seed: int, *, asynchronous: bool) -> None:
+    def __init__(self, seed: int, *, asynchronous: bool, drafts: int = 0) -> None:
         self._dice = random.Random(seed)
-        self.engine = Engine(make_case(self._dice, asynchronous=asynchronous), seed)
+        case = make_case(self._dice, asynchronous=asynchronous, drafts=drafts)
+        self.engine = Engine(case, seed)
         self._texts = make_texts(self._dice)
         self.aborts = self.resets = 0
 

@@ -173,8 +173,10 @@ class Worker:
         computed = {new.req_id: new.num_computed_tokens for new in plan.scheduled_new_reqs}
         cached = plan.scheduled_cached_reqs
         computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        for request_id, tokens in plan.num_scheduled_tokens.items():
+        for request_id, scheduled in plan.num_scheduled_tokens.items():
             request, start = self._requests[request_id], computed[request_id]
+            drafts = plan.scheduled_spec_decode_tokens.get(request_id, ())
+            tokens = scheduled - len(drafts)  # all of these are wrong
             assert start + tokens <= len(request.tokens), "asked for tokens that do not exist"
             yield request, start, start + tokens
 
