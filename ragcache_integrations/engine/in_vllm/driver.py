@@ -6,7 +6,7 @@ read attributes outside its documented interface.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -154,6 +154,22 @@ def extra_args(request: Submit) -> dict[str, Any]:
     return arguments
 
 
+def errors_of(outputs: Iterable[Any]) -> dict[str, tuple[FailureKind, str]]:
+    """Why vLLM ended requests with an error: the kind and the message, by the request's name.
+
+    Args:
+        outputs: ``EngineCoreOutput`` of a step. Older versions of vLLM do not say why.
+    """
+    errors = {}
+    for output in outputs:
+        error = getattr(output, "error", None)
+        if error is not None:
+            invalid = error.code == "validation_error"
+            kind = FailureKind.INVALID if invalid else FailureKind.OTHER
+            errors[submitted_name(output.request_id)] = kind, error.message
+    return errors
+
+
 def connector_config(cache: CacheSettings) -> KVTransferConfig | None:
     """Configuration that makes vLLM use our connector; ``None`` where nothing needs one."""
     anywhere = cache.reuse == "anywhere"
@@ -264,6 +280,8 @@ class VLLM:
             grammars.tokenizer = keeping_text(grammars.tokenizer)
         self.on_begin: Callable[[tuple[int, ...]], None] = lambda _: None
         self._report_admissions()
+        self._errors: dict[str, tuple[FailureKind, str]] = {}
+        self._note_errors()
         self._running: dict[str, _Running] = {}
         self._names: dict[int, str] = {}
         self.tree_is_off: str | None = None
@@ -288,6 +306,17 @@ class VLLM:
             return plan
 
         self._scheduler.schedule = schedule_and_report
+
+    def _note_errors(self) -> None:
+        """Keep what a step says of errors, which vLLM leaves out of its own engine's outputs."""
+        get_output = self._engine.engine_core.get_output
+
+        def get_and_note() -> Any:
+            step = get_output()
+            self._errors = errors_of(step.outputs)
+            return step
+
+        self._engine.engine_core.get_output = get_and_note
 
     @property
     def busy(self) -> bool:
@@ -422,7 +451,8 @@ class VLLM:
         if self._documents is not None and self._documents.take_unread(name):
             kind, why = FailureKind.HOST_TIER, "its documents could not be read back from the host"
         else:
-            kind, why = FailureKind.OTHER, "vLLM ended it with an error"
+            unknown = FailureKind.OTHER, "vLLM ended it with an error"
+            kind, why = self._errors.get(name, unknown)
         return RequestFailed(running.request_id, kind, why, running.attempt)
 
     def warm_up(self) -> None:

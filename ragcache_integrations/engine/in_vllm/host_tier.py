@@ -131,6 +131,9 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         self.host_blocks = host_blocks(gib, kv_cache_config, parallel.world_size)
         self._unused = unsuited(kv_cache_config, vllm_config.cache_config) is not None
         self._gpu_blocks = kv_cache_config.num_blocks
+        # The draft model runs after the forward pass and before ``wait_for_save``, and may be one
+        # CUDA graph where the forward pass is not.
+        self._drafts = vllm_config.speculative_config is not None
         self._tree: KnowledgeTree[Any] | None = None
         self._found_at = 0
         self._back: list[tuple[int, int]] = []
@@ -149,6 +152,12 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
     @property
     def requires_kv_delivery(self) -> bool:
         """False, because a cache may lose its content."""
+        return False
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """False: nobody has tried what copies do while the GPU's memory is given away."""
+        del kv_transfer_config
         return False
 
     # The scheduler's side
@@ -284,7 +293,7 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
             self._record_failure("read from", host, error)
             self._unread.update(gpu)
         else:
-            if not _waits_by_layer(forward_context):
+            if self._drafts or not _waits_by_layer(forward_context):
                 self._available_copies().wait()
 
     def _available_copies(self) -> HostCopies:

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.config import CUDAGraphMode
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 from vllm.forward_context import ForwardContext
 from vllm.model_executor.layers.attention import attention as attention_layer
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, make_block_hash_with_group_id
@@ -28,14 +28,22 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
+from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine.in_vllm import scheduler as _scheduler
+from ragcache_integrations.engine.in_vllm.anywhere.connector import DocumentConnector
 from ragcache_integrations.engine.in_vllm.anywhere.models import unsuited_for_reuse
+from ragcache_integrations.engine.in_vllm.driver import (
+    VLLM,
+    _Running,
+    connector_config,
+    errors_of,
+)
 from ragcache_integrations.engine.in_vllm.free_blocks import DocumentFreeQueue
 from ragcache_integrations.engine.in_vllm.host_tier import HostTierConnector, Transfers, host_blocks
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
 from ragcache_integrations.engine.in_vllm.scheduler import FIRST_GROUP, scheduler_class, unsupported
 from ragcache_integrations.engine.in_vllm.waiting import CacheAwareRequestQueue
-from ragcache_integrations.engine.protocol import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings, FailureKind, RequestFailed
 from tests.engine.in_vllm.invariants import check, check_gpu_tier
 from tests.engine.in_vllm.simulation import Case, Engine, make_scheduler
 
@@ -319,23 +327,25 @@ class Waits:
 
 
 @pytest.mark.parametrize(
-    ("attention", "mode", "early"),
+    ("attention", "mode", "drafts", "early"),
     [
-        ({"layer": None}, CUDAGraphMode.NONE, False),
-        ({"layer": None}, CUDAGraphMode.PIECEWISE, False),
-        ({"layer": None}, CUDAGraphMode.FULL, True),
-        ({}, CUDAGraphMode.NONE, True),
-        (None, CUDAGraphMode.NONE, True),  # so Model Runner V2 calls before a full graph
+        ({"layer": None}, CUDAGraphMode.NONE, 0, False),
+        ({"layer": None}, CUDAGraphMode.PIECEWISE, 0, False),
+        ({"layer": None}, CUDAGraphMode.FULL, 0, True),
+        ({}, CUDAGraphMode.NONE, 0, True),
+        (None, CUDAGraphMode.NONE, 0, True),  # so Model Runner V2 calls before a full graph
+        # The draft model runs before the end, and may be a graph of its own.
+        ({"layer": None}, CUDAGraphMode.PIECEWISE, 2, True),
     ],
 )
 def test_a_pass_that_does_not_call_for_each_layer_waits_before_it_starts(
-    attention: Any, mode: CUDAGraphMode, early: bool
+    attention: Any, mode: CUDAGraphMode, drafts: int, early: bool
 ) -> None:
-    worker = connector(Case(host_blocks=6), KVConnectorRole.WORKER)
+    worker = connector(Case(host_blocks=6, drafts=drafts), KVConnectorRole.WORKER)
     copies = worker._copies = Waits()  # type: ignore[assignment]  # a double
     worker.bind_connector_metadata(Transfers(back=[(0, 11)]))
     worker.start_load_kv(SimpleNamespace(attn_metadata=attention, cudagraph_runtime_mode=mode))
-    assert copies.calls == ["read", None] if early else ["read"]
+    assert copies.calls == (["read", None] if early else ["read"])
     worker.wait_for_layer_load("layer")
     worker.wait_for_save()
     assert copies.calls[-2:] == ["layer", None], "and never later than the end of the pass"
@@ -356,6 +366,19 @@ def test_it_takes_no_memory_where_the_tree_is_off() -> None:
     worker.handle_preemptions(Transfers())
     worker.bind_connector_metadata(Transfers())
     worker.start_load_kv(None)
+
+
+@pytest.mark.parametrize("kind", [HostTierConnector, DocumentConnector])
+def test_sleep_mode_is_refused(kind: Any) -> None:
+    """It gives the GPU's memory away, with the blocks of which there are copies."""
+    assert not kind.supports_sleep_mode(None)
+    reuse = "anywhere" if kind is DocumentConnector else "prefix"
+    config = Case(host_blocks=8).config()
+    config.kv_transfer_config = connector_config(CacheSettings(host_cache_gib=1, reuse=reuse))
+    config.model_config.enable_sleep_mode = True
+    if hasattr(KVConnectorBase_V1, "supports_sleep_mode"):  # older versions do not ask
+        with pytest.raises(ValueError, match=f"{kind.__name__} does not support sleep mode"):
+            config._verify_kv_transfer_compat()
 
 
 def test_it_may_lose_what_it_holds() -> None:
@@ -385,3 +408,52 @@ def test_prompts_that_are_not_computed_in_chunks_are_not_reused_anywhere() -> No
     assert unsuited_for_reuse(config) is None
     config.scheduler_config.enable_chunked_prefill = False
     assert "in chunks" in str(unsuited_for_reuse(config))
+
+
+# The driver
+
+
+def test_why_a_request_fails_is_passed_on() -> None:
+    engine = Engine(Case())
+    request = engine.request([7, 7, 7], grammar=True)
+    grammar: Any = request.structured_output_request
+    grammar.grammar = ValueError("no such rule")
+    engine.scheduler.add_request(request)
+    plan = engine.scheduler.schedule()
+    outputs = engine.scheduler.update_from_output(plan, engine.worker.execute(plan, {}))
+    (output,) = outputs[0].outputs
+    assert output.finished
+    said = {request.request_id: (FailureKind.INVALID, "Invalid structured outputs: no such rule")}
+    assert errors_of([output]) == (said if hasattr(output, "error") else {})
+
+
+class Refusing:
+    """A stand-in for vLLM's engine, which says why a request failed only from version 0.33 on."""
+
+    def __init__(self, error: Any) -> None:
+        step = SimpleNamespace(outputs=[SimpleNamespace(request_id="7.1-0a1b", error=error)])
+        self.engine_core = SimpleNamespace(get_output=lambda: step)
+
+    def step(self) -> list[Any]:
+        self.engine_core.get_output()
+        completion = SimpleNamespace(finish_reason="error")
+        return [SimpleNamespace(request_id="7.1", finished=True, outputs=[completion])]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (None, FailureKind.OTHER, "vLLM ended it with an error"),
+        (SimpleNamespace(code="paused", message="asleep"), FailureKind.OTHER, "asleep"),
+        (SimpleNamespace(code="validation_error", message="bad"), FailureKind.INVALID, "bad"),
+    ],
+)
+def test_the_application_hears_why_a_request_failed(
+    error: Any, kind: FailureKind, words: str
+) -> None:
+    vllm: Any = VLLM.__new__(VLLM)
+    vllm._engine = Refusing(error)
+    vllm._documents = None
+    vllm._running, vllm._names = {"7.1": _Running(7, 1, SamplingOptions())}, {7: "7.1"}
+    vllm._note_errors()
+    assert vllm.step() == (RequestFailed(7, kind, words, 1),)

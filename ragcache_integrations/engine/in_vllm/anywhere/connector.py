@@ -84,6 +84,11 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
         """False, because a cache may lose its content."""
         return False
 
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """False, as the host tier does not."""
+        return HostTierConnector.supports_sleep_mode(kv_transfer_config)
+
     # The scheduler's side
 
     def get_num_new_matched_tokens(
