@@ -142,6 +142,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         EngineStartError: The engine did not start for another reason, or not in time.
     """
 
+    takes_reuse = True
+
     def __init__(
         self,
         model: str | Path | None = None,

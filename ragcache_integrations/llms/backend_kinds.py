@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeGuard
 
@@ -28,6 +29,7 @@ __all__ = [
     "ENGINE_KNOBS",
     "LOCAL_ENGINE",
     "MODULAR",
+    "REUSE_KNOBS",
     "SERVER",
     "USER_BACKEND",
     "BackendKind",
@@ -61,6 +63,9 @@ _TREE_DEFAULTS = {
 }
 ENGINE_KNOBS = (*_START_KNOBS, *_TREE_DEFAULTS)
 """Knobs of a local engine besides the model and its context window."""
+
+REUSE_KNOBS = ("reuse", "link_tokens")
+"""Those of them that a single call may have, too, and that ``ragcache serve`` is sent."""
 
 _BACKEND_METHODS = (
     *("generate", "agenerate", "generate_batch", "agenerate_batch", "stream", "astream"),
@@ -126,6 +131,11 @@ class BackendKind(ABC):
         del knobs
         return None
 
+    def reuse(self, knobs: BackendKnobs) -> dict[str, Any]:
+        """Where documents are reused, as far as every request has to say it."""
+        del knobs
+        return {}
+
     def identity(self, knobs: BackendKnobs) -> dict[str, Any]:
         """Values on which answers depend besides the model, its address and the sampling."""
         del knobs
@@ -159,10 +169,16 @@ class Server(BackendKind):
 
     @override
     def check(self, knobs: BackendKnobs) -> None:
-        exclude(knobs, "base_url", *ENGINE_KNOBS)
+        exclude(knobs, "base_url", *(name for name in ENGINE_KNOBS if name not in REUSE_KNOBS))
+        replace(CACHE, **self.reuse(knobs))  # checks them
         if knobs.model is None:
             msg = "base_url needs model, the name that the server serves"
             raise ConfigurationError(msg)
+
+    @override
+    def reuse(self, knobs: BackendKnobs) -> dict[str, Any]:
+        chosen = {name: getattr(knobs, name) for name in REUSE_KNOBS}
+        return {name: value for name, value in chosen.items() if value != _TREE_DEFAULTS[name]}
 
     @override
     def make(self, knobs: BackendKnobs) -> Recipe:

@@ -43,6 +43,7 @@ from .backend_kinds import (
     CACHE,
     LOCAL_ENGINE,
     MODULAR,
+    REUSE_KNOBS,
     SERVER,
     USER_BACKEND,
     BackendKind,
@@ -81,7 +82,10 @@ _SERVICES = frozenset(
 _SECRETS = frozenset({"api_key", "default_headers"})
 
 _OPTION_NAMES = tuple(field.name for field in fields(SamplingOptions))
-CALL_NAMES = (*_OPTION_NAMES, "namespace", "timeout", "documents", "tools", EXTRA_HEADERS)
+CALL_NAMES = (
+    *_OPTION_NAMES,
+    *("namespace", "timeout", "documents", "tools", *REUSE_KNOBS, EXTRA_HEADERS),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +98,16 @@ class _Call:
     documents: tuple[PromptDocument, ...]
     headers: dict[str, SecretStr]
     tools: tuple[Tool, ...]
+    reuse: dict[str, Any]
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What every method of a backend takes besides the prompt; headers a server's alone."""
+        """What every method of a backend takes besides the prompt.
+
+        Headers are a server's alone, and not every backend reuses documents as a call says.
+        """
         shared = {"options": self.options, "namespace": self.namespace, "timeout": self.timeout}
-        return shared | ({"headers": self.headers} if self.headers else {})
+        return shared | self.reuse | ({"headers": self.headers} if self.headers else {})
 
 
 def _path_to_text(model: object) -> object:
@@ -128,7 +136,8 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
     with the same settings share an engine, even if their strategies differ; it ends when the last
     of them is closed or collected. An engine of yours is never closed.
 
-    A call may override every sampling knob, ``namespace`` and ``timeout``. It may also have
+    A call may override every sampling knob, ``namespace``, ``timeout``, ``reuse`` and
+    ``link_tokens``. It may also have
     ``json_schema``, ``choice`` and ``ignore_eos``
     (see :class:`~ragcache_integrations.engine.SamplingOptions`) and ``documents``: the retrieved
     documents, whose text is verbatim in the prompt, so that their KV caches are kept by document.
@@ -170,7 +179,8 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
         frequency_window: Seconds for which a request counts towards its documents' popularity;
             ``None`` for ever.
         reuse: ``prefix`` reuses a document's KV cache after the same text, which is exact;
-            ``anywhere`` at every place of every prompt, an approximation.
+            ``anywhere`` at every place of every prompt, an approximation. With ``base_url``,
+            requests ask ``ragcache serve`` for it if it is not the default.
         link_tokens: How many first tokens of each document are computed in place with
             ``reuse="anywhere"``.
         document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
@@ -414,7 +424,9 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
         """Values on which answers depend, without keys; they are known before anything runs."""
         sampling = {name: getattr(self, name) for name in SAMPLING_KNOBS}
         place = {"model_name": self.model_name, "base_url": self.base_url}
-        return {**place, "namespace": self.namespace, **sampling, **self._kind.identity(self)}
+        reuse = {name: getattr(self, name) for name in REUSE_KNOBS if self.reuse == "anywhere"}
+        identity = self._kind.identity(self)
+        return {**place, "namespace": self.namespace, **sampling, **reuse, **identity}
 
     def _stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
@@ -485,7 +497,19 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
             msg = f"{EXTRA_HEADERS} are for base_url: a local engine is sent none"
             raise ConfigurationError(msg)
         documents = _documents(call.get("documents"))
-        return _Call(options, namespace, timeout, documents, headers, tools)
+        return _Call(options, namespace, timeout, documents, headers, tools, self._reuse(call))
+
+    def _reuse(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Where a call's documents are reused, as far as it is not the backend that knows."""
+        own = {name: call[name] for name in REUSE_KNOBS if call.get(name) is not None}
+        replace(CACHE, **own)  # checks them
+        takes = self.engine is None or getattr(self.engine, "takes_reuse", False)
+        if own and not takes:
+            msg = f"{' and '.join(own)} of a call: this engine reuses documents in one way alone"
+            raise ConfigurationError(msg)
+        if self.base_url is None or own.get("reuse") == "prefix":
+            return own
+        return self._kind.reuse(self) | own
 
     @property
     def _kind(self) -> BackendKind:

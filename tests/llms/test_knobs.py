@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from ragcache_integrations import __version__
 from ragcache_integrations.core.generation import Generation
 from ragcache_integrations.engine import Prompt, PromptDocument, SamplingOptions
+from ragcache_integrations.engine.serving.wire import PROTOCOL
 from ragcache_integrations.errors import (
     ConfigurationError,
     EngineClosedError,
@@ -26,7 +28,7 @@ from ragcache_integrations.llms.knobs import SAMPLING_KNOBS, LLMKnobs
 from ragcache_integrations.llms.openai.server import OpenAIServer
 from ragcache_integrations.prompts.recognition.retrieved import MIN_LENGTH
 
-from .doubles import Recorder, StubServer
+from .doubles import Recorder, StubServer, Tokenising
 
 
 def answer(knobs: LLMKnobs, prompt: Prompt, call: dict[str, Any]) -> Generation:
@@ -74,6 +76,9 @@ SERVER: dict[str, Any] = {"base_url": "http://127.0.0.1:1/v1", "model": "some-mo
         ({"base_url": "http://127.0.0.1:1/v1"}, "base_url needs model"),
         ({"base_url": "127.0.0.1", "model": "m"}, "base_url"),
         ({**SERVER, "kv_cache_gib": 1.0}, "base_url excludes kv_cache_gib"),
+        ({**SERVER, "reuse": "everywhere"}, "reuse must be one of"),
+        ({**SERVER, "link_tokens": -1}, "link_tokens"),
+        ({**SERVER, "disk_cache_gib": 1.0}, "base_url excludes disk_cache_gib"),
         ({**SERVER, "policy": "lru"}, "base_url excludes policy"),
         ({**SERVER, "tool_parser": "hermes"}, "base_url excludes tool_parser"),
         ({"engine": "modular", "tool_parser": "hermes"}, "excludes tool_parser"),
@@ -224,6 +229,39 @@ def test_bad_headers(headers: Any) -> None:
     with pytest.raises(ConfigurationError, match="default_headers") as caught:
         LLMKnobs(**SERVER, default_headers=headers)
     assert "sesame" not in str(caught.value)
+
+
+def test_where_documents_are_reused_may_be_said_for_all_calls_or_for_one(stub: StubServer) -> None:
+    facts = {"ragcache": __version__, "protocol": PROTOCOL, "tokenizer": "another's"}
+    stub.introduce = lambda exchange: exchange.send(facts)
+    prompt = Prompt.rag("Who purrs?", [PromptDocument("Cats purr.")])
+
+    def fields(**call: Any) -> list[Any]:
+        answer(knobs, prompt, call)
+        return [stub.seen[-1].body.get(name) for name in ("reuse", "link_tokens")]
+
+    with LLMKnobs(base_url=stub.base_url, model="m") as knobs:
+        assert fields() == [None, None]
+        assert fields(reuse="anywhere", link_tokens=2) == ["anywhere", 2]
+        exact = knobs._identity()
+    with LLMKnobs(base_url=stub.base_url, model="m", reuse="anywhere", link_tokens=0) as knobs:
+        assert fields() == ["anywhere", 0]
+        assert fields(link_tokens=32) == ["anywhere", 32]
+        assert fields(reuse="prefix") == ["prefix", None]
+        assert knobs._identity() != exact, "a cache of answers must tell them apart"
+        assert knobs._identity() != knobs.model_copy(update={"link_tokens": 8})._identity()
+        for wrong in ({"reuse": "everywhere"}, {"link_tokens": -1}, {"link_tokens": True}):
+            with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+                fields(**wrong)
+
+
+@pytest.mark.parametrize("engine", ["modular", Tokenising()])
+def test_not_every_engine_reuses_documents_as_a_call_says(engine: Any) -> None:
+    with (
+        LLMKnobs(engine=engine) as knobs,
+        pytest.raises(ConfigurationError, match="link_tokens of a call"),
+    ):
+        knobs._ready(Prompt.raw("Who purrs?"), None, {"link_tokens": 0})
 
 
 def test_headers_need_a_server() -> None:

@@ -15,6 +15,7 @@ from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptRenderer
 from ragcache_integrations.engine.serving import ServerFacts, tokenizer_mark
+from ragcache_integrations.errors import ConfigurationError
 
 from .handshake import Handshake
 from .wire import Request, ServerCallOptions, build_request
@@ -54,7 +55,8 @@ class RequestBuilder:
         """Translate a request for the server.
 
         Raises:
-            ConfigurationError: The prompt holds text that is no valid Unicode.
+            ConfigurationError: The prompt holds text that is no valid Unicode, or the server is to
+                reuse documents in a way that it does not know.
         """
         facts = self._handshake.ask(call.get("timeout")) if prompt.documents else None
         return self._build(prompt, options, facts, **call)
@@ -80,7 +82,14 @@ class RequestBuilder:
         namespace: str = "",
         timeout: float | None = None,
         headers: Mapping[str, SecretStr] | None = None,
+        reuse: str | None = None,
+        link_tokens: int | None = None,
     ) -> Request:
+        fields = {"reuse": reuse, "link_tokens": link_tokens}
+        fields = {name: value for name, value in fields.items() if value is not None}
+        if facts is None and fields and prompt.documents:
+            msg = f"{' and '.join(fields)} are for `ragcache serve`, which does not answer there"
+            raise ConfigurationError(msg)
         rendered = None
         if facts is not None and prompt.parts:
             renderer = self._renderer_of(facts)
@@ -93,6 +102,8 @@ class RequestBuilder:
             documents=facts is not None,
             rendered=rendered,
         )
+        if facts is not None:
+            request = replace(request, body={**request.body, **fields})
         return replace(request.with_headers(headers), timeout=timeout)
 
     def _renderer_of(self, facts: ServerFacts) -> PromptRenderer | None:

@@ -79,6 +79,7 @@ class OpenAIServer:
     has_chat_template = True
     supports_tools = True  # unless the server refuses them
     takes_headers = True
+    takes_reuse = True
 
     def __init__(
         self,

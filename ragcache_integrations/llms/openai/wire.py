@@ -56,9 +56,14 @@ class ServerCallOptions(CallOptions, total=False):
 
     Attributes:
         headers: HTTP headers of this request, which override those of all requests.
+        reuse: Where ``ragcache serve`` is to reuse the prompt's documents, ``prefix`` or
+            ``anywhere``; as its options say if ``None``.
+        link_tokens: How many first tokens of each it is to compute with ``anywhere``; the same.
     """
 
     headers: Mapping[str, SecretStr] | None
+    reuse: str | None
+    link_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)

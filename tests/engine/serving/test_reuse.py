@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
 
-from .starting import SMALL, Server
+from ragcache_integrations.langchain import ChatRAGCache
+
+from .starting import MODEL, SMALL, Server
 
 pytestmark = pytest.mark.engine
 
@@ -41,6 +44,19 @@ def test_documents_are_reused_anywhere(tmp_path: Path) -> None:
         most, fewer = (cached(*TEXTS[::-1], link_tokens=links) for links in (0, 20))
         assert exact < fewer < most
         assert cached(*TEXTS[::-1], cache_salt="somebody else's") == 0
+
+        def by_our_class(knobs: dict[str, Any], **call: Any) -> int:
+            where: dict[str, Any] = {"base_url": server.base_url, "model": MODEL, "max_tokens": 2}
+            texts = [TEXTS[1], TEXTS[2], TEXTS[0]]  # nobody has asked with them in this order
+            message = HumanMessage("".join(texts) + "\n\nWhich river is it?")
+            with ChatRAGCache(**where, **knobs) as model:
+                said: Any = model.invoke([message], documents=texts, **call)
+            tokens: int = said.usage_metadata["input_token_details"]["cache_read"]
+            return tokens
+
+        links = {"reuse": "anywhere", "link_tokens": 0}
+        exact = by_our_class({}, reuse="prefix")
+        assert exact < by_our_class(links, link_tokens=20) < by_our_class(links)
         status, said = server.chat(content(*TEXTS), reuse="everywhere")
         assert status == 400
         assert "'prefix' or 'anywhere'" in said["error"]["message"]

@@ -16,7 +16,11 @@ from ragcache_integrations.core.prompt import PromptRenderer
 from ragcache_integrations.engine import Prompt, PromptDocument, SamplingOptions
 from ragcache_integrations.engine.serving.wire import PROTOCOL, content_parts, tokenizer_mark
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.errors import ServerResponseError, ServerUnreachableError
+from ragcache_integrations.errors import (
+    ConfigurationError,
+    ServerResponseError,
+    ServerUnreachableError,
+)
 from ragcache_integrations.llms.affinity import affinity_key
 from ragcache_integrations.llms.openai.wire import build_request
 from tests.llms.doubles import Exchange, StubServer
@@ -245,3 +249,26 @@ def test_documents_without_text_between_them() -> None:
     cats = PromptDocument("Cats purr.", "cats")
     body = build_request("m", Prompt.raw([cats, "", cats]), SamplingOptions(), documents=True).body
     assert body["prompt"] == content_parts([cats, cats])
+
+
+@every_way
+def test_our_server_hears_where_to_reuse_documents(stub: StubServer, ask: Ask) -> None:
+    stub.introduce = introducing(FACTS)
+    with closing(connect(stub)) as server:
+        ask(server, CHAT, None, None)
+        assert not {"reuse", "link_tokens"} & stub.seen[-1].body.keys()
+        for prompt in (CHAT, RAW):
+            server.generate(prompt, reuse="anywhere", link_tokens=0)
+            assert (stub.seen[-1].body["reuse"], stub.seen[-1].body["link_tokens"]) == (
+                "anywhere",
+                0,
+            )
+        server.generate(PLAIN, reuse="anywhere")
+        assert "reuse" not in stub.seen[-1].body
+
+
+def test_no_other_server_hears_of_it(stub: StubServer) -> None:
+    with closing(connect(stub)) as server:
+        with pytest.raises(ConfigurationError, match=r"link_tokens are for `ragcache serve`"):
+            server.generate(CHAT, reuse="anywhere", link_tokens=0)
+        assert not stub.seen
