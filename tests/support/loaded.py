@@ -10,6 +10,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 for module in (
     "ragcache_integrations.engine.in_vllm.driver",
+    "tests.support.worker_loaded",  # before the frameworks, whose many names it need not look at
     "ragcache_integrations.langchain",
     "ragcache_integrations.llama_index",
     "langchain_community.vectorstores",
