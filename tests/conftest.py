@@ -15,6 +15,10 @@ from jupyter_client.provisioning import local_provisioner
 # threads at every layer. Set before anything loads torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# No test needs a network. Set for all of them, since an engine is a fork only where its environment
+# is that of the tests.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 # Mechanics are tested with the model whose answers depend on every token of a prompt.
 os.environ.setdefault("RAGCACHE_DEFAULT_MODEL", "random-small")
 

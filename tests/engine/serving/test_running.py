@@ -111,7 +111,7 @@ def test_told_to_end_while_the_model_loads(
 
 
 def test_a_dead_engine_ends_the_server(tmp_path: Path) -> None:
-    with Server(tmp_path, *SMALL, anew=True) as server:
+    with Server(tmp_path, *SMALL) as server:
         server.wait_ready()
         os.kill(server.engine_pid(), signal.SIGKILL)
         statuses = set()
@@ -169,11 +169,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         (("no-such-organisation/no-such-model",), "no-such-organisation/no-such-model"),
     ],
 )
-def test_a_model_that_fails_to_load(
-    tmp_path: Path, arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not words.startswith("/"):
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_a_model_that_fails_to_load(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     with Server(tmp_path, *arguments) as server:
         assert server.process.wait(END_SECONDS) == 2
         said = server.err.read_text()
