@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-# Test files run side by side; every process has an engine of its own.
+# Test files and type checks run side by side; every process of the tests has an engine of its own.
 PROCESSES ?= 2
 # Of each part of `make fuzz`.
 MINUTES ?= 10
@@ -27,7 +27,7 @@ demo: $(READY)  ## both frameworks before and after the swap; ARGS="--quick" for
 check: $(READY)  ## lint, format, types and import rules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(PROCESSES)
 	$(BIN)/mypy -p ragcache_reader
 	$(BIN)/lint-imports
 
