@@ -52,7 +52,7 @@ GIB = 1 << 30
 TURN = 12
 FALLBACK_TOKEN_BYTES = 1 << 17
 """Of a model that does not tell: a 7B model's with grouped attention (RAGCache table 1)."""
-POLICIES = ("pgdsf", "gdsf", "lru", "lfu")
+POLICIES = ("lrfu", "pgdsf", "gdsf", "lru", "lfu")
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,23 @@
-"""Replacement policies in the simulator: hit rates and saved prefill time by cache size and skew.
+"""Replacement policies in the simulator: hit rates and saved prefill time by stream and cache size.
 
 Real questions retrieve their top-2 passages by keywords; the passages stand for documents of 100 to
 4,000 tokens. Questions come by Zipf's law, all alike ("uniform"), or each once before any comes
-again ("retrieval": documents are as popular as retrieval makes them). Cache sizes are shares of the
-tokens of all documents that are ever retrieved; running requests live in the cache too. ``vllm`` is
-stock vLLM's own block LRU. Nothing here runs a model: prefill times are the default cost model's.
+again ("retrieval": documents are as popular as retrieval makes them). Popularity also drifts by one
+rank every 50 requests ("slow drift") or every 5 ("fast drift"), or is drawn anew three times
+("upheavals"), or three in ten requests ask for documents that come only once, in runs of 50
+("scans"). Cache sizes are shares of the tokens of all documents that are ever retrieved; running
+requests live in the cache too. ``vllm`` is stock vLLM's own block LRU, ``s3-fifo`` and
+``w-tinylfu`` are policies of others over the same tree, and ``optimum`` knows the future: no policy
+finds more tokens. Nothing here runs a model: prefill times are the default cost model's.
+
+A policy's regret at a point is the share by which it finds less than the best policy there, the
+optimum aside. Policies are ranked by their largest regret.
 
 Without ``--data`` the questions are the bundled 300; with it, the folder's ``nq`` and ``mmlu``.
 
 The last line is one JSON object: geometric means of PGDSF / LRU over the Zipf streams, the worst
-points, and the mean rates of every policy at every point.
+points, the default policy against LRU, against the best policy of each point and against the
+optimum, and the mean rates of every policy at every point.
 """
 
 from __future__ import annotations
@@ -19,10 +27,15 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from parts.replacement.optimum import optimal_tier
+from parts.replacement.peers import S3FifoTier, WTinyLfuTier
+from parts.stats.intervals import geometric_mean_ratio
 from parts.traffic.corpora import (
     bundled_documents,
     bundled_questions,
@@ -33,13 +46,32 @@ from parts.traffic.corpora import (
 from parts.traffic.traces import question_stream, sampled_lengths
 from tqdm import tqdm
 
-from ragcache_integrations.knowledge_tree.simulation.simulator import SIMULATED_POLICIES, simulate
+from ragcache_integrations.evaluation.scores.intervals import Interval, bootstrap_interval
+from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
+from ragcache_integrations.knowledge_tree.simulation.simulator import (
+    SIMULATED_POLICIES,
+    SimulationResult,
+    simulate,
+)
+from ragcache_integrations.knowledge_tree.simulation.traces import Trace
+from ragcache_integrations.knowledge_tree.tier import Tier
 
 ZIPF = (0.8, 1.0, 1.2)
 UNIFORM = 0.0
 RETRIEVAL = None
+CHANGES: dict[str, dict[str, Any]] = {
+    "slow drift": {"drift": 1 / 50},
+    "fast drift": {"drift": 1 / 5},
+    "upheavals": {"upheavals": 3},
+    "scans": {"scans": 0.3},
+}
+CHANGED = 0.8
+"""Zipf's exponent of the streams that change."""
 SHARES = (0.02, 0.05, 0.10, 0.20)
 TOP_K = 2
+OPTIMUM = "optimum"
+ONLINE = (*SIMULATED_POLICIES, "s3-fifo", "w-tinylfu")
+COMPARED = (*ONLINE, OPTIMUM)
 MEASURES = {
     "documents": "hit rate by documents",
     "tokens": "hit rate by tokens",
@@ -53,13 +85,15 @@ class Point:
 
     questions: str
     exponent: float | None
+    change: str
     share: float
 
     @property
     def stream(self) -> str:
         """The stream's name."""
         names = {UNIFORM: "uniform", RETRIEVAL: "retrieval"}
-        return f"{self.questions} {names.get(self.exponent, f'zipf {self.exponent}')}"
+        popularity = names.get(self.exponent, f"zipf {self.exponent}")
+        return " ".join(filter(None, (self.questions, popularity, self.change)))
 
 
 Rates = dict[str, float]  # by measure
@@ -78,40 +112,70 @@ def retrieved(data: Path | None) -> dict[str, list[list[str]]]:
     return {name: lexical_top_k(asked, documents, TOP_K) for name, asked in questions.items()}
 
 
-def run(options: argparse.Namespace, seeds: int, requests: int) -> Runs:
+def kinds(sources: Sequence[str]) -> Iterator[tuple[str, float | None, str]]:
+    """Source, exponent and change of every stream."""
+    first, *others = sources
+    for exponent in (*ZIPF, UNIFORM, RETRIEVAL):
+        yield first, exponent, ""
+    for change in CHANGES:
+        yield first, CHANGED, change
+    for source in others:
+        yield source, RETRIEVAL, ""
+
+
+def serve(trace: Trace, blocks: int, block_size: int, policy: str) -> SimulationResult:
+    """Run a trace under a policy of ours or of others."""
+    tiers: dict[str, Tier[int]] = {}
+    if policy == OPTIMUM:
+        tiers[policy] = optimal_tier(trace)
+    elif policy == "s3-fifo":
+        tiers[policy] = S3FifoTier(blocks)
+    elif policy == "w-tinylfu":
+        tiers[policy] = WTinyLfuTier(blocks)
+    return simulate(
+        trace,
+        gpu_blocks=blocks,
+        block_size=block_size,
+        policy="lru" if tiers else policy,
+        gpu_tier=tiers.get(policy),
+    )
+
+
+def run(options: argparse.Namespace, seeds: Iterable[int], requests: int) -> Runs:
     """Simulate everything."""
     runs: Runs = {}
     sources = retrieved(options.data)
-    exponents = (*ZIPF, UNIFORM, RETRIEVAL)
-    streams = list(itertools.product(sources, exponents, range(seeds)))
-    total = len(streams) * len(SHARES) * len(SIMULATED_POLICIES)
-    with tqdm(total=total, unit="run") as progress:
-        for source, exponent, seed in streams:
+    streams = list(itertools.product(seeds, kinds(list(sources))))
+    with tqdm(total=len(streams) * len(SHARES) * len(COMPARED), unit="run") as progress:
+        for seed, (source, exponent, change) in streams:
             answers = sources[source]
             lengths = sampled_lengths(itertools.chain.from_iterable(answers), seed=seed)
             trace = question_stream(
-                answers, lengths, requests=requests, exponent=exponent, seed=seed
+                answers,
+                lengths,
+                requests=requests,
+                exponent=exponent,
+                seed=seed,
+                **CHANGES.get(change, {}),
             )
             for share in SHARES:
                 blocks = int(share * sum(lengths.values()) / options.block_size)
                 rates: dict[str, Rates] = {}
-                for policy in SIMULATED_POLICIES:
-                    result = simulate(
-                        trace, gpu_blocks=blocks, block_size=options.block_size, policy=policy
-                    )
+                for policy in COMPARED:
+                    result = serve(trace, blocks, options.block_size, policy)
                     rates[policy] = {
                         "documents": result.stats.document_hit_rate,
                         "tokens": result.stats.token_hit_rate,
                         "saved_prefill": result.saved_share,
                     }
                     progress.update()
-                runs.setdefault(Point(source, exponent, share), []).append(rates)
+                runs.setdefault(Point(source, exponent, change, share), []).append(rates)
     return runs
 
 
 def mean(runs: Sequence[dict[str, Rates]], policy: str, measure: str) -> float:
     """A policy's mean rate at one point, over the seeds."""
-    return statistics.fmean(one[policy][measure] for one in runs)
+    return statistics.fmean(rates[policy][measure] for rates in runs)
 
 
 def ratio(runs: Sequence[dict[str, Rates]], policy: str, measure: str) -> float:
@@ -120,15 +184,54 @@ def ratio(runs: Sequence[dict[str, Rates]], policy: str, measure: str) -> float:
     return mean(runs, policy, measure) / theirs if theirs else math.nan
 
 
+def by_seed(seeds: Sequence[dict[str, Rates]], policy: str, measure: str) -> list[float]:
+    """A policy's rates at one point."""
+    return [rates[policy][measure] for rates in seeds]
+
+
+def over(runs: Runs, policy: str, other: str, measure: str) -> Interval:
+    """Geometric mean over all points of a policy's mean rate against another's."""
+    points = [
+        (by_seed(seeds, policy, measure), by_seed(seeds, other, measure))
+        for seeds in runs.values()
+        if mean(seeds, other, measure)
+    ]
+    return geometric_mean_ratio(points, average=np.mean)
+
+
+def largest_regret(runs: Runs, policy: str, measure: str) -> Interval:
+    """The largest share by which a policy finds less than the best policy of a point."""
+    # [policy, point, seed]; the seeds of all points are drawn together, as one run of everything.
+    rates = np.array(
+        [[by_seed(seeds, other, measure) for seeds in runs.values()] for other in ONLINE]
+    )
+
+    def largest(seeds: Any, axis: int) -> Any:
+        means = rates[:, :, seeds.astype(int)].mean(axis=axis)
+        return (1 - means[ONLINE.index(policy)] / means.max(axis=0)).max(axis=0)
+
+    return bootstrap_interval(largest, [np.arange(rates.shape[-1])])
+
+
 def show(runs: Runs) -> None:
-    """Print one table per measure."""
+    """Print one table per measure, and the ranking."""
     for measure, title in MEASURES.items():
-        policies = "".join(f"{policy:>8}" for policy in SIMULATED_POLICIES)
-        print(f"\n{title}\n{'stream':<20}{'cache':>6}{policies}{'pgdsf/lru':>11}")
+        policies = "".join(f"{policy:>10}" for policy in COMPARED)
+        print(f"\n{title}\n{'stream':<24}{'cache':>6}{policies}{'pgdsf/lru':>11}")
         for point, seeds in runs.items():
-            rates = "".join(f"{mean(seeds, one, measure):8.3f}" for one in SIMULATED_POLICIES)
+            rates = "".join(f"{mean(seeds, policy, measure):10.3f}" for policy in COMPARED)
             against = ratio(seeds, "pgdsf", measure)
-            print(f"{point.stream:<20}{point.share:>6.0%}{rates}{against:11.3f}")
+            print(f"{point.stream:<24}{point.share:>6.0%}{rates}{against:11.3f}")
+    for measure, title in MEASURES.items():
+        print(f"\n{title}, over all streams and caches")
+        print(f"{'policy':<12}{'largest regret':>24}{'over LRU':>24}{'of the optimum':>24}")
+        for policy in ONLINE:
+            figures = (
+                largest_regret(runs, policy, measure),
+                over(runs, policy, "lru", measure),
+                over(runs, policy, OPTIMUM, measure),
+            )
+            print(f"{policy:<12}" + "".join(f"{figure!s:>24}" for figure in figures))
 
 
 def summary(runs: Runs) -> dict[str, object]:
@@ -138,36 +241,39 @@ def summary(runs: Runs) -> dict[str, object]:
         found = (
             ratio(seeds, policy, measure)
             for point, seeds in runs.items()
-            if point.exponent in exponents
+            if point.exponent in exponents and not point.change
         )
-        return [one for one in found if not math.isnan(one)]
+        return [share for share in found if not math.isnan(share)]
 
     def over_lru(policy: str) -> dict[str, float]:
         return {
-            one: round(statistics.geometric_mean(ratios(ZIPF, policy, one)), 4) for one in MEASURES
+            measure: round(statistics.geometric_mean(ratios(ZIPF, policy, measure)), 4)
+            for measure in MEASURES
         }
 
     def worst(exponents: Iterable[float | None]) -> dict[str, float]:
-        return {one: round(min(ratios(exponents, "pgdsf", one)), 4) for one in MEASURES}
+        return {measure: round(min(ratios(exponents, "pgdsf", measure)), 4) for measure in MEASURES}
 
     return {
+        "default": DEFAULT_POLICY,
+        "default_over_lru_tokens": over(runs, DEFAULT_POLICY, "lru", "tokens").as_list(4),
+        "worst_gap_to_best": {
+            policy: largest_regret(runs, policy, "tokens").as_list(4) for policy in ONLINE
+        },
+        "share_of_optimum": over(runs, DEFAULT_POLICY, OPTIMUM, "tokens").as_list(4),
         "pgdsf_over_lru": over_lru("pgdsf"),
         "worst_zipf": worst(ZIPF),
         "worst_uniform": worst((UNIFORM,)),
         "worst_retrieval": worst((RETRIEVAL,)),
         "others_over_lru": {
-            policy: over_lru(policy)
-            for policy in SIMULATED_POLICIES
-            if policy not in {"pgdsf", "lru"}
+            policy: over_lru(policy) for policy in COMPARED if policy not in {"pgdsf", "lru"}
         },
         "points": [
             {
                 "stream": point.stream,
                 "cache_share": point.share,
                 **{
-                    measure: {
-                        one: round(mean(seeds, one, measure), 4) for one in SIMULATED_POLICIES
-                    }
+                    measure: {policy: round(mean(seeds, policy, measure), 4) for policy in COMPARED}
                     for measure in MEASURES
                 },
             }
@@ -179,14 +285,14 @@ def summary(runs: Runs) -> dict[str, object]:
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--quick", action="store_true", help="one seed, 1,500 requests")
+    parser.add_argument("--quick", action="store_true", help="one seed, 1,000 requests")
     parser.add_argument("--data", type=Path, help="folder with nq/ and mmlu/; the sample if none")
-    parser.add_argument("--requests", type=int, default=10_000, help="for each seed")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--block-size", type=int, default=64, help="tokens per block")
+    parser.add_argument("--requests", type=int, default=3_000, help="for each seed")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--block-size", type=int, default=256, help="tokens per block")
     arguments = parser.parse_args()
-    seeds, requests = (1, 1500) if arguments.quick else (arguments.seeds, arguments.requests)
-    runs = run(arguments, seeds, requests)
+    seeds, requests = (1, 1000) if arguments.quick else (arguments.seeds, arguments.requests)
+    runs = run(arguments, range(seeds), requests)
     show(runs)
     print(
         json.dumps(

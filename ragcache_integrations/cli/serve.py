@@ -25,7 +25,7 @@ TREE = {
     ),
     "cache_depth": "keep only the first N documents of a request (default: all)",
     "frequency_window": (
-        "count only the last S seconds of requests for a document's popularity (default: all)"
+        "pgdsf, gdsf and lfu count only requests of the last S seconds (default: all)"
     ),
     "reuse": (
         "how documents' KV caches are reused if a request does not say: "

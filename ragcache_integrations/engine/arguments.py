@@ -17,6 +17,7 @@ from ragcache_integrations.core.checks import (
     or_none,
 )
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError, ModelNotFoundError
+from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
 
 from .machine import computes_on_cpu
 from .protocol import CacheSettings, EngineSettings
@@ -72,7 +73,7 @@ def engine_settings(
     dtype: str = "auto",
     seed: int = 0,
     knowledge_tree: bool = True,
-    policy: str = "pgdsf",
+    policy: str = DEFAULT_POLICY,
     host_cache_gib: float = 0.0,
     reorder_window: int | None = 32,
     cache_depth: int | None = None,

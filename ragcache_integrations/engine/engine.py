@@ -25,6 +25,7 @@ from ragcache_integrations.core.prompt import (
     RenderedPrompt,
     Rendering,
 )
+from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
 from .arguments import check_installed, engine_settings, with_bundled_model
@@ -85,16 +86,16 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         seed: Seed of the engine's random numbers.
         knowledge_tree: Whether documents' KV caches are kept by the knowledge tree; ``False`` is
             vLLM's own prefix caching, for comparison.
-        policy: What is evicted first: ``pgdsf`` (by frequency, recency and the time to compute it
-            again), ``gdsf``, ``lru`` or ``lfu``.
+        policy: What is evicted first: ``lrfu`` (by frequency, recency and the time to compute it
+            again), ``pgdsf`` (the same by RAGCache's formula), ``gdsf``, ``lru`` or ``lfu``.
         host_cache_gib: Memory of the host to which evicted documents are copied, in GiB. It pays
             off if the model computes on a GPU; 0 for none.
         reorder_window: How often each waiting request may be overtaken by requests whose documents
             are cached; ``None`` for the order of arrival.
         cache_depth: How many of a request's first documents are kept, because the orders of many
             documents hardly ever repeat; ``None`` for all.
-        frequency_window: Seconds for which a request counts towards its documents' popularity;
-            ``None`` for ever.
+        frequency_window: Seconds for which ``pgdsf``, ``gdsf`` and ``lfu`` count a request of a
+            document; ``None`` for ever. ``lrfu`` tunes itself.
         reuse: ``prefix`` reuses a document's KV cache after the same text, which is exact;
             ``anywhere`` at every place of every prompt, which is an approximation: a document does
             not see those before it, but for its first tokens.
@@ -153,7 +154,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         dtype: str = "auto",
         seed: int = 0,
         knowledge_tree: bool = True,
-        policy: str = "pgdsf",
+        policy: str = DEFAULT_POLICY,
         host_cache_gib: float = 0.0,
         reorder_window: int | None = 32,
         cache_depth: int | None = None,

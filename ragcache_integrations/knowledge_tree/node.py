@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from .popularity import NEVER, Trial
+
 __all__ = ["History", "Key", "Node", "Shelf"]
 
 Key = Hashable
@@ -21,12 +23,16 @@ class History:
         total_cost: Sum of the prefill times per computed token, in seconds.
         computed: Number of summands in ``total_cost``.
         times: When the accesses were; kept only where there is a time window.
+        popularity: Accesses, those of long ago counting less, as a logarithm.
+        trial: What the half-life is tuned by, of a document in the sample.
     """
 
     frequency: int = 0
     total_cost: float = 0.0
     computed: int = 0
     times: deque[float] | None = None
+    popularity: float = NEVER
+    trial: Trial | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +50,7 @@ class Shelf:
     idle: dict[Key, None] = field(default_factory=dict)
     busy: set[Key] = field(default_factory=set)
     idle_below: int = 0
-    priority: float = 0.0
+    priority: float = NEVER
     stamp: int = -1
 
     @property
@@ -97,6 +103,11 @@ class Node:
     def frequency(self) -> int:
         """Accesses so far, within the time window where there is one."""
         return self.history.frequency
+
+    @property
+    def popularity(self) -> float:
+        """Base-2 logarithm of the accesses, those of long ago counting less."""
+        return self.history.popularity
 
     @property
     def average_cost(self) -> float:

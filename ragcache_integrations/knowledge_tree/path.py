@@ -21,6 +21,7 @@ class Path:
         spans: All documents of the request, those beyond ``cache_depth`` included.
         accessed: Whether the access was counted; a preempted request comes twice.
         accessed_at: When it was; kept only where frequencies have a time window.
+        counted_at: When it was, in the time of :class:`~.popularity.Popularity`.
         retracted: Whether it was taken back.
         closed: Whether the request has left.
     """
@@ -30,5 +31,6 @@ class Path:
     spans: tuple[Span, ...] = field(default=())
     accessed: bool = False
     accessed_at: float = 0.0
+    counted_at: float = 0.0
     retracted: bool = False
     closed: bool = False

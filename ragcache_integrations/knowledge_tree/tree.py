@@ -20,7 +20,8 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .node import History, Key, Node
 from .path import Path, Span
-from .policies import POLICIES
+from .policies import DEFAULT_POLICY, POLICIES
+from .popularity import Popularity
 from .prefill_cost import PrefillCostModel
 from .snapshot import TreeSnapshot, snapshot_children
 from .stats import Tally, TreeStats
@@ -32,6 +33,9 @@ Slot = TypeVar("Slot")
 
 HISTORY = 100_000
 """Evicted documents whose frequency and cost are remembered."""
+
+SAMPLE = 8192
+"""Of a larger cache, a part of about this many blocks is simulated to tune the half-life."""
 
 NO_SLOT = -1
 """Host slot of a block that was evicted from the GPU in this step."""
@@ -57,12 +61,13 @@ class KnowledgeTree(Generic[Slot]):
         block_size: Tokens per block.
         lookahead: Tokens after a block that its key covers. With EAGLE and MTP vLLM's hashes do,
             because the draft model's KV cache depends on them.
+        gpu_blocks: Capacity of the GPU in blocks, those in use included.
         host_blocks: Capacity of the host tier in blocks; 0 for none.
-        policy: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
+        policy: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
         prefill_seconds: T(alpha, beta), the time to prefill beta tokens after alpha cached
             ones.
         cache_depth: Only the first documents of a request are kept (RAGCache §8); ``None`` for all.
-        frequency_window: Seconds for which accesses count; ``None`` for ever.
+        frequency_window: Seconds for which accesses count towards the frequency; ``None`` for ever.
         now: Clock for the window, in seconds.
 
     Raises:
@@ -74,17 +79,18 @@ class KnowledgeTree(Generic[Slot]):
         *,
         block_size: int,
         lookahead: int = 0,
+        gpu_blocks: int,
         host_blocks: int = 0,
-        policy: str = "pgdsf",
+        policy: str = DEFAULT_POLICY,
         prefill_seconds: Callable[[int, int], float] | None = None,
         cache_depth: int | None = None,
         frequency_window: float | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        if block_size < 1 or lookahead < 0 or host_blocks < 0:
+        if block_size < 1 or gpu_blocks < 1 or lookahead < 0 or host_blocks < 0:
             msg = (
-                "block_size must be at least 1, lookahead and host_blocks at least 0, "
-                f"got {block_size}, {lookahead} and {host_blocks}"
+                "block_size and gpu_blocks must be at least 1, lookahead and host_blocks at least "
+                f"0, got {block_size}, {gpu_blocks}, {lookahead} and {host_blocks}"
             )
             raise ConfigurationError(msg)
         if policy not in POLICIES:
@@ -98,6 +104,7 @@ class KnowledgeTree(Generic[Slot]):
             raise ConfigurationError(msg)
         self.block_size = block_size
         self._lookahead = lookahead
+        self.gpu_blocks = gpu_blocks
         self.host_blocks = host_blocks
         self.policy = policy
         self._prefill_seconds = prefill_seconds or PrefillCostModel.default()
@@ -114,6 +121,8 @@ class KnowledgeTree(Generic[Slot]):
         self._owners: dict[Key, Node] = {}
         self._history: Memo[Key, History] = Memo(HISTORY)
         self._accesses = 0
+        blocks = self.gpu_blocks + self.host_blocks
+        self._popularity = Popularity(blocks, every=-(-blocks // SAMPLE))
         self._free_host_slots = list(range(self.host_blocks - 1, -1, -1))
         self._leaving: dict[Key, Slot] = {}  # evicted from the GPU, not yet copied to the host
         self._versions: dict[tuple[Node, str], Key] = {}
@@ -167,10 +176,12 @@ class KnowledgeTree(Generic[Slot]):
         computed = max(1, prompt_tokens - cached)
         cost = self._prefill_seconds(cached, computed) / computed
         now = path.accessed_at = self._now() if self._frequency_window is not None else 0.0
+        path.counted_at = self._popularity.advance(path.ends[-1])
         for node, end in zip(path.nodes, path.ends, strict=True):
             node.running += 1
             node.last_access = self._accesses
             self._count(node.history, now)
+            self._popularity.count(node.history, len(node.keys))
             if end * self.block_size > cached:
                 node.history.total_cost += cost
                 node.history.computed += 1
@@ -189,6 +200,7 @@ class KnowledgeTree(Generic[Slot]):
         path.retracted = True
         for node in path.nodes:
             self._uncount(node.history, path.accessed_at)
+            self._popularity.take_back(node.history, path.counted_at)
             self.gpu.price(node)
             self.host.price(node)
 

@@ -170,14 +170,14 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
         dtype: Numeric type of weights and KV cache; the engine's default if ``None``.
         knowledge_tree: Whether documents' KV caches are kept by the knowledge tree; ``False`` is
             vLLM's own prefix caching, for comparison.
-        policy: What is evicted first: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
+        policy: What is evicted first: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
         host_cache_gib: Memory of the host to which evicted documents are copied, in GiB; 0 for
             none.
         reorder_window: How often a waiting request may be overtaken by one whose documents are
             cached; ``None`` for the order of arrival.
         cache_depth: How many of a request's first documents are kept; ``None`` for all.
-        frequency_window: Seconds for which a request counts towards its documents' popularity;
-            ``None`` for ever.
+        frequency_window: Seconds for which ``pgdsf``, ``gdsf`` and ``lfu`` count a request of a
+            document; ``None`` for ever. ``lrfu`` tunes itself.
         reuse: ``prefix`` reuses a document's KV cache after the same text, which is exact;
             ``anywhere`` at every place of every prompt, an approximation. With ``base_url``,
             requests ask ``ragcache serve`` for it if it is not the default.

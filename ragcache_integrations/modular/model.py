@@ -21,6 +21,7 @@ from ragcache_integrations.errors import (
     ModelNotFoundError,
     PromptTooLongError,
 )
+from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
 from ragcache_integrations.modular.kv.decoders import decoder_of
 from ragcache_integrations.modular.kv.encoding import Encoded, ModuleEncoder, Patience
 from ragcache_integrations.modular.kv.memory import BufferPool
@@ -99,8 +100,9 @@ class ModularModel(Closeable):
             is.
         store_bytes: Bytes for encoded modules in the host's memory.
         device_store_bytes: Bytes for copies of them on the device; 0 for none.
-        policy: Which modules are evicted first: ``pgdsf`` (by frequency, recency and the time to
-            encode them again), ``gdsf``, ``lru`` or ``lfu``.
+        policy: Which modules are evicted first: ``lrfu`` (by frequency, recency and the time to
+            encode them again), ``pgdsf`` (the same by RAGCache's formula), ``gdsf``, ``lru`` or
+            ``lfu``.
         threads: Threads that compute on a CPU, in the whole process; torch's default if ``None``.
 
     Attributes:
@@ -125,7 +127,7 @@ class ModularModel(Closeable):
         device: str = "cpu",
         store_bytes: int = 4 * 2**30,
         device_store_bytes: int = 0,
-        policy: str = "pgdsf",
+        policy: str = DEFAULT_POLICY,
         threads: int | None = None,
     ) -> None:
         store: ModuleStore[Encoded] = ModuleStore(store_bytes, policy)

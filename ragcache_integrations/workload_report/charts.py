@@ -89,7 +89,7 @@ def _sizes(findings: Findings, title: str, note: str, field: str) -> Chart:
     x = Axis(low, max(high, 2 * low), log=True, text=short_number, label=label)
     y = Axis(0, min(100.0, 1.1 * highest), text=_percent)
     series = [
-        Series("knowledge tree, PGDSF", OURS, ours),
+        Series("knowledge tree", OURS, ours),
         Series("stock vLLM, block LRU", OTHER, stock),
     ]
     if result.recommended is not None:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 import pytest
-from parts.traffic.traces import document_stream, question_stream, sampled_lengths
+from parts.traffic.traces import SCAN, document_stream, question_stream, sampled_lengths
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.simulation.traces import Trace
@@ -115,3 +115,42 @@ def test_impossible_document_streams_are_refused(top_k: int) -> None:
 def test_impossible_lengths_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="1 <= low <= high"):
         sampled_lengths(["a"], low=5, high=4, seed=0)
+
+
+def asked_most(trace: Trace, begin: int, end: int) -> str | None:
+    counts = Counter(request.question for request in trace.requests[begin:end])
+    return counts.most_common(1)[0][0]
+
+
+def changing(**change: float) -> Trace:
+    return question_stream(
+        RETRIEVED,
+        TOKENS,
+        requests=4000,
+        exponent=2.0,
+        seed=0,
+        **change,  # type: ignore[arg-type]  # numbers by name
+    )
+
+
+def test_the_most_popular_question_stays_unless_popularity_changes() -> None:
+    still, drifting, upset = changing(), changing(drift=1 / 1000), changing(upheavals=3)
+    parts = [(begin, begin + 1000) for begin in range(0, 4000, 1000)]
+    assert len({asked_most(still, *part) for part in parts}) == 1
+    assert len({asked_most(drifting, *part) for part in parts}) == 4
+    assert len({asked_most(upset, *part) for part in parts}) > 2
+    first = parts[0]
+    assert asked_most(still, *first) == asked_most(drifting, *first) == asked_most(upset, *first)
+
+
+def test_a_scan_asks_for_documents_that_come_only_once() -> None:
+    trace, without = changing(scans=0.3), changing()
+    scanned = [request for request in trace.requests if request.question is None]
+    counts = Counter(name for request in scanned for name, _ in request.documents)
+    assert set(counts.values()) == {1}
+    assert len(scanned) % SCAN == 0
+    assert 0.1 < len(scanned) / 4000 < 0.5
+    assert all(
+        request == other or request.question is None
+        for request, other in zip(trace.requests, without.requests, strict=True)
+    )

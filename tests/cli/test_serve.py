@@ -96,7 +96,7 @@ def test_without_the_knowledge_tree(started: Started) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--policy", "belady"], "policy must be one of pgdsf"),
+        (["--policy", "belady"], "policy must be one of lrfu, pgdsf"),
         (["--host-cache-gib", "-1"], "host_cache_gib must be"),
         (["--host-cache-gib", "1", "--no-knowledge-tree"], "needs the knowledge tree"),
         (["--reorder-window", "0"], "reorder_window must be"),

@@ -235,7 +235,7 @@ def test_a_host_tier_below_one_block_is_refused() -> None:
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
-        ({"policy": "arc"}, "policy must be one of pgdsf, gdsf, lru, lfu, got 'arc'"),
+        ({"policy": "arc"}, "policy must be one of lrfu, pgdsf, gdsf, lru, lfu, got 'arc'"),
         ({"host_cache_gib": -1}, "host_cache_gib must be a number of at least 0, got -1"),
         ({"host_cache_gib": float("nan")}, "got nan"),
         ({"host_cache_gib": True}, "got True"),

@@ -11,6 +11,7 @@ from ragcache_integrations.knowledge_tree import KnowledgeTree
 from ragcache_integrations.knowledge_tree import tier as tier_module
 from ragcache_integrations.knowledge_tree.node import Key, Node, Shelf
 from ragcache_integrations.knowledge_tree.path import Path
+from ragcache_integrations.knowledge_tree.popularity import FIRST, NEVER
 from ragcache_integrations.knowledge_tree.tier import Tier
 
 GetShelf = Callable[[Node], Shelf]
@@ -124,8 +125,18 @@ def heap_bound(candidates: int) -> int:
 @dataclass
 class Account:
     times: list[float] = field(default_factory=list)
+    counted: list[float] = field(default_factory=list)
     costs: list[float] = field(default_factory=list)
     frequency: int = 0
+
+    @property
+    def popularity(self) -> float:
+        """The logarithm of the sum of what the accesses count, the first one a quarter."""
+        if not self.counted:
+            return NEVER
+        last = self.counted[-1]
+        terms = [2 ** (when - last) for when in self.counted]
+        return last + math.log2(math.fsum(terms) - (1 - 2**FIRST) * terms[0])
 
 
 class Ledger:
@@ -149,6 +160,7 @@ class Ledger:
         self.priorities: dict[tuple[str, Node], float] = {}
         self.last: dict[Node, int] = {}
         self.accesses = 0
+        self.half_lives = 0.0
 
     def account(self, node: Node) -> Account:
         """History belongs to the content: a node that comes back has it again."""
@@ -159,10 +171,13 @@ class Ledger:
         self, tree: KnowledgeTree[int], path: Path, cached: int, prompt: int, now: float
     ) -> None:
         self.accesses += 1
+        blocks = tree.gpu_blocks + tree.host_blocks
+        self.half_lives += path.ends[-1] / blocks / tree._popularity.half_life
         new = max(1, prompt - cached)
         for node, end in zip(path.nodes, path.ends, strict=True):
             account = self.account(node)
             account.times.append(now)
+            account.counted.append(self.half_lives)
             account.frequency = sum(then >= now - self.window for then in account.times)
             if end * self.block_size > cached:
                 account.costs.append(self.seconds(cached, new) / new)
@@ -174,7 +189,9 @@ class Ledger:
         account = self.account(node)
         costs = account.costs
         average = sum(costs) / len(costs) if costs else 0.0
+        cost = math.log2(average) if average else NEVER
         self.priorities[tier, node] = {
+            "lrfu": max(NEVER, account.popularity + cost),
             "pgdsf": clock + account.frequency * average,
             "gdsf": clock + account.frequency,
             "lru": float(self.last.get(node, 0)),
@@ -186,9 +203,7 @@ class Ledger:
             assert node.frequency == self.account(node).frequency
             if not node.gpu.empty:
                 assert math.isclose(
-                    node.gpu.priority, self.priorities.get(("gpu", node), 0.0), abs_tol=1e-12
+                    node.gpu.priority, self.priorities.get(("gpu", node), NEVER), abs_tol=1e-9
                 )
             if not node.host.empty:
-                assert math.isclose(
-                    node.host.priority, self.priorities["host", node], abs_tol=1e-12
-                )
+                assert math.isclose(node.host.priority, self.priorities["host", node], abs_tol=1e-9)

@@ -37,7 +37,7 @@ class Library:
         **settings: Any,
     ) -> None:
         self.tree: KnowledgeTree[int] = KnowledgeTree(
-            block_size=block_size, lookahead=lookahead, **settings
+            block_size=block_size, gpu_blocks=gpu_blocks, lookahead=lookahead, **settings
         )
         self.driver = Driver(self.tree, gpu_blocks, lookahead=lookahead)
         self.lengths = lengths or {}
@@ -339,7 +339,7 @@ class TestEviction:
 
     def test_second_copies(self) -> None:
         """Two requests computed the same; the first copy that is released is kept."""
-        tree: KnowledgeTree[str] = KnowledgeTree(block_size=1)
+        tree: KnowledgeTree[str] = KnowledgeTree(block_size=1, gpu_blocks=9)
         path = tree.enter("", [("D1", 0, 2)], [1, 2])
         assert tree.release(1, "first")
         assert not tree.release(1, "second")
@@ -349,7 +349,7 @@ class TestEviction:
 
     def test_what_comes_late_still_goes_first(self) -> None:
         """The last block of a document is released when a copy of its first is idle already."""
-        tree: KnowledgeTree[str] = KnowledgeTree(block_size=1)
+        tree: KnowledgeTree[str] = KnowledgeTree(block_size=1, gpu_blocks=9)
         tree.enter("", [("D1", 0, 3)], [1, 2, 3])
         assert tree.release(2, "2")
         assert tree.release(1, "1")
@@ -395,7 +395,7 @@ class TestHostTier:
 
     def test_computed_again_but_not_swapped_out_again(self) -> None:
         """vLLM computes the last token of a prompt, though all of it is on the host."""
-        tree: KnowledgeTree[str] = KnowledgeTree(block_size=1, host_blocks=1)
+        tree: KnowledgeTree[str] = KnowledgeTree(block_size=1, gpu_blocks=9, host_blocks=1)
         tree.enter("", [("D1", 0, 1)], [1])
         tree.release(1, "slot")
         tree.evict(1)
@@ -525,10 +525,11 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("settings", "words"),
         [
-            ({"block_size": 0}, "block_size must be at least 1"),
-            ({"lookahead": -1}, "got 1, -1 and 0"),
-            ({"host_blocks": -1}, "lookahead and host_blocks at least 0, got 1, 0 and -1"),
-            ({"policy": "pgsdf"}, "'pgsdf': allowed are pgdsf, gdsf, lru, lfu"),
+            ({"block_size": 0}, "block_size and gpu_blocks must be at least 1"),
+            ({"gpu_blocks": 0}, "block_size and gpu_blocks must be at least 1"),
+            ({"lookahead": -1}, "got 1, 9, -1 and 0"),
+            ({"host_blocks": -1}, "lookahead and host_blocks at least 0, got 1, 9, 0 and -1"),
+            ({"policy": "pgsdf"}, "'pgsdf': allowed are lrfu, pgdsf, gdsf, lru, lfu"),
             ({"cache_depth": 0}, "cache_depth must be at least 1 document, or None, got 0"),
             ({"frequency_window": 0.0}, "must be above 0 seconds, or None, got 0.0"),
             ({"frequency_window": float("nan")}, "got nan"),
@@ -536,7 +537,7 @@ class TestBadInput:
     )
     def test_settings(self, settings: dict[str, Any], words: str) -> None:
         with pytest.raises(ConfigurationError, match=words):
-            KnowledgeTree[int](**{"block_size": 1, **settings})
+            KnowledgeTree[int](**{"block_size": 1, "gpu_blocks": 9, **settings})
 
 
 class PolicyContract:
@@ -578,7 +579,7 @@ class PolicyContract:
     def test_the_clock_is_the_highest_priority_that_went(self, library: Library) -> None:
         priorities = [node.gpu.priority for node in library.tree.nodes() if node.keys]
         library.evict(len(library.tree.gpu))
-        assert library.tree.gpu.clock == max(priorities)
+        assert library.tree.gpu.clock == max(0.0, *priorities)  # it never goes back
 
     def test_parents_outlive_their_children(self, library: Library) -> None:
         for _ in range(9):
@@ -586,6 +587,11 @@ class PolicyContract:
         while "D6" in library.in_gpu():
             assert "D4" in library.in_gpu()
             library.evict(1)
+
+
+class TestLRFU(PolicyContract):
+    policy = "lrfu"
+    victims = ("D5", "D4", "D3", "D2", "D1")
 
 
 class TestPGDSF(PolicyContract):

@@ -21,7 +21,9 @@ def frequencies(tree: KnowledgeTree[int]) -> dict[str, int]:
 
 @pytest.fixture(params=[None, 10.0])
 def tree(request: pytest.FixtureRequest) -> KnowledgeTree[int]:
-    return KnowledgeTree(block_size=2, frequency_window=request.param, now=lambda: 5.0)
+    return KnowledgeTree(
+        block_size=2, gpu_blocks=9, frequency_window=request.param, now=lambda: 5.0
+    )
 
 
 def test_a_wrong_guess_and_the_right_documents_count_once(tree: KnowledgeTree[int]) -> None:
@@ -77,7 +79,9 @@ def test_after_a_reset_there_is_nothing_to_take_back(tree: KnowledgeTree[int]) -
 
 def test_an_access_that_has_left_the_window_is_not_taken_back_twice() -> None:
     now = 0.0
-    tree: KnowledgeTree[int] = KnowledgeTree(block_size=2, frequency_window=1.0, now=lambda: now)
+    tree: KnowledgeTree[int] = KnowledgeTree(
+        block_size=2, gpu_blocks=9, frequency_window=1.0, now=lambda: now
+    )
     guess, other = enter(tree, "a"), enter(tree, "a")
     tree.access(guess, 0, 0, 4)
     now = 5.0
@@ -88,7 +92,7 @@ def test_an_access_that_has_left_the_window_is_not_taken_back_twice() -> None:
 
 
 def test_the_documents_of_a_wrong_guess_are_the_first_to_go() -> None:
-    tree: KnowledgeTree[int] = KnowledgeTree(block_size=2)
+    tree: KnowledgeTree[int] = KnowledgeTree(block_size=2, gpu_blocks=9)
     asked, guess = enter(tree, "a"), enter(tree, "b")
     for slot, path in enumerate((asked, guess)):
         tree.access(path, 0, 0, 4)

@@ -58,6 +58,7 @@ class World:
         self.time = 0.0
         self.tree: KnowledgeTree[int] = KnowledgeTree(
             block_size=setting.block_size,
+            gpu_blocks=setting.gpu_blocks,
             host_blocks=setting.host_blocks,
             policy=setting.policy,
             prefill_seconds=seconds,

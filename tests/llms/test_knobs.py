@@ -83,7 +83,7 @@ SERVER: dict[str, Any] = {"base_url": "http://127.0.0.1:1/v1", "model": "some-mo
         ({**SERVER, "tool_parser": "hermes"}, "base_url excludes tool_parser"),
         ({"engine": "modular", "tool_parser": "hermes"}, "excludes tool_parser"),
         ({**SERVER, "reorder_window": None}, "base_url excludes reorder_window"),
-        ({"policy": "arc"}, "policy must be one of pgdsf, gdsf, lru, lfu"),
+        ({"policy": "arc"}, "policy must be one of lrfu, pgdsf, gdsf, lru, lfu"),
         ({"reorder_window": 0}, "reorder_window must be a whole number of at least 1"),
         ({"host_cache_gib": -1.0}, "host_cache_gib must be a number of at least 0"),
         ({"find_documents": "yes"}, "find_documents"),

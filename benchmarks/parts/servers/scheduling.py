@@ -31,7 +31,9 @@ class Scheduling:
         self._rng = np.random.default_rng(seed)
         self._documents = max(TOP_K, int(nodes**0.5) * 2)
         self._kept = nodes * BLOCKS_PER_DOCUMENT
-        self.tree: KnowledgeTree[int] = KnowledgeTree(block_size=BLOCK, host_blocks=self._kept)
+        self.tree: KnowledgeTree[int] = KnowledgeTree(
+            block_size=BLOCK, gpu_blocks=max(1, self._kept // 4), host_blocks=self._kept
+        )
         self._queue: ReorderingQueue[int] = ReorderingQueue(self._score, window=WAITING)
         self._numbers = itertools.count()
         self._waiting: dict[int, tuple[Path, list[int]]] = {}

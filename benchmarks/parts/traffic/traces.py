@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,10 @@ import numpy as np
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest, zipf_ranks
 
-__all__ = ["document_stream", "question_stream", "sampled_lengths"]
+__all__ = ["SCAN", "document_stream", "question_stream", "sampled_lengths"]
+
+SCAN = 50
+"""Requests in a row that ask for documents which come only once."""
 
 
 def question_stream(
@@ -24,6 +28,9 @@ def question_stream(
     system_tokens: int = 64,
     question_tokens: int | Sequence[int] = 32,
     rate: float | None = None,
+    drift: float = 0.0,
+    upheavals: int = 0,
+    scans: float = 0.0,
 ) -> Trace:
     """Questions that come again and again, each with the documents that retrieval gave for it.
 
@@ -39,6 +46,11 @@ def question_stream(
         system_tokens: Length of the text before the documents.
         question_tokens: Length of the questions, or of each of them.
         rate: Requests per second, arriving as a Poisson process; ``None`` for all at once.
+        drift: With an exponent: by how many ranks the popularity of all questions falls with each
+            request; whichever was the least popular becomes the most popular one.
+        upheavals: With an exponent: how often popularity is drawn anew, evenly over the stream.
+        scans: Share of the requests that ask for two documents which come only once, as long as any
+            others; they come in runs of :data:`SCAN`.
 
     Raises:
         ConfigurationError: There are no questions, a document has no length, or a number is out
@@ -58,19 +70,19 @@ def question_stream(
         msg = f"{len(unknown)} documents have no length, {unknown[0]!r} among them"
         raise ConfigurationError(msg)
     rng = np.random.default_rng(seed)
-    drawn = _draw(rng, len(retrieved), requests, exponent)
-    return Trace(
-        tuple(
-            TraceRequest(
-                documents=tuple((name, tokens[name]) for name in retrieved[number]),
-                question_tokens=lengths[number],
-                question=str(number),
-                arrival=arrival,
-            )
-            for number, arrival in zip(drawn, _arrivals(rng, requests, rate), strict=True)
-        ),
-        system_tokens,
-    )
+    drawn = _draw(rng, len(retrieved), requests, exponent, drift, upheavals)
+    asked = [
+        TraceRequest(
+            documents=tuple((name, tokens[name]) for name in retrieved[number]),
+            question_tokens=lengths[number],
+            question=str(number),
+            arrival=arrival,
+        )
+        for number, arrival in zip(drawn, _arrivals(rng, requests, rate), strict=True)
+    ]
+    if scans:
+        _scan(asked, scans, list(tokens.values()), rng)
+    return Trace(tuple(asked), system_tokens)
 
 
 def document_stream(
@@ -161,13 +173,38 @@ def _check_stream(
         raise ConfigurationError(msg)
 
 
-def _draw(rng: np.random.Generator, items: int, requests: int, exponent: float | None) -> list[int]:
+def _draw(
+    rng: np.random.Generator,
+    items: int,
+    requests: int,
+    exponent: float | None,
+    drift: float = 0.0,
+    upheavals: int = 0,
+) -> list[int]:
     if exponent is None:
         rounds = [rng.permutation(items) for _ in range(-(-requests // items))]
         drawn: list[int] = np.concatenate(rounds)[:requests].tolist()
         return drawn
-    popularity = rng.permutation(items)
-    return [int(popularity[rank]) for rank in zipf_ranks(items, requests, exponent, rng)]
+    popularity = [rng.permutation(items)]
+    ranks = zipf_ranks(items, requests, exponent, rng)
+    popularity += [rng.permutation(items) for _ in range(upheavals)]
+    return [
+        int(popularity[at * len(popularity) // requests][(rank - int(at * drift)) % items])
+        for at, rank in enumerate(ranks)
+    ]
+
+
+def _scan(
+    asked: list[TraceRequest], share: float, lengths: Sequence[int], rng: np.random.Generator
+) -> None:
+    """Put requests for documents that come only once into a stream."""
+    for begin in range(0, len(asked), SCAN):
+        if rng.random() >= share:
+            continue
+        for at in range(begin, min(begin + SCAN, len(asked))):
+            drawn = rng.choice(lengths, 2).tolist()
+            once = tuple((f"once-{at}-{place}", length) for place, length in enumerate(drawn))
+            asked[at] = dataclasses.replace(asked[at], documents=once, question=None)
 
 
 def _arrivals(rng: np.random.Generator, requests: int, rate: float | None) -> list[float]:

@@ -158,6 +158,7 @@ class DocumentCache:
         self.tree: KnowledgeTree[KVCacheBlock] = KnowledgeTree(
             block_size=self._block_size,
             lookahead=getattr(scheduler, "num_hash_lookahead_tokens", 0),  # not in older versions
+            gpu_blocks=self._pool.num_gpu_blocks - 1,  # vLLM keeps one to itself
             host_blocks=self._host_tier.host_blocks if self._host_tier else 0,
             policy=settings.policy,
             prefill_seconds=PrefillCostModel.from_dict(profile) if profile else None,

@@ -14,7 +14,7 @@ from ragcache_integrations.core.checks import (
     or_none,
 )
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.policies import POLICIES
+from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY, POLICIES
 
 __all__ = ["MOST_LINK_TOKENS", "REUSES", "CacheSettings"]
 
@@ -28,12 +28,13 @@ class CacheSettings:
     """Plain values only, because they pass through vLLM's own configuration.
 
     Attributes:
-        policy: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
+        policy: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
         host_cache_gib: Size of the host tier in GiB; 0 for none.
         reorder_window: How many requests may overtake a waiting one; ``None`` for the order of
             arrival.
         cache_depth: How many of a request's first documents are kept; ``None`` for all.
-        frequency_window: Seconds for which an access counts; ``None`` for ever.
+        frequency_window: Seconds for which an access counts, except for ``lrfu`` and ``lru``;
+            ``None`` for ever.
         prefill_profile: A measured prefill cost model, as plain data.
         reuse: ``prefix``, which is exact, or ``anywhere``.
         link_tokens: How many first tokens of each document are computed where the rest is reused
@@ -46,7 +47,7 @@ class CacheSettings:
         ConfigurationError: A setting is out of its range.
     """
 
-    policy: str = "pgdsf"
+    policy: str = DEFAULT_POLICY
     host_cache_gib: float = 0.0
     reorder_window: int | None = 32
     cache_depth: int | None = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
 from .paged_memory import Pager
@@ -107,9 +108,9 @@ class CacheSize:
 
     Attributes:
         tokens: Its size, both tiers and one running request included.
-        document_hit_rate: Share of the documents found, with PGDSF.
-        token_hit_rate: Share of the documents' tokens found, with PGDSF.
-        saved_share: Share of the prefill time saved, with PGDSF.
+        document_hit_rate: Share of the documents found, with the default policy.
+        token_hit_rate: Share of the documents' tokens found, with the default policy.
+        saved_share: Share of the prefill time saved, with the default policy.
         stock_document_hit_rate: Share of the documents found by stock vLLM's block LRU.
         stock_token_hit_rate: Share of the documents' tokens found by it.
         stock_saved_share: Share of the prefill time saved by it.
@@ -218,7 +219,7 @@ def characterise(
                     output_tokens=output_tokens,
                 )
 
-            ours, stock = run("pgdsf", cache_depth), run(STOCK_POLICY, None)
+            ours, stock = run(DEFAULT_POLICY, cache_depth), run(STOCK_POLICY, None)
             progress.update()
             return CacheSize(
                 tokens=blocks * block_size,

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.policies import POLICIES
+from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY, POLICIES
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from ragcache_integrations.knowledge_tree.reordering import ReorderingQueue
 from ragcache_integrations.knowledge_tree.stats import TreeStats
+from ragcache_integrations.knowledge_tree.tier import Tier
 from ragcache_integrations.knowledge_tree.tree import KnowledgeTree
 
 from .paged_memory import (
@@ -85,13 +86,14 @@ def simulate(
     gpu_blocks: int,
     host_blocks: int = 0,
     block_size: int = 16,
-    policy: str = "pgdsf",
+    policy: str = DEFAULT_POLICY,
     prefill_seconds: PrefillSeconds | None = None,
     cache_depth: int | None = None,
     output_tokens: int = 8,
     queue: bool = False,
     reorder_window: int | None = None,
     decode_seconds: float = 0.0,
+    gpu_tier: Tier[int] | None = None,
     show_progress: bool = False,
 ) -> SimulationResult:
     """Run a trace over a cache.
@@ -105,7 +107,7 @@ def simulate(
             ``num_gpu_blocks`` is one more.
         host_blocks: Blocks of the host tier.
         block_size: Tokens per block.
-        policy: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``; or ``vllm`` for stock vLLM.
+        policy: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``; or ``vllm`` for stock vLLM.
         prefill_seconds: T(alpha, beta); :meth:`PrefillCostModel.default` where it is ``None``.
         cache_depth: Only the first documents of a request are kept; ``None`` for all.
         output_tokens: Length of every answer.
@@ -113,6 +115,8 @@ def simulate(
         reorder_window: With a queue: by how many others a waiting request may be overtaken by one
             of which more is cached (RAGCache §5.2); ``None`` for the order of arrival.
         decode_seconds: With a queue: seconds for each token of an answer after the first.
+        gpu_tier: Rules over the GPU's memory in place of the policy, which must be one of a tree:
+            for policies that are only compared with.
         show_progress: Show a progress bar.
 
     Raises:
@@ -143,11 +147,14 @@ def simulate(
     elif policy in POLICIES:
         tree: KnowledgeTree[int] = KnowledgeTree(
             block_size=block_size,
+            gpu_blocks=gpu_blocks,
             host_blocks=host_blocks,
             policy=policy,
             prefill_seconds=seconds,
             cache_depth=cache_depth,
         )
+        if gpu_tier is not None:
+            tree.gpu = gpu_tier
         memory = TreeMemory(gpu_blocks, tree)
     else:
         msg = f"unknown policy {policy!r}: allowed are {', '.join(SIMULATED_POLICIES)}"

@@ -18,7 +18,8 @@ from ragcache_integrations.core.forks import renew_after_fork
 from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.node import Node
-from ragcache_integrations.knowledge_tree.policies import POLICIES
+from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY, POLICIES
+from ragcache_integrations.knowledge_tree.popularity import Popularity
 
 __all__ = ["ModuleStore", "StoreStats"]
 
@@ -69,13 +70,13 @@ class ModuleStore(Generic[T]):
 
     Args:
         capacity_bytes: Bytes that the values may take together, at least 1.
-        policy: Which values are evicted first: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
+        policy: Which values are evicted first: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
 
     Raises:
         ConfigurationError: An argument is out of its range or unknown.
     """
 
-    def __init__(self, capacity_bytes: int, policy: str = "pgdsf") -> None:
+    def __init__(self, capacity_bytes: int, policy: str = DEFAULT_POLICY) -> None:
         self.capacity_bytes = check_int("a store's bytes", capacity_bytes, 1)
         self._policy = POLICIES[check_choice("policy", policy, tuple(POLICIES))]
         self._changed = threading.Condition()
@@ -83,6 +84,7 @@ class ModuleStore(Generic[T]):
         # By the keys' hashes, because keys hold all tokens. Two keys with the same hash share a
         # history, but never a value.
         self._gone: Memo[int, Node] = Memo(REMEMBERED)
+        self._popularity = Popularity(capacity_bytes)
         self._held = 0
         self._clock = 0.0
         self._accesses = 0
@@ -239,6 +241,8 @@ class ModuleStore(Generic[T]):
 
     def _touch(self, entry: _Entry[T]) -> None:
         self._accesses += 1
+        self._popularity.advance(entry.size)
+        self._popularity.count(entry.node.history, entry.size)
         entry.node.history.frequency += 1
         entry.node.last_access = self._accesses
         entry.priority = self._policy(entry.node, self._clock)

@@ -176,7 +176,7 @@ def test_no_block_is_lost_or_used_twice(host_blocks: int) -> None:
         )
         for _ in range(2000)
     ]
-    tree: KnowledgeTree[int] = KnowledgeTree(block_size=SIZE, host_blocks=host_blocks)
+    tree: KnowledgeTree[int] = KnowledgeTree(block_size=SIZE, gpu_blocks=9, host_blocks=host_blocks)
     pager = Pager(Trace(tuple(requests), 3), SIZE, output_tokens=3)
     memory = CountingMemory(12, tree)
     for request in requests:
@@ -199,7 +199,10 @@ def test_no_block_is_lost_or_used_twice(host_blocks: int) -> None:
         ({"decode_seconds": float("nan")}, "decode_seconds"),
         ({"host_blocks": -1}, "host_blocks"),
         ({"cache_depth": 0}, "cache_depth"),
-        ({"policy": "fifo"}, "unknown policy 'fifo': allowed are pgdsf, gdsf, lru, lfu, vllm"),
+        (
+            {"policy": "fifo"},
+            "unknown policy 'fifo': allowed are lrfu, pgdsf, gdsf, lru, lfu, vllm",
+        ),
         ({"policy": "vllm", "host_blocks": 1}, "stock vLLM has no host_blocks"),
         ({"policy": "vllm", "cache_depth": 1}, "stock vLLM has no host_blocks, cache_depth"),
         ({"reorder_window": 4}, "needs queue=True"),

@@ -273,7 +273,10 @@ def test_sampling(shared: ModularEngine) -> None:
         ({"engine": "modular", "knowledge_tree": False}, "excludes knowledge_tree"),
         ({"engine": "modular", "max_model_len": 64}, "excludes max_model_len"),
         ({"engine": "modular", "tokenizer": "t"}, "excludes tokenizer"),
-        ({"engine": "modular", "policy": "arc"}, "policy must be one of pgdsf, gdsf, lru, lfu"),
+        (
+            {"engine": "modular", "policy": "arc"},
+            "policy must be one of lrfu, pgdsf, gdsf, lru, lfu",
+        ),
         ({"engine": "modular", "kv_cache_gib": 0.0}, "kv_cache_gib must be a number above 0"),
         ({"engine": "modular", "dtype": "half"}, "dtype must be one of float32, bfloat16, float16"),
     ],

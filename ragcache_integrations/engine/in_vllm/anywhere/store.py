@@ -12,10 +12,15 @@ import itertools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from ragcache_integrations.knowledge_tree.policies import POLICIES
+from ragcache_integrations.core.memo import Memo
+from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY, POLICIES
+from ragcache_integrations.knowledge_tree.popularity import NEVER, Popularity, Trial
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
 __all__ = ["DocumentStore", "StoredDocument"]
+
+REMEMBERED = 4096
+"""Evicted documents of which it is remembered how often they were read."""
 
 HEAP_SLACK = 256
 """Outdated entries of the heap that are tolerated before it is built again."""
@@ -30,6 +35,9 @@ class StoredDocument:
         average_cost: Seconds to compute a token of it.
         frequency: How often it was read.
         last_access: Number of the latest access.
+        popularity: Times that it was read, those of long ago counting less, as a logarithm; that it
+            was stored counts too.
+        trial: What the half-life is tuned by.
         priority: By the policy.
         stamp: Of its valid entry in the heap.
     """
@@ -38,6 +46,8 @@ class StoredDocument:
     average_cost: float
     frequency: int = 0
     last_access: int = 0
+    popularity: float = NEVER
+    trial: Trial | None = None
     priority: float = 0.0
     stamp: int = -1
 
@@ -47,12 +57,15 @@ class DocumentStore:
 
     Args:
         tokens: How many tokens fit.
-        policy: ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
+        policy: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
         prefill_seconds: Prefill times of the model; without them each token costs the same.
     """
 
     def __init__(
-        self, tokens: int, policy: str = "pgdsf", prefill_seconds: PrefillCostModel | None = None
+        self,
+        tokens: int,
+        policy: str = DEFAULT_POLICY,
+        prefill_seconds: PrefillCostModel | None = None,
     ) -> None:
         self.capacity = tokens
         self.version = 0  # changes with what is stored
@@ -65,6 +78,8 @@ class DocumentStore:
         self._stamps = itertools.count()
         self._accesses = itertools.count(1)
         self._clock = 0.0
+        self._popularity = Popularity(tokens)
+        self._gone: Memo[bytes, StoredDocument] = Memo(REMEMBERED)
 
     def __contains__(self, key: object) -> bool:
         return key in self._documents
@@ -101,13 +116,16 @@ class DocumentStore:
             self._clock = max(self._clock, document.priority)
             gone.append(entry[2])
             self.discard([entry[2]])
+            self._gone[entry[2]] = document
         for entry in skipped:
             heapq.heappush(self._heap, entry)
         self.evicted += len(gone)
         cost = self._seconds.per_token(0, tokens) if self._seconds else 1.0
-        document = self._documents[key] = StoredDocument(tokens, cost)
+        document = self._gone.pop(key, None) or StoredDocument(tokens, cost)
+        self._documents[key] = document
         self.used += tokens
         self.version += 1
+        self._count(document)
         self._price(key, document)
         return gone
 
@@ -117,6 +135,7 @@ class DocumentStore:
             document = self._documents.get(key)
             if document is not None:
                 document.frequency += 1
+                self._count(document)
                 self._price(key, document)
 
     def discard(self, keys: Iterable[bytes]) -> None:
@@ -132,8 +151,13 @@ class DocumentStore:
         keys = list(self._documents)
         self.discard(keys)
         self._heap.clear()
+        self._gone.clear()
         self._clock = 0.0
         return keys
+
+    def _count(self, document: StoredDocument) -> None:
+        self._popularity.advance(document.tokens)
+        self._popularity.count(document, document.tokens)
 
     def _price(self, key: bytes, document: StoredDocument) -> None:
         document.last_access = next(self._accesses)

@@ -1,0 +1,1 @@
+"""Replacement policies of others over the knowledge tree, and the offline optimum."""
