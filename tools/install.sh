@@ -21,11 +21,19 @@ if [ $# -eq 1 ] && command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/
     exit
 fi
 
+# Two pips side by side, since one uses one core, and these packages take it minutes. The byte code is
+# made at the end, on all cores.
+half_of() { grep -v '^torch==' "$requirements" | awk -v half="$1" 'NR % 2 == half'; }
+exactly() { pip install --quiet --no-compile --no-deps "$@"; }
+
+half_of 0 | exactly --requirement /dev/stdin &
+half=$!
 torch=$(grep '^torch==' "$requirements")
 # The CPU build has its own index; where that is configured already, plain asking finds it.
-pip install --quiet --no-deps "$torch" 2>/dev/null ||
-    pip install --quiet --no-deps "$torch" --index-url https://download.pytorch.org/whl/cpu
-pip install --quiet --no-deps --requirement "$requirements"
-pip install --quiet --no-deps --no-build-isolation --editable ./reader
-pip install --quiet --no-deps ./minilm
-pip install --quiet --no-deps --no-build-isolation --editable .
+exactly "$torch" 2>/dev/null || exactly "$torch" --index-url https://download.pytorch.org/whl/cpu
+half_of 1 | exactly --requirement /dev/stdin
+exactly ./minilm
+wait "$half"
+exactly --no-build-isolation --editable ./reader --editable .
+packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+"$python" -W ignore -m compileall -qq -j 0 "$packages" || true # some have templates that are no Python
