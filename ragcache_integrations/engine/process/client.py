@@ -64,8 +64,8 @@ LOOK_SECONDS = 1.0
 SLOW_START_SECONDS = 15.0
 """Seconds from the start of a process after which a user who waits hears why."""
 SLOW_START = (
-    "The engine is still starting. The first start with a model compiles code for it, which takes "
-    "up to two minutes on a CPU. Later starts reuse that code and are faster."
+    "The engine is still starting: it loads vLLM and the model, and compiles the model unless an "
+    "earlier start has. A first start takes up to two minutes on a CPU, later starts are faster."
 )
 STOPPED = (
     "the engine's process {} was stopped for {:g} s while it loaded the model, as by SIGSTOP or "
