@@ -34,7 +34,11 @@ register_profiles()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Notebooks start engines, and whole ones take longer than a test may."""
+    """Notebooks start engines, and whole ones take longer than a test may.
+
+    They come first: at the end, one process would wait while the other runs a whole notebook.
+    """
+    items.sort(key=lambda item: item.path.suffix != ".ipynb")
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker(pytest.mark.engine)

@@ -7,6 +7,7 @@ behind ``<!-- continues -->`` goes on where the one before it ended; one behind
 
 from __future__ import annotations
 
+import dataclasses
 import linecache
 import re
 from collections.abc import Iterator
@@ -14,11 +15,15 @@ from typing import Any
 
 import pytest
 
+from ragcache_integrations.engine.arguments import with_bundled_model
+from ragcache_integrations.engine.protocol import EngineSettings
 from tests.support.doc_pages import CONTINUES, NOT_RUN, Block, blocks
 
 ENGINE = re.compile(r"\b(?:RAGCacheEngine|ChatRAGCache|RAGCacheLLM)\(")
 # Their examples need a running server, and their rooms' tests have one.
 SERVED = {"docs/serving.md", "docs/scaling.md", "docs/shared_query_cache.md"}
+# Its example compiles the model, as for users. That takes longer than all else in the others.
+COMPILED = "docs/howto/swap_llm.md"
 EXPECTATION = re.compile(r"(?<![.\w])print\(.*\)  # (.+)$", re.MULTILINE)
 
 Space = dict[str, Any]
@@ -50,7 +55,7 @@ def is_shown(expected: str, shown: list[str]) -> bool:
 
 def marks_of(text: str) -> list[pytest.MarkDecorator]:
     if ENGINE.search(text):
-        return [pytest.mark.engine, pytest.mark.timeout(600)]  # the model is compiled, as usual
+        return [pytest.mark.engine]
     return [pytest.mark.slow] if "MiniLM" in text else []  # it reads hundreds of passages
 
 
@@ -76,6 +81,19 @@ def spaces() -> Iterator[list[Space]]:
                 close()
 
 
+@pytest.fixture
+def _eager(example: list[Block], monkeypatch: pytest.MonkeyPatch) -> None:
+    if example[0].page == COMPILED:
+        return
+
+    def resolved(settings: EngineSettings) -> EngineSettings:
+        eager = {"enforce_eager": True} | settings.vllm_args
+        return with_bundled_model(dataclasses.replace(settings, vllm_args=eager))
+
+    monkeypatch.setattr("ragcache_integrations.engine.engine.with_bundled_model", resolved)
+
+
+@pytest.mark.usefixtures("_eager")
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_it_runs_and_prints_what_it_says(
     example: list[Block], spaces: list[Space], capsys: pytest.CaptureFixture[str]

@@ -104,7 +104,7 @@ class Forks:
             environment.get(name) == self._environment.get(name)
             or (name in self._defaults and name not in environment)
             for name in names - ALIKE_ANYWAY
-            if not name.startswith("RAGCACHE_TEST_")
+            if not name.startswith("RAGCACHE_")  # ours are read where they are used
         )
 
     def check(self) -> None:
