@@ -223,7 +223,7 @@ def langchain_apps(
         *(
             LangChainApp(
                 ApproximateCacheRetriever.from_vectorstore(
-                    store, k=settings.top_k, tolerance=settings.tolerance
+                    store, k=settings.top_k, tolerance=settings.tolerance, namespace=tenant
                 ),
                 ChatRAGCache(engine=engine, namespace=tenant, max_tokens=settings.max_tokens),
                 corpus,

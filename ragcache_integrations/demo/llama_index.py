@@ -268,7 +268,7 @@ def llama_index_apps(
         *(
             LlamaIndexApp(
                 ApproximateCacheRetriever.from_index(
-                    index, k=settings.top_k, tolerance=settings.tolerance
+                    index, k=settings.top_k, tolerance=settings.tolerance, namespace=tenant
                 ),
                 RAGCacheLLM(engine=engine, namespace=tenant, max_tokens=settings.max_tokens),
                 corpus,
