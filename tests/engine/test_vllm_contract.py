@@ -1,8 +1,9 @@
 """What is relied upon in vLLM holds in the installed version.
 
 The tests themselves are in ``in_vllm/``. They import vLLM, which gives warnings and lasts, so they
-run in a pytest of their own, once; here each of them is reported. ``tools/oldest_vllm.sh`` runs
-them, with all other tests of the engine, on the oldest supported version.
+run in a pytest of their own, once; here each of them is reported. ``tools/oldest_vllm.sh`` and
+``tools/newest_vllm.sh`` run them, with all other tests of the engine, on the oldest and the newest
+supported version.
 """
 
 from __future__ import annotations
