@@ -99,6 +99,15 @@ def test_what_is_stored_fits(
     assert store.used == 0
 
 
+def test_one_that_comes_back_has_the_size_of_now() -> None:
+    store = DocumentStore(100)
+    store.add(b"a", 60)
+    assert store.add(b"b", 100) == [b"a"]
+    assert store.add(b"a", 10) == [b"b"]
+    assert store.add(b"c", 90) == []
+    assert store.used == 100
+
+
 def test_the_one_that_is_read_stays() -> None:
     for policy in sorted(POLICIES):
         store = DocumentStore(30, policy)

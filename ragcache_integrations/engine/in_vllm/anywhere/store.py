@@ -122,6 +122,7 @@ class DocumentStore:
         self.evicted += len(gone)
         cost = self._seconds.per_token(0, tokens) if self._seconds else 1.0
         document = self._gone.pop(key, None) or StoredDocument(tokens, cost)
+        document.tokens, document.average_cost = tokens, cost
         self._documents[key] = document
         self.used += tokens
         self.version += 1
