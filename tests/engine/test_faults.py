@@ -151,12 +151,13 @@ def test_however_the_application_ends_the_engine_ends_too(ending: str, tmp_path:
     with (
         tempfile.TemporaryDirectory() as place,  # pytest's own are too long for sockets
         os.fdopen(reading) as said,
+        (tmp_path / "warnings").open("wb") as warnings,
     ):
         application = start_program(
             script,
             [how],
             writing,
-            writing,
+            warnings.fileno(),
             folder=tmp_path,
             environment={**os.environ, "TMPDIR": place},
         )

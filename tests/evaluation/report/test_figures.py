@@ -253,7 +253,7 @@ def test_defaults_are_known_where_another_run_sets_the_knob(grid: list[EvalRun])
     assert [one.get("policy") for one in facts_of(ours)] == [None, "lru"]  # a model was given
     for run in ours:
         object.__setattr__(run, "config", {**run.config, "given": []})
-    assert [one["policy"] for one in facts_of(ours)] == ["pgdsf", "lru"]
+    assert [one["policy"] for one in facts_of(ours)] == ["lrfu", "lru"]
     assert [one["tolerance"] for one in facts_of(ours)] == [0.0, 0.0]
 
 
