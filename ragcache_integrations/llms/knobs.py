@@ -502,11 +502,12 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
     def _reuse(self, call: dict[str, Any]) -> dict[str, Any]:
         """Where a call's documents are reused, as far as it is not the backend that knows."""
         own = {name: call[name] for name in REUSE_KNOBS if call.get(name) is not None}
-        replace(CACHE, **own)  # checks them
-        takes = self.engine is None or getattr(self.engine, "takes_reuse", False)
-        if own and not takes:
-            msg = f"{' and '.join(own)} of a call: this engine reuses documents in one way alone"
-            raise ConfigurationError(msg)
+        if own:
+            replace(CACHE, **own)  # checks them
+            if not (self.engine is None or getattr(self.engine, "takes_reuse", False)):
+                names = " and ".join(own)
+                msg = f"{names} of a call: this engine reuses documents in one way alone"
+                raise ConfigurationError(msg)
         if self.base_url is None or own.get("reuse") == "prefix":
             return own
         return self._kind.reuse(self) | own
