@@ -1,7 +1,7 @@
 """Measurements of an engine: prefill time, documents encoded ahead, stock vLLM to compare with."""
 
 from .profiling import measure_prefill, prefill_duration
-from .reloading import Reloading, measure_reloading, measure_restart
+from .reloading import Reloading, measure_reloading
 from .stock import StockChunk, StockEngine
 
 __all__ = [
@@ -10,6 +10,5 @@ __all__ = [
     "StockEngine",
     "measure_prefill",
     "measure_reloading",
-    "measure_restart",
     "prefill_duration",
 ]

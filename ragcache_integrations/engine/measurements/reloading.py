@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.generation import SamplingOptions
@@ -15,7 +15,7 @@ from ragcache_integrations.engine.engine import RAGCacheEngine
 from ragcache_integrations.engine.protocol import EngineCallOptions
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["Reloading", "measure_reloading", "measure_restart"]
+__all__ = ["Reloading", "measure_reloading"]
 
 FIRST_TOKEN = SamplingOptions(max_tokens=1, ignore_eos=True)
 QUESTION = "What is this about?"
@@ -89,30 +89,3 @@ def measure_reloading(
         statistics.median(computed),
         statistics.median(loaded),
     )
-
-
-def measure_restart(
-    documents: Sequence[PromptDocument | str], *, repeats: int = 3, **engine: Any
-) -> Reloading:
-    """Measure what documents on disk save after a restart.
-
-    An engine encodes the documents and is closed; another one with the same arguments, which has
-    computed nothing yet, is then measured as by :func:`measure_reloading`.
-
-    Args:
-        documents: Of one prompt, which must fit the context window.
-        repeats: As of :func:`measure_reloading`.
-        engine: Arguments of :class:`RAGCacheEngine`, with ``disk_cache_gib``.
-
-    Raises:
-        ConfigurationError: There is no disk, or as :func:`measure_reloading`.
-        EngineError: An engine does not start, or fails.
-    """
-    if not engine.get("disk_cache_gib"):
-        msg = "without disk_cache_gib nothing survives a restart"
-        raise ConfigurationError(msg)
-    arguments = {"reuse": "anywhere", **engine}
-    with RAGCacheEngine(**arguments) as first:
-        first.encode(documents)
-    with RAGCacheEngine(**arguments) as second:
-        return measure_reloading(second, documents, repeats=repeats)
