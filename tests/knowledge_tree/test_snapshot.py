@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ragcache_integrations.knowledge_tree.snapshot import SHOWN_DEPTH
 
-from .test_tree import Library
+from .library import Library
 
 
 def test_however_deep_the_tree_is_it_can_be_sent_and_read() -> None:

@@ -3,92 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import KnowledgeTree, PrefillCostModel, tier
-from ragcache_integrations.knowledge_tree.node import Node
-from ragcache_integrations.knowledge_tree.path import Span
 
-from .driver import Driver, Request, Token
+from .library import Found, Library
 
 EXACT = 1e-12
-
-
-class Found(NamedTuple):
-    """Leading tokens of a prompt that were found, by tier."""
-
-    gpu: int
-    host: int
-
-
-class Library:
-    """Asks about documents, one request after the other. Blocks of one token, unless said."""
-
-    def __init__(
-        self,
-        gpu_blocks: int = 100,
-        *,
-        block_size: int = 1,
-        lookahead: int = 0,
-        lengths: dict[str, int] | None = None,
-        **settings: Any,
-    ) -> None:
-        self.tree: KnowledgeTree[int] = KnowledgeTree(
-            block_size=block_size, gpu_blocks=gpu_blocks, lookahead=lookahead, **settings
-        )
-        self.driver = Driver(self.tree, gpu_blocks, lookahead=lookahead)
-        self.lengths = lengths or {}
-        self.questions = 0
-
-    def arrive(self, *documents: str, system: str = "S", tenant: str = "") -> Request:
-        tokens: list[Token] = [(system, place) for place in range(self.lengths.get(system, 1))]
-        spans: list[Span] = []
-        for name in documents:
-            start = len(tokens)
-            tokens += [(name, place) for place in range(self.lengths.get(name, 2))]
-            spans.append((name.partition("'")[0], start, len(tokens)))
-        self.questions += 1
-        tokens.append(("question", self.questions))
-        return self.driver.arrive(tenant, tuple(spans), tokens, len(tokens))
-
-    def begin(self, *documents: str, system: str = "S", tenant: str = "") -> Request:
-        """A request is admitted and computed, and goes on running."""
-        request = self.arrive(*documents, system=system, tenant=tenant)
-        assert self.driver.admit(request, request.prompt_tokens)
-        self.driver.end_step()
-        return request
-
-    def ask(self, *documents: str, system: str = "S", tenant: str = "") -> Found:
-        """A request comes, is served and ends."""
-        request = self.arrive(*documents, system=system, tenant=tenant)
-        hits, on_host = self.driver.find(request)
-        assert self.driver.admit(request, request.prompt_tokens)
-        self.driver.end_step()
-        self.driver.finish(request)
-        return Found(len(hits) * self.tree.block_size, on_host * self.tree.block_size)
-
-    def node(self, *path: str, tenant: str = "") -> Node:
-        node = next(child for child in self.tree.root.children.values() if child.name == tenant)
-        for name in path:
-            node = next(one for one in node.children.values() if one.name == name)
-        return node
-
-    def evict(self, blocks: int) -> None:
-        """Take memory from the tree, as something else that needs it would."""
-        for slot in self.tree.evict(blocks):
-            self.driver._forget(slot)
-            self.driver.free[slot] = None
-        self.driver.end_step()
-
-    def in_gpu(self) -> list[str]:
-        """Names of what is idle there, in order."""
-        return sorted({n.name for n in self.tree.nodes() if not n.gpu.empty and n.name})
-
-    def on_host(self) -> list[str]:
-        return sorted({n.name for n in self.tree.nodes() if not n.host.empty and n.name})
 
 
 def seconds(cached: int, new: int) -> float:
@@ -538,93 +462,6 @@ class TestBadInput:
     def test_settings(self, settings: dict[str, Any], words: str) -> None:
         with pytest.raises(ConfigurationError, match=words):
             KnowledgeTree[int](**{"block_size": 1, "gpu_blocks": 9, **settings})
-
-
-class PolicyContract:
-    """What holds for every policy; ``victims`` tells them apart.
-
-    D1 is asked for four times, D2 is costly, D3 was asked for last, D4 and D5 are nothing special.
-    """
-
-    policy: str
-    victims: tuple[str, ...]
-
-    @staticmethod
-    def costs(cached: int, new: int) -> float:
-        return 50.0 if new == 10 else float(new)
-
-    @pytest.fixture
-    def library(self) -> Library:
-        library = Library(
-            policy=self.policy,
-            lengths={"S": 0, "D2": 9},
-            prefill_seconds=self.costs,
-        )
-        for name in ("D5", "D1", "D1", "D1", "D1", "D2", "D4", "D3"):
-            library.ask(name)
-        return library
-
-    def test_order_of_eviction(self, library: Library) -> None:
-        order: list[str] = []
-        while gone := library.in_gpu():
-            library.evict(1)
-            order += [name for name in gone if name not in library.in_gpu()]
-        assert tuple(order) == self.victims
-
-    def test_an_access_never_lowers_the_priority(self, library: Library) -> None:
-        before = library.node("D4").gpu.priority
-        library.ask("D4")
-        assert library.node("D4").gpu.priority >= before
-
-    def test_the_clock_is_the_highest_priority_that_went(self, library: Library) -> None:
-        priorities = [node.gpu.priority for node in library.tree.nodes() if node.keys]
-        library.evict(len(library.tree.gpu))
-        assert library.tree.gpu.clock == max(0.0, *priorities)  # it never goes back
-
-    def test_parents_outlive_their_children(self, library: Library) -> None:
-        for _ in range(9):
-            library.ask("D4", "D6")  # D6 is worth as much as D4 or more
-        while "D6" in library.in_gpu():
-            assert "D4" in library.in_gpu()
-            library.evict(1)
-
-
-class TestLRFU(PolicyContract):
-    policy = "lrfu"
-    victims = ("D5", "D4", "D3", "D2", "D1")
-
-
-class TestPGDSF(PolicyContract):
-    policy = "pgdsf"
-    victims = ("D5", "D4", "D3", "D1", "D2")
-
-
-class TestGDSF(PolicyContract):
-    policy = "gdsf"
-    victims = ("D5", "D2", "D4", "D3", "D1")
-
-
-class TestLRU(PolicyContract):
-    policy = "lru"
-    victims = ("D5", "D1", "D2", "D4", "D3")
-
-
-class TestLFU(PolicyContract):
-    policy = "lfu"
-    victims = ("D5", "D2", "D4", "D3", "D1")
-
-
-@pytest.mark.parametrize(("policy", "goes"), [("gdsf", "famous"), ("lfu", "new")])
-def test_only_a_clock_lets_old_fame_fade(policy: str, goes: str) -> None:
-    library = Library(policy=policy, lengths={"S": 0})
-    for _ in range(3):
-        library.ask("famous")
-    for number in range(4):  # each comes when the clock is higher by one
-        library.ask(f"D{number}")
-        library.evict(2)
-    library.ask("new")
-    library.evict(2)
-    assert goes not in library.in_gpu()
 
 
 def test_costs_are_asked_for_as_the_request_found_them() -> None:
