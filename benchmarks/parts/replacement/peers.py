@@ -12,6 +12,7 @@ that are no leaves, and sizes are counted in blocks.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from operator import attrgetter
@@ -73,7 +74,7 @@ def _is_leaf(node: Node) -> bool:
     return bool(node.gpu.idle) and not node.gpu.idle_below
 
 
-class _QueuedTier(Tier[int]):
+class _QueuedTier(Tier[int], ABC):
     """A GPU tier whose next leaf to go is not that of the lowest priority."""
 
     def __init__(self, blocks: int) -> None:
@@ -93,11 +94,13 @@ class _QueuedTier(Tier[int]):
             self._gone(evicted[0])
         return evicted
 
+    @abstractmethod
     def _access(self, node: Node) -> None:
-        raise NotImplementedError
+        """Note that a node was asked for."""
 
+    @abstractmethod
     def _gone(self, node: Node) -> None:
-        raise NotImplementedError
+        """Note that a node was evicted."""
 
 
 class S3FifoTier(_QueuedTier):

@@ -178,8 +178,8 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
     if distance is None:
         distance = _COSINE if planned is None else planned.distance.value
         parameters = SimpleNamespace(  # of the collection that it will create
-            replication_factor=store._replication_factor,  # noqa: SLF001
-            write_consistency_factor=store._write_consistency_factor,  # noqa: SLF001
+            replication_factor=store._replication_factor,  # noqa: SLF001 - public nowhere
+            write_consistency_factor=store._write_consistency_factor,  # noqa: SLF001 - the same
         )
     # The store names its vectors otherwise once it has created its collection.
     facts = _facts(
