@@ -132,6 +132,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         max_model_len: Context window in tokens, prompt and answer together.
         total_kv_tokens: Capacity of the KV cache in tokens, as of the first start.
         block_size: Tokens per block of the KV cache; only whole blocks are reused.
+        reuse: ``prefix`` or ``anywhere``, as above.
+        link_tokens: As above.
         reuse_is_off: Why documents are computed exactly although the engine was made with
             ``reuse="anywhere"``; ``None`` if nothing is wrong.
 
@@ -209,6 +211,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         check_installed("The local engine")
         settings = with_bundled_model(settings)
         self.model = settings.model
+        cache = settings.cache or CacheSettings()
+        self.reuse, self.link_tokens = cache.reuse, cache.link_tokens
         self._counters = Counters()
         self._process = Supervisor(settings, faults, self._counters)
         # Ends the process when this object is collected and when the interpreter exits.
@@ -220,9 +224,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         except BaseException:
             self._finalizer()
             raise
-        self._calls = Calls(
-            self._renderer, settings.cache or CacheSettings(), tool_parser, ready.max_model_len
-        )
+        self._calls = Calls(self._renderer, cache, tool_parser, ready.max_model_len)
         self.max_model_len = ready.max_model_len
         self.total_kv_tokens = ready.total_kv_tokens
         self.block_size = ready.block_size

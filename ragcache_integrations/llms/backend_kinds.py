@@ -163,6 +163,10 @@ class LocalEngine(BackendKind):
         arguments |= {name: getattr(knobs, name) for name in _TREE_DEFAULTS}  # None says much here
         return RAGCacheEngine, {"model": knobs.model, **arguments}
 
+    @override
+    def identity(self, knobs: BackendKnobs) -> dict[str, Any]:
+        return _approximation(knobs)
+
 
 class Server(BackendKind):
     """A server that speaks the OpenAI protocol, at ``base_url``."""
@@ -179,6 +183,10 @@ class Server(BackendKind):
     def reuse(self, knobs: BackendKnobs) -> dict[str, Any]:
         chosen = {name: getattr(knobs, name) for name in REUSE_KNOBS}
         return {name: value for name, value in chosen.items() if value != _TREE_DEFAULTS[name]}
+
+    @override
+    def identity(self, knobs: BackendKnobs) -> dict[str, Any]:
+        return self.reuse(knobs)  # the rest is the server's, as its model is
 
     @override
     def make(self, knobs: BackendKnobs) -> Recipe:
@@ -214,6 +222,16 @@ class UserBackend(BackendKind):
     def source(self, knobs: BackendKnobs, shared: SharedBackends) -> BackendSource:
         engine: Any = knobs.engine
         return shared.source(engine, view=self.view(knobs))
+
+    @override
+    def identity(self, knobs: BackendKnobs) -> dict[str, Any]:
+        return _approximation(knobs.engine)
+
+
+def _approximation(owner: Any) -> dict[str, Any]:
+    """How an engine, or an LLM object with one, approximates answers; nothing if they are exact."""
+    values = {name: getattr(owner, name, None) for name in REUSE_KNOBS}
+    return values if values["reuse"] == "anywhere" else {}
 
 
 def is_modular(engine: object) -> TypeGuard[ModularEngine]:

@@ -424,9 +424,7 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
         """Values on which answers depend, without keys; they are known before anything runs."""
         sampling = {name: getattr(self, name) for name in SAMPLING_KNOBS}
         place = {"model_name": self.model_name, "base_url": self.base_url}
-        reuse = {name: getattr(self, name) for name in REUSE_KNOBS if self.reuse == "anywhere"}
-        identity = self._kind.identity(self)
-        return {**place, "namespace": self.namespace, **sampling, **reuse, **identity}
+        return {**place, "namespace": self.namespace, **sampling, **self._kind.identity(self)}
 
     def _stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())

@@ -65,6 +65,7 @@ def test_block_by_block_most_is_reused_and_the_answers_are_others() -> None:
     eager = {"enforce_eager": True}
     with RAGCacheEngine(kv_cache_gib=0.1, reuse="anywhere", vllm_args=eager) as engine:
         none, some = block_quality(engine, QUESTIONS, documents, full)
+        assert (engine.reuse, engine.link_tokens) == ("anywhere", 16)
     assert (none.way, some.way) == tuple(BLOCKS.values())
     assert none.cached > some.cached > 0.5
     assert none.texts != some.texts

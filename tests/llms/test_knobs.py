@@ -250,6 +250,8 @@ def test_where_documents_are_reused_may_be_said_for_all_calls_or_for_one(stub: S
         assert fields(reuse="prefix") == ["prefix", None]
         assert knobs._identity() != exact, "a cache of answers must tell them apart"
         assert knobs._identity() != knobs.model_copy(update={"link_tokens": 8})._identity()
+        with LLMKnobs(base_url=stub.base_url, model="m", link_tokens=8) as others:
+            assert others._identity() != exact, "they are sent, too"
         for wrong in ({"reuse": "everywhere"}, {"link_tokens": -1}, {"link_tokens": True}):
             with pytest.raises(ConfigurationError, match=next(iter(wrong))):
                 fields(**wrong)
@@ -262,6 +264,28 @@ def test_not_every_engine_reuses_documents_as_a_call_says(engine: Any) -> None:
         pytest.raises(ConfigurationError, match="link_tokens of a call"),
     ):
         knobs._ready(Prompt.raw("Who purrs?"), None, {"link_tokens": 0})
+
+
+@pytest.mark.parametrize(
+    ("settings", "same"),
+    [
+        ({"reuse": "prefix", "link_tokens": 8}, True),
+        ({"reuse": "anywhere", "link_tokens": 16}, False),
+        ({"reuse": "anywhere", "link_tokens": 0}, False),
+    ],
+)
+def test_a_cache_of_answers_tells_approximate_engines_apart(
+    settings: dict[str, Any], same: bool
+) -> None:
+    seen = []
+    for values in ({"reuse": "prefix", "link_tokens": 16}, settings, settings):
+        engine = Tokenising()
+        vars(engine).update(values)
+        with LLMKnobs(engine=engine) as knobs:
+            seen.append(knobs._identity())
+    exact, first, second = seen
+    assert first == second
+    assert (first == exact) == same
 
 
 def test_headers_need_a_server() -> None:
