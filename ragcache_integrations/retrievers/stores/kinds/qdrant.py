@@ -74,7 +74,7 @@ def _facts(
         points = client.retrieve(collection, wanted, with_payload=False, with_vectors=which)
         return {str(point.id): _vector(point, vector_name) for point in points}
 
-    doubt = _LATE_REPLICAS if _has_late_replicas(parameters) else _DOUBT
+    doubt = _why_unprovable(parameters, name_vector()) or _DOUBT
     return StoreFacts(
         metric=metric, vectors=MappedVectors(read), doubt=doubt, inexact=True, outside=True
     )
@@ -96,19 +96,17 @@ def _distance(parameters: Any, name: str) -> str | None:
     return distance
 
 
-def _has_late_replicas(parameters: Any) -> bool:
-    """Whether a replica may lack a document whose writer went on long ago."""
+def _why_unprovable(parameters: Any, name: str) -> str:
+    """Return why a search of all points proves nothing; empty where it does."""
     replicas = getattr(parameters, "replication_factor", None) or 1
-    return replicas > (getattr(parameters, "write_consistency_factor", None) or 1)
-
-
-def _provable(
-    facts: StoreFacts, parameters: Any, exhaustive: Any, aexhaustive: Any = None
-) -> StoreFacts:
-    """Return facts with searches of all points, unless these may ask a replica that is late."""
-    if _has_late_replicas(parameters):
-        return facts
-    return replace(facts, exhaustive=exhaustive, aexhaustive=aexhaustive)
+    if replicas > (getattr(parameters, "write_consistency_factor", None) or 1):
+        return _LATE_REPLICAS
+    vectors = getattr(parameters, "vectors", None)
+    described = vectors.get(name) if isinstance(vectors, dict) else vectors
+    datatype = getattr(described, "datatype", None)
+    if datatype is not None and datatype.value != "float32":  # of the question, too
+        return f"its Qdrant collection rounds vectors to {datatype.value} before it compares them"
+    return ""
 
 
 def _vector(point: Any, name: str) -> list[float]:
@@ -164,7 +162,9 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
         id_of=lambda document: _text(document.metadata.get("_id")),
         harmless=frozenset({"filter", "search_params", "consistency"}),
     )
-    return _provable(facts, parameters, exhaustive)
+    if _why_unprovable(parameters, vector_name):
+        return facts
+    return replace(facts, exhaustive=exhaustive)
 
 
 def _facts_for_llama_index(index: Any) -> StoreFacts:
@@ -180,6 +180,7 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
         parameters = SimpleNamespace(  # of the collection that it will create
             replication_factor=store._replication_factor,  # noqa: SLF001 - public nowhere
             write_consistency_factor=store._write_consistency_factor,  # noqa: SLF001 - the same
+            vectors=planned,
         )
     # The store names its vectors otherwise once it has created its collection.
     facts = _facts(
@@ -192,7 +193,9 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
     search, asearch = watched_searches(index, partial(_watch, store))
     exhaustive, aexhaustive = watched_searches(index, partial(_watch, store, exhaustive=True))
     facts = replace(facts, search=search, asearch=asearch)
-    return _provable(facts, parameters, exhaustive, aexhaustive)
+    if _why_unprovable(parameters, store.dense_vector_name):
+        return facts
+    return replace(facts, exhaustive=exhaustive, aexhaustive=aexhaustive)
 
 
 def _watch(store: Any, vectors: list[Any], *, exhaustive: bool = False) -> Any:
