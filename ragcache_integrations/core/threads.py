@@ -13,7 +13,14 @@ from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["in_executor", "in_thread", "map_in_threads", "usable_cores", "wait_in_thread"]
+__all__ = [
+    "in_executor",
+    "in_thread",
+    "is_ending",
+    "map_in_threads",
+    "usable_cores",
+    "wait_in_thread",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,6 +71,11 @@ async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs)
         if not future.cancelled():
             future.exception()  # retrieved, so that asyncio does not warn about it
         raise
+
+
+def is_ending(error: BaseException) -> bool:
+    """Whether an error says that an executor takes no more work: it, or the interpreter, ends."""
+    return isinstance(error, RuntimeError) and "cannot schedule new futures" in str(error)
 
 
 def map_in_threads(function: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:

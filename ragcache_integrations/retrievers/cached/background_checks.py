@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from ragcache_integrations.core.threads import is_ending
 from ragcache_integrations.retrievers.tally import Tally
 
 __all__ = ["BackgroundChecks"]
@@ -92,6 +93,6 @@ class BackgroundChecks:
 
     def _fail(self, error: BaseException) -> None:
         self._tally.add(shadow_failures=1)
-        level = logging.DEBUG if self._warned else logging.WARNING
+        level = logging.DEBUG if self._warned or is_ending(error) else logging.WARNING
         self._warned = True
         logger.log(level, "A cached answer could not be checked: %s", error, exc_info=error)

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.memo import Memo
+from ragcache_integrations.core.threads import is_ending
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, VectorsPendingError
 from ragcache_integrations.retrievers.stores import StoreFacts
@@ -124,7 +125,7 @@ class DocumentEmbedder(Generic[T]):
             vectors = self._known(keys)
             if vectors is not None:  # else they are more than are kept
                 use(vectors)
-        except Exception:  # the answer is served; it is only not re-ranked for other questions
-            level = logging.DEBUG if self._warned else logging.WARNING
+        except Exception as error:  # the answer is served; others are only not re-ranked
+            level = logging.DEBUG if self._warned or is_ending(error) else logging.WARNING
             self._warned = True
             logger.log(level, "Documents could not be embedded to be re-ranked", exc_info=True)

@@ -34,6 +34,16 @@ def tally() -> Tally:
     return Tally()
 
 
+def test_one_that_comes_as_the_interpreter_ends_is_no_news(
+    tally: Tally, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = ThreadPoolExecutor(1)
+    pool.shutdown()
+    BackgroundChecks(pool, tally).start(lambda: None, None)
+    assert tally.stats(None).shadow_failures == 1
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 @pytest.fixture
 def checks(tally: Tally) -> Iterator[BackgroundChecks]:
     with ThreadPoolExecutor(8) as pool:
