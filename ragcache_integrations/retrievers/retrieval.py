@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import (
     Awaitable,
     Callable,
+    Collection,
     Generator,
     Hashable,
+    Iterable,
     Sequence,
 )
 from dataclasses import dataclass, field
@@ -80,6 +82,8 @@ class Source(Generic[T]):
         embed_documents: Embeds documents' texts, shape (count, dim); needed, as is the next, for
             ``vectors="embed"``.
         text_of: Returns the text of a document that is embedded.
+        spell_ids: Returns how documents' ids are spelt that the store's own methods take; ``None``
+            where that is not known of one.
         window: Returns whether the embedding model leaves out a part of a text, if that is known.
         fingerprint: Returns the fingerprint of a document's text.
     """
@@ -97,6 +101,7 @@ class Source(Generic[T]):
     score: Callable[[T], float | None] | None = None
     embed_documents: Callable[[list[str]], ArrayLike] | None = None
     text_of: Callable[[T], str] | None = None
+    spell_ids: Callable[[Iterable[object]], Collection[str] | None] = lambda _: None
     window: TextWindow | None = None
     fingerprint: Callable[[str], str] = field(
         default_factory=lambda: lru_cache(_FINGERPRINTS)(content_id)

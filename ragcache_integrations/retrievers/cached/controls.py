@@ -7,7 +7,13 @@ from collections.abc import Collection, Hashable, Iterable
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from ragcache_integrations.core.checks import check_int, check_number, check_text, or_none
+from ragcache_integrations.core.checks import (
+    check_int,
+    check_number,
+    check_text,
+    is_whole,
+    or_none,
+)
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.retrieval import Request
 from ragcache_integrations.retrievers.tally import RetrieverStats
@@ -123,7 +129,7 @@ class CacheControls:
         *,
         namespace: str | None = None,
         filter: Any = None,  # noqa: A002 - as the stores' searches name it
-        ids: Collection[str] | None = None,
+        ids: Collection[str | int] | None = None,
         older_than: float | None = None,
         version: Hashable | None = None,
     ) -> None:
@@ -138,7 +144,9 @@ class CacheControls:
             filter: Answers that were found with exactly this filter of the store's search
                 (``filter``, in Milvus ``expr``, in LlamaIndex ``filters``), or with this
                 ``filter_key``.
-            ids: Answers that contain one of these documents.
+            ids: Answers that contain one of these documents, by the ids that the store's own
+                methods take. Answers whose documents carry no ids may contain any, and are
+                forgotten, too; so are all if a text is no id of this kind of store.
             older_than: Answers that were found more than this many seconds ago.
             version: Answers that were found under another version of the store, by ``version=`` or
                 by the last such call. So a notice of a change may arrive more than once.
@@ -166,7 +174,7 @@ class CacheControls:
         *,
         namespace: str | None = None,
         filter: Any = None,  # noqa: A002
-        ids: Collection[str] | None = None,
+        ids: Collection[str | int] | None = None,
         older_than: float | None = None,
         version: Hashable | None = None,
     ) -> None:
@@ -220,13 +228,13 @@ class CacheControls:
         return await self._core.files.aload(path, store_tag=store_tag)
 
 
-def _check_ids(ids: object) -> list[str]:
+def _check_ids(ids: object) -> list[str | int]:
     """Return ids as a list. Ids of another type would be those of no document."""
     if isinstance(ids, str):
         msg = f"ids must be several ids, got one text: {ids!r:.100}"
         raise ConfigurationError(msg)
-    listed = list(ids) if isinstance(ids, Iterable) else None
-    if listed is None or not all(isinstance(name, str) for name in listed):
+    listed = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, bytes) else None
+    if listed is None or not all(isinstance(name, str) or is_whole(name) for name in listed):
         msg = f"ids must be several strings, got {ids!r:.100}"
         raise ConfigurationError(msg)
     return listed

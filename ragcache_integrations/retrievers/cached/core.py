@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from ragcache_integrations.core.forks import make_executor
 from ragcache_integrations.core.threads import in_executor
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Explanation
 from ragcache_integrations.query_cache.redis import RedisQueryCache
 from ragcache_integrations.query_cache.types import unanswered
@@ -193,7 +194,7 @@ class RetrieverCore(Generic[T]):
         self,
         namespace: str | None,
         filters: Any,
-        ids: Collection[str] | None,
+        ids: Collection[str | int] | None,
         older_than: float | None,
     ) -> None:
         """Forget some of the answers, those for which everything holds that is not ``None``.
@@ -201,33 +202,41 @@ class RetrieverCore(Generic[T]):
         Args:
             namespace: They are this tenant's, whose embeddings are forgotten, too.
             filters: They were found under this filter, or ``filter_key``.
-            ids: They hold one of these documents.
+            ids: They hold one of these documents, or may: documents without ids may be any.
             older_than: They were found longer ago than this, in seconds.
 
         Raises:
-            ConfigurationError: The filter is no plain data.
+            ConfigurationError: The filter is no plain data, or an id of a type that no document of
+                this kind of store has.
         """
         marks = [] if filters is None else [filter_mark(filters)]
         if namespace is not None:
             if not marks and ids is None and older_than is None:
                 self._embedder.forget(namespace)
             marks.append(namespace_mark(namespace))
+        spelt = None if ids is None else self._source.spell_ids(ids)
+        if spelt is None and not all(isinstance(name, str) for name in ids or ()):
+            msg = f"ids must be several strings, got {ids!r:.100}"
+            raise ConfigurationError(msg)
         cache = self._caches.to_tell(None)
         if cache is None:
             return
         if isinstance(cache, RedisQueryCache):
             before = None if older_than is None else time.time() - older_than
-            cache.discard(marks, ids=ids, before=before)
+            cache.discard(marks, ids=spelt, before=before)
             return
 
         def matches(key: Hashable, candidates: Sequence[Candidate[T]], age: float) -> bool:
             return (
                 (older_than is None or age > older_than)
-                and (ids is None or any(document.id in held for document in candidates))
+                and (spelt is None or any(may_be(document) for document in candidates))
                 and marks_of(key).issuperset(marks)
             )
 
-        held = frozenset(ids or ())
+        def may_be(document: Candidate[T]) -> bool:
+            return document.id in held or document.id == document.fingerprint
+
+        held = frozenset(spelt or ())
         cache.discard(matches)
 
     def forget(self, request: Request[T]) -> int:

@@ -68,7 +68,7 @@ from .searches import (
     SearchType,
     is_native,
 )
-from .stores import facts_of, identify_by, methods_of, reader_of
+from .stores import facts_of, identify_by, methods_of, reader_of, spell_ids
 
 __all__ = ["QUERY_CACHE_EVENT", "ApproximateCacheRetriever"]
 
@@ -196,18 +196,21 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
                 read=self._reader(facts),
                 embed_documents=embeddings.embed_documents,
                 text_of=attrgetter("page_content"),
+                spell_ids=partial(spell_ids, self._searched()),
                 window=window_of(embeddings),
             ),
         )
         if knobs.follow_changes:
-            store, index = self.vectorstore, None
-            if self._staged is not None:
-                store, index = self._staged.vectorstore, self._staged.index
+            store, index = self._searched(), None if self._staged is None else self._staged.index
             if store is not None:
                 core.follower.follow(store, methods_of(store))
             if index is not None:
                 core.follower.follow(index, STAGED_INDEX_METHODS)
         return core
+
+    def _searched(self) -> VectorStore | None:
+        """The store that is searched, if it is known."""
+        return self.vectorstore if self._staged is None else self._staged.vectorstore
 
     @classmethod
     def from_vectorstore(

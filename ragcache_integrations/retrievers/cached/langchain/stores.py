@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -16,7 +16,14 @@ from ragcache_integrations.retrievers.stores import (
     kind_of,
 )
 
-__all__ = ["facts_of", "has_blocking_coroutines", "identify_by", "methods_of", "reader_of"]
+__all__ = [
+    "facts_of",
+    "has_blocking_coroutines",
+    "identify_by",
+    "methods_of",
+    "reader_of",
+    "spell_ids",
+]
 
 _BASE = "langchain_core.vectorstores.base"
 # Their coroutines compute in the event loop.
@@ -81,6 +88,11 @@ def has_blocking_coroutines(store: Any) -> bool:
 def methods_of(store: Any) -> StoreMethods:
     """Return which methods change a store's documents."""
     return _methods(kind_of(store, LANGCHAIN_KINDS) or _ANY)
+
+
+def spell_ids(store: Any, ids: Iterable[object]) -> Collection[str] | None:
+    """Return how ids of a store's documents are spelt; ``None`` if that is not known of one."""
+    return (kind_of(store, LANGCHAIN_KINDS) or _ANY).ids(ids)
 
 
 _ANY = StoreKind("a vector store", (), "", lambda _: StoreFacts())

@@ -75,6 +75,7 @@ from .stores import (
     facts_of,
     methods_of,
     nodes_of,
+    spell_ids,
 )
 from .tracing import is_heard
 
@@ -203,6 +204,8 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         async def aembed(texts: Texts) -> ArrayLike:
             return await model.aget_agg_embedding_from_queries(list(texts))
 
+        # Retrievers do not show their index in public.
+        searched = getattr(wrapped, "_index", None) if index is None else index
         core = RetrieverCore(
             knobs_of_cache(self._knobs),
             Source(
@@ -219,11 +222,10 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
                 score=attrgetter("score"),
                 embed_documents=model.get_text_embedding_batch,
                 text_of=lambda node: node.node.get_content(MetadataMode.EMBED),
+                spell_ids=partial(spell_ids, getattr(searched, "vector_store", None)),
                 window=window_of(model),
             ),
         )
-        # Retrievers do not show their index in public.
-        searched = getattr(wrapped, "_index", None) if index is None else index
         if isinstance(searched, VectorStoreIndex) and self._knobs.follow_changes:
             core.follower.follow(searched, INDEX_METHODS)
             store = searched.vector_store

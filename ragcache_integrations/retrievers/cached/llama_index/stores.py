@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ from ragcache_integrations.retrievers.stores import (
     kind_of,
 )
 
-__all__ = ["INDEX_METHODS", "facts_of", "methods_of", "nodes_of"]
+__all__ = ["INDEX_METHODS", "facts_of", "methods_of", "nodes_of", "spell_ids"]
 
 _OWN = "vector_store_kwargs"
 _INDEX = "llama_index.core.indices.vector_store.base"
@@ -77,6 +77,11 @@ def _listed(store: Any) -> Collection[str] | None:
 def methods_of(store: Any) -> StoreMethods:
     """Return which methods change a store's nodes."""
     return _methods(kind_of(store, LLAMA_INDEX_KINDS) or _ANY)
+
+
+def spell_ids(store: Any, ids: Iterable[object]) -> Collection[str] | None:
+    """Return how ids of a store's nodes are spelt; ``None`` if that is not known of one."""
+    return (kind_of(store, LLAMA_INDEX_KINDS) or _ANY).ids(ids)
 
 
 _ANY = StoreKind("a vector store", (), "", lambda _: StoreFacts())

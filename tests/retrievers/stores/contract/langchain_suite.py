@@ -99,6 +99,14 @@ class LangChainContract:
         arguments.pop("filter_key", None)
         return store.as_retriever(search_kwargs={"k": k, **arguments}).invoke(question)
 
+    def test_what_holds_a_document_is_forgotten_by_its_id(self, store: VectorStore) -> None:
+        retriever = self.wrap(store)
+        first, *_ = retriever.invoke("question")
+        retriever.clear(ids=[uuid_of(int(first.page_content.split()[1]))])
+        cache = retriever.stats().cache
+        assert cache is not None
+        assert cache.entries == 0
+
     def test_a_miss_and_its_repetition_are_the_store_s_own_answer(self, store: VectorStore) -> None:
         retriever = self.wrap(store)
         for number in range(5):

@@ -147,6 +147,41 @@ class TestQdrant:
         store.add_documents([document(n) for n in range(COUNT)], ids=[*map(spell, range(COUNT))])
         check_changes(store, spell)
 
+    def test_forgotten_by_an_id_in_any_spelling(self, qdrant: QdrantClient) -> None:
+        store = qdrant_store(qdrant)
+        store.add_documents([document(number) for number in range(COUNT)], ids=[*range(COUNT)])
+        retriever = wrap(store)
+        first = int(retriever.invoke("question")[0].page_content.split()[1])
+        retriever.clear(ids=[COUNT])
+        assert entries(retriever) == 1
+        retriever.clear(ids=[first])
+        assert entries(retriever) == 0
+        retriever.invoke("question")
+        retriever.clear(ids=[uuid.UUID(uuid_of(first)).hex])  # of another document
+        assert entries(retriever) == 1
+        retriever.clear(ids=["no id of Qdrant's"])
+        assert entries(retriever) == 0
+
+    @pytest.mark.parametrize("datatype", [models.Datatype.FLOAT16, models.Datatype.UINT8])
+    def test_nothing_is_proven_of_vectors_that_are_rounded(
+        self, qdrant: QdrantClient, monkeypatch: pytest.MonkeyPatch, datatype: models.Datatype
+    ) -> None:
+        """A collection in this process rounds nothing: here is what a server would say of it."""
+        store = filled(qdrant_store(qdrant))
+        said = qdrant.get_collection("documents")
+        vectors = said.config.params.vectors
+        assert isinstance(vectors, dict)
+        vectors["dense"].datatype = datatype
+        monkeypatch.setattr(qdrant, "get_collection", lambda name: said)
+        with pytest.raises(ConfigurationError, match=f"rounds vectors to {datatype.value}"):
+            wrap(store, guarantee="exact", sole_writer=True)
+
+
+def entries(retriever: ApproximateCacheRetriever) -> int:
+    cache = retriever.stats().cache
+    assert cache is not None
+    return cache.entries
+
 
 def check_changes(store: VectorStore, spell: Any) -> None:
     """Check that changes are followed where ids are spelt otherwise than answers do."""
