@@ -215,7 +215,9 @@ class LangChainContract:
             asked = [pool.submit(ask, number) for number in range(3)]
             for number in range(6):
                 near = document(100 + number, f"question {number % 3}~0")
-                self.add(store, near, document(200 + number, f"question {number % 3}"))
+                # Another text than any document has, so that no two of them tie.
+                far = document(200 + number, f"question {number % 3}~{10 + number}")
+                self.add(store, near, far)
                 self.delete(store, 100 + number, number)
             for future in asked:
                 future.result()

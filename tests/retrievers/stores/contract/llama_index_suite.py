@@ -239,7 +239,9 @@ class LlamaIndexContract:
             asked = [pool.submit(ask, number) for number in range(3)]
             for number in range(6):
                 near = node(100 + number, f"question {number % 3}~0")
-                index.insert_nodes([near, node(200 + number, f"question {number % 3}")])
+                # Another text than any document has, so that no two of them tie.
+                far = node(200 + number, f"question {number % 3}~{10 + number}")
+                index.insert_nodes([near, far])
                 self.delete(index, 100 + number, number)
             for future in asked:
                 future.result()
