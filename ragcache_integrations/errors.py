@@ -15,6 +15,7 @@
     │   │   └── EngineOutOfMemoryError                  model and KV cache do not fit the memory
     │   ├── EngineClosedError                           it was closed before or during the call
     │   ├── EngineDeadError                             its process ended unexpectedly
+    │   ├── DocumentsNotKeptError                       the disk does not hold what was encoded
     │   ├── PromptTooLongError      (also ValueError)   the prompt exceeds the context window
     │   └── GenerationTimeoutError  (also TimeoutError) no answer in time; the request was aborted
     ├── StructuredOutputError       (also ValueError)   an answer is not the JSON that it should be
@@ -31,6 +32,7 @@ from ._suggestions import shortened
 __all__ = [
     "CacheFileError",
     "ConfigurationError",
+    "DocumentsNotKeptError",
     "EmbeddingError",
     "EngineClosedError",
     "EngineDeadError",
@@ -152,6 +154,10 @@ class EngineClosedError(EngineError):
 
 class EngineDeadError(EngineError):
     """The engine's process ended unexpectedly; requests in flight are lost."""
+
+
+class DocumentsNotKeptError(EngineError):
+    """Documents that were encoded are not all on disk. Those that are stay there."""
 
 
 class PromptTooLongError(EngineError, ValueError):

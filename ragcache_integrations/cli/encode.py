@@ -38,7 +38,8 @@ def add_encode(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
             'Compute the KV cache of each document of a corpus, for engines with reuse="anywhere" '
             "and the same disk_cache_dir, and measure what that saves. Documents that are on disk "
             "already are skipped, so you can repeat the command after an interruption, or when "
-            "the corpus has grown."
+            "the corpus has grown. It fails if the disk does not hold all of them; what it has "
+            "stored by then stays."
         ),
     )
     parser.set_defaults(command=_encode)
@@ -121,10 +122,15 @@ def _encode(options: argparse.Namespace) -> None:
         if engine.reuse_is_off is not None:
             msg = f"this model's documents can't be reused anywhere: {engine.reuse_is_off}"
             raise ConfigurationError(msg)
-        fitting = [text for text in texts if engine.count_tokens(text) < engine.max_model_len]
+        if engine.disk_is_off is not None:
+            msg = f"documents can't be kept on disk: {engine.disk_is_off}"
+            raise ConfigurationError(msg)
+        lengths = {text: engine.count_tokens(text) for text in texts}
+        fitting = [text for text in texts if lengths[text] < engine.max_model_len]
+        token_bytes = engine.stats().block_bytes // engine.block_size
+        _check_size(sum(map(lengths.__getitem__, fitting)) * token_bytes, options.disk_cache_gib)
         usage = engine.encode(fitting, show_progress=True, namespace=options.namespace)
         measured = _measured(engine, fitting, options.namespace)
-        token_bytes = engine.stats().block_bytes // engine.block_size
     content = {
         "documents": len(fitting),
         "too_long": len(texts) - len(fitting),
@@ -132,7 +138,7 @@ def _encode(options: argparse.Namespace) -> None:
         "computed_tokens": usage.prompt_tokens - usage.cached_tokens,
         "bytes": usage.prompt_tokens * token_bytes,
     }
-    _show(console, content, measured, options.disk_cache_gib)
+    _show(console, content, measured)
     if options.json:
         times = {"computed_seconds": None, "loaded_seconds": None}
         if measured is not None:
@@ -151,9 +157,17 @@ def _measured(engine: RAGCacheEngine, texts: Sequence[str], tenant: str) -> Relo
     return measure_reloading(engine, documents, namespace=tenant) if documents else None
 
 
-def _show(
-    console: Console, content: dict[str, Any], measured: Reloading | None, most_gib: float
-) -> None:
+def _check_size(size: int, most_gib: float) -> None:
+    """Refuse what the disk would not hold before hours are spent on it."""
+    if size > most_gib * GIB:
+        msg = (
+            f"these documents take {_size(size)}, and --disk-cache-gib allows {most_gib:g} GiB: "
+            "raise it, or encode fewer"
+        )
+        raise ConfigurationError(msg)
+
+
+def _show(console: Console, content: dict[str, Any], measured: Reloading | None) -> None:
     known = content["tokens"] - content["computed_tokens"]
     count, size = content["documents"], content["bytes"]
     lines = [
@@ -162,8 +176,6 @@ def _show(
     ]
     if content["too_long"]:
         lines.append(f"Left out: {content['too_long']:,}, longer than the context window")
-    if size > most_gib * GIB:
-        lines.append(f"Too much for {most_gib:g} GiB, of which the last stay: --disk-cache-gib")
     if measured is not None:
         lines.append(
             f"First token of a prompt of {measured.tokens:,} tokens: "

@@ -29,7 +29,15 @@ from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
 from .arguments import check_installed, engine_settings, with_bundled_model
-from .calls import AsyncGenerationStream, Calls, GenerationStream, Link, aencode_all, encode_all
+from .calls import (
+    AsyncGenerationStream,
+    Calls,
+    GenerationStream,
+    Keeping,
+    Link,
+    aencode_all,
+    encode_all,
+)
 from .process import Supervisor, acontrol, control
 from .protocol import (
     SLOW_DTYPE,
@@ -136,6 +144,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         link_tokens: As above.
         reuse_is_off: Why documents are computed exactly although the engine was made with
             ``reuse="anywhere"``; ``None`` if nothing is wrong.
+        disk_is_off: Why documents are not kept on disk although ``disk_cache_gib`` is above 0;
+            ``None`` if nothing is wrong.
 
     Raises:
         ConfigurationError: An argument is out of its range or unknown.
@@ -229,6 +239,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         self.total_kv_tokens = ready.total_kv_tokens
         self.block_size = ready.block_size
         self.reuse_is_off = ready.reuse_is_off
+        self.disk_is_off = ready.disk_is_off
+        self._disk_cache_gib = 0.0 if ready.disk_is_off else cache.disk_cache_gib
         self._block_bytes = ready.block_bytes
         if ready.tree_is_off is not None:
             logger.warning(
@@ -376,10 +388,11 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         """Compute documents' KV caches and keep them, to be reused anywhere from now on.
 
         Needs ``reuse="anywhere"``. A document that is not encoded ahead is computed in its place
-        when it is met, and encoded when the engine has nothing else to do. Those that fit the
-        document cache or the disk stay; else the least worth go, by the engine's policy. What is
-        there is not computed again, so that an encoding that was broken off resumes. If the model
-        can't do it (:attr:`reuse_is_off`), nothing is computed.
+        when it is met, and encoded when the engine has nothing else to do. With ``disk_cache_gib``,
+        all of them are on disk when this returns; without it those that fit the document cache
+        stay, and else the least worth go, by the engine's policy. What is there is not computed
+        again, so that an encoding that was broken off resumes. If the model can't do it
+        (:attr:`reuse_is_off`), nothing is computed.
 
         Args:
             documents: Texts, ``PromptDocument``, or documents and nodes of LangChain and
@@ -390,13 +403,19 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
 
         Returns:
             Their tokens, and how many of these had been computed before.
+
+        Raises:
+            DocumentsNotKeptError: The disk is full, or ``disk_cache_gib`` does not hold them all.
+                Those that are on disk stay.
         """
         options, arguments = self._check(PREFILL, **call)
         render = self._calls.render_documents(documents, call.get("namespace", ""))
         if self.reuse_is_off is not None:
             return Usage(0, 0, 0)
         start = partial(GenerationStream, self._link, options=options, **arguments, encodes=True)
-        return encode_all(documents, render, start, show_progress=show_progress)
+        missing = partial(control, self._process, "count_missing", timeout=None)
+        keeping = self._keeping(call.get("namespace", ""))
+        return encode_all(documents, render, start, missing, keeping, show_progress=show_progress)
 
     async def aencode(
         self,
@@ -413,7 +432,11 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         start = partial(
             AsyncGenerationStream, self._link, options=options, **arguments, encodes=True
         )
-        return await aencode_all(documents, render, start, show_progress=show_progress)
+        missing = partial(acontrol, self._process, "count_missing", timeout=None)
+        keeping = self._keeping(call.get("namespace", ""))
+        return await aencode_all(
+            documents, render, start, missing, keeping, show_progress=show_progress
+        )
 
     # State
 
@@ -487,6 +510,10 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     @property
     def _link(self) -> Link:
         return Link(self._process, self._counters, self)
+
+    def _keeping(self, namespace: str) -> Keeping:
+        token_bytes = self._block_bytes // self.block_size
+        return Keeping(namespace, self._disk_cache_gib, token_bytes)
 
     def _check(
         self, options: SamplingOptions | None, **call: Unpack[EngineCallOptions]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import resource
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +15,9 @@ import pytest
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.cli import encode as cli_encode
 from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine.process import control
+from ragcache_integrations.errors import DocumentsNotKeptError
+from tests.support.waiting import wait_until
 
 TEXTS = [f"The river number {number} flows past {number} mills. " * 4 for number in range(12)]
 
@@ -55,20 +60,40 @@ def test_a_wrong_corpus_is_named(
     assert "cannot read" in capsys.readouterr().err
 
 
-@pytest.fixture
-def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RAGCacheEngine]:
-    """One engine in place of those that two commands would start."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("disk")
+
+
+@pytest.fixture(scope="module")
+def started(folder: Path) -> Iterator[RAGCacheEngine]:
     with RAGCacheEngine(
         kv_cache_gib=0.1,
         max_model_len=400,
         dtype="float32",
         reuse="anywhere",
-        disk_cache_gib=0.5,
-        disk_cache_dir=tmp_path,
+        disk_cache_gib=0.03,
+        disk_cache_dir=folder,
         vllm_args={"enforce_eager": True},
     ) as engine:
-        monkeypatch.setattr(cli_encode, "RAGCacheEngine", lambda *_, **__: nullcontext(engine))
         yield engine
+
+
+@pytest.fixture
+def running(
+    started: RAGCacheEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> RAGCacheEngine:
+    """One engine in place of those that commands would start, and an empty disk."""
+    wait_until(started.reset_cache)  # what was aborted may still be computed
+    control(started._process, "count_missing", [])  # and written
+    for path in files_in(folder):
+        path.unlink()
+    monkeypatch.setattr(cli_encode, "RAGCacheEngine", lambda *_, **__: nullcontext(started))
+    return started
+
+
+def files_in(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.safetensors"))
 
 
 @pytest.mark.engine
@@ -93,3 +118,67 @@ def test_a_corpus_is_encoded_once(
     token_bytes = running.stats().block_bytes // running.block_size
     assert first["bytes"] == first["tokens"] * token_bytes
     assert first["loaded_seconds"] > 0
+
+
+@pytest.mark.engine
+def test_what_the_disk_does_not_take_is_an_error(
+    running: RAGCacheEngine, corpus: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The process may write no large file, which the system refuses as it does on a full disk."""
+    with corpus.open("a") as file:
+        for number in range(2):
+            file.write(json.dumps({"text": f"Long {number}. {' '.join(TEXTS[:4])}"}) + "\n")
+    token_bytes = running.stats().block_bytes // running.block_size
+    few = (token_bytes * 100, resource.RLIM_INFINITY)
+    usual = resource.prlimit(running.pid, resource.RLIMIT_FSIZE, few)
+    command = ["encode", "model", str(corpus), "--json"]
+    assert cli.main(command) == 2
+    resource.prlimit(running.pid, resource.RLIMIT_FSIZE, usual)
+    out, error = capsys.readouterr()
+    words = "of 14 encoded documents at least 2 are not on disk: File too large. The others stay"
+    assert words in error
+    assert "times sooner" not in out
+    assert len(files_in(folder)) == 12
+    running.reset_cache()
+    assert cli.main(command) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert 200 < summary["computed_tokens"] < summary["tokens"] // 2
+    assert len(files_in(folder)) == 14
+
+
+@pytest.mark.engine
+def test_more_than_the_disk_may_hold_is_an_error(
+    running: RAGCacheEngine, corpus: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["encode", "model", str(corpus), "--disk-cache-gib", "0.001"]) == 2
+    assert "--disk-cache-gib allows 0.001 GiB: raise it" in capsys.readouterr().err
+    assert files_in(folder) == []
+    texts = (f"{text} Year {year}." for year in itertools.count() for text in TEXTS)
+    with pytest.raises(DocumentsNotKeptError, match=r"disk_cache_gib=0.03 has no room .* stay"):
+        running.encode(texts)
+    assert len(files_in(folder)) > len(TEXTS)
+
+
+@pytest.mark.engine
+def test_what_is_in_memory_is_written_to_the_disk_again(
+    running: RAGCacheEngine, folder: Path
+) -> None:
+    for _ in range(2):
+        running.encode(TEXTS)
+        assert len(files_in(folder)) == len(TEXTS)
+        for path in files_in(folder):
+            path.unlink()
+
+
+@pytest.mark.engine
+def test_what_somebody_else_removes_meanwhile_is_an_error(
+    running: RAGCacheEngine, folder: Path
+) -> None:
+    def texts() -> Iterator[str]:
+        yield from TEXTS
+        wait_until(lambda: len(files_in(folder)) == len(TEXTS))
+        files_in(folder)[0].unlink()
+
+    with pytest.raises(DocumentsNotKeptError, match="at least 1 are not on disk: disk_cache_gib"):
+        running.encode(texts())
+    assert len(files_in(folder)) == len(TEXTS) - 1

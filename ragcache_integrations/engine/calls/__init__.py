@@ -1,7 +1,7 @@
 """Calls of the engine: their checks, their prompts as tokens, and the streams of their outputs."""
 
 from .calls import NO_PARSER, Calls
-from .encoding import aencode_all, encode_all
+from .encoding import Keeping, aencode_all, encode_all
 from .streams import AsyncGenerationStream, GenerationStream, Link
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "AsyncGenerationStream",
     "Calls",
     "GenerationStream",
+    "Keeping",
     "Link",
     "aencode_all",
     "encode_all",

@@ -6,7 +6,7 @@ read attributes outside its documented interface.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +42,7 @@ from ragcache_integrations.engine.protocol import (
     Output,
     RequestFailed,
     Submit,
+    document_key,
 )
 from ragcache_integrations.engine.schema_limits import (
     check_schema,
@@ -50,7 +51,7 @@ from ragcache_integrations.engine.schema_limits import (
 )
 from ragcache_integrations.knowledge_tree import TreeSnapshot, TreeStats
 
-from .anywhere.connector import DocumentConnector
+from .anywhere.connector import DocumentConnector, finish_writing
 from .anywhere.disk import DISK_CACHE_DIR, DISK_CACHE_GIB
 from .continuation import continue_text
 from .dtypes import slow_on_cpu
@@ -329,11 +330,34 @@ class VLLM:
 
     def has_encoded(self, request: Submit) -> bool:
         """Whether a request would only encode documents that are stored."""
+        documents = self._documents
         return (
             request.encodes
-            and self._documents is not None
-            and self._documents.has_encoded(request.namespace, request.token_ids, request.documents)
+            and documents is not None
+            and all(
+                documents.keeps(
+                    document_key(request.namespace, request.token_ids[begin:end]), end - begin
+                )
+                for _, begin, end in request.documents
+            )
         )
+
+    def count_missing(self, documents: Sequence[tuple[bytes, int]]) -> tuple[int, str]:
+        """Look up whether encoded documents are kept, once all that waits is written.
+
+        Args:
+            documents: Their keys and lengths in tokens.
+
+        Returns:
+            How many are not, and why the latest of them could not be written; empty if all could.
+        """
+        if self._documents is None:
+            return len(documents), ""
+        reports = self._engine.collective_rpc(finish_writing)
+        for unwritten, _ in reports:
+            self._documents.forget_files(unwritten)
+        missing = sum(not self._documents.keeps(key, tokens) for key, tokens in documents)
+        return missing, next((error for _, error in reports if error), "")
 
     def submit(self, request: Submit) -> None:
         """Add a request.

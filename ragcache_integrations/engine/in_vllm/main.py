@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -201,6 +202,7 @@ class Host:
                 self._send(Step((), self._vllm.tree_stats(), *self._vllm.host_failures))
             case Control():
                 operations: dict[str, Callable[[], object]] = {
+                    "count_missing": partial(self._vllm.count_missing, message.argument),
                     "load": self._vllm.load,
                     "reset_cache": self._vllm.reset_cache,
                     "tree": self._vllm.tree_snapshot,

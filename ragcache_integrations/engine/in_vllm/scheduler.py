@@ -23,7 +23,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from ragcache_integrations.core.prompt import Span, spans_from_extra_args
+from ragcache_integrations.core.prompt import spans_from_extra_args
 from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import (
@@ -198,12 +198,14 @@ class DocumentCache:
         reuses = self._reuse is not None and self._reuse.knows(request)
         return reuses or request.request_id in self._paths
 
-    def has_encoded(self, tenant: str, token_ids: Sequence[int], documents: Sequence[Span]) -> bool:
-        """Whether a tenant's documents are stored, to be reused at any place."""
-        reuse = self._reuse
-        return reuse is not None and all(
-            reuse.holds(tenant, token_ids[begin:end]) for _, begin, end in documents
-        )
+    def keeps(self, key: bytes, tokens: int) -> bool:
+        """Whether a document is kept, to be reused at any place: on the disk, if there is one."""
+        return self._reuse is not None and self._reuse.keeps(key, tokens)
+
+    def forget_files(self, keys: Iterable[bytes]) -> None:
+        """Documents are not on the disk."""
+        if self._reuse is not None:
+            self._reuse.forget_files(keys)
 
     def refuse(self, request: Request) -> None:
         """Remove the path of a request that has just entered and that vLLM refused."""

@@ -1,6 +1,7 @@
 """What the application and the engine's process agree on: settings, messages, counts."""
 
 from .counters import Counters
+from .documents import document_key
 from .faults import FaultSettings, backoff_seconds, heartbeat_seconds
 from .messages import (
     SLOW_DTYPE,
@@ -51,5 +52,6 @@ __all__ = [
     "Submit",
     "ToolUse",
     "backoff_seconds",
+    "document_key",
     "heartbeat_seconds",
 ]

@@ -160,6 +160,7 @@ class Control:
 
     request_id: int
     operation: str
+    argument: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,6 +247,9 @@ def test_a_bad_file_that_stays_is_not_trusted_again(tmp_path: Path) -> None:
     index.discard([b"a"])
     index.look(b"a", 10)
     assert b"a" not in index
+    assert index.take_drops() == [folder.name(b"a")]
+    index.look(b"a", 10)
+    assert b"a" not in index
     path.unlink()
     index.look(b"a", 10)
     write_document(path, document(10))
@@ -260,8 +263,25 @@ def test_what_cannot_be_written_is_reported(tmp_path: Path) -> None:
     for path in (folder.path, folder.path.parent):
         path.rename(path.with_name(f"{path.name} gone"))
     worker.write(b"a", document(10))
+    assert worker.finish() == ({b"a"}, "No such file or directory")
+    assert worker.finish() == (set(), "")
     worker.close()
-    assert worker.take_unwritten() == {b"a"}
+
+
+def test_a_file_that_is_about_to_go_is_not_there(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    index, worker = index_of(folder, 60), DiskWorker(folder, FORM, 1)
+    for key in (b"a", b"b"):
+        assert index.add(key, 40, [])
+        worker.remove(index.take_drops() if key == b"a" else [])
+        worker.write(key, document(40))
+        assert worker.finish() == (set(), "")
+    index.look(b"a", 40)
+    assert b"a" not in index
+    assert b"b" in index
+    worker.remove(index.take_drops())
+    worker.close()
+    assert [name for name, _ in folder.files(FORM.token_bytes)] == [folder.name(b"b")]
 
 
 WRITER = """

@@ -13,8 +13,9 @@ from torch import Tensor
 from ragcache_integrations.core.prompt import Span
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.in_vllm.anywhere.paged import angles_between, turn
-from ragcache_integrations.engine.in_vllm.anywhere.plan import document_key, make_plan
+from ragcache_integrations.engine.in_vllm.anywhere.plan import make_plan
 from ragcache_integrations.engine.in_vllm.anywhere.store import DocumentStore
+from ragcache_integrations.engine.protocol import document_key
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.policies import POLICIES
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -28,7 +29,7 @@ from .encoded import Form
 from .models import unsuited_for_reuse
 from .worker import Moves, StoreWorker
 
-__all__ = ["DocumentConnector", "host_tier_of"]
+__all__ = ["DocumentConnector", "finish_writing", "host_tier_of"]
 
 
 def host_tier_of(connector: Any) -> HostTierConnector | None:
@@ -36,6 +37,20 @@ def host_tier_of(connector: Any) -> HostTierConnector | None:
     if isinstance(connector, DocumentConnector):
         return connector.host_tier
     return connector if isinstance(connector, HostTierConnector) else None
+
+
+def finish_writing(worker: object) -> tuple[set[bytes], str]:
+    """Wait until a worker has written all documents that wait for it.
+
+    Args:
+        worker: vLLM's worker, in whose process this runs.
+
+    Returns:
+        Keys of documents that could not be written, and why; empty if none is there.
+    """
+    del worker
+    connector = get_kv_transfer_group()
+    return connector.finish_writing() if isinstance(connector, DocumentConnector) else (set(), "")
 
 
 @dataclass
@@ -214,6 +229,11 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
             if self._store.disk is not None:
                 unwritten = self._store.disk.take_unwritten()
         return _Report(failures, lost, unwritten) if failures or lost or unwritten else None
+
+    def finish_writing(self) -> tuple[set[bytes], str]:
+        """Wait for the disk: keys of documents that could not be written, and why."""
+        disk = self._store.disk if self._store is not None else None
+        return (set(), "") if disk is None else disk.finish()
 
     def shutdown(self) -> None:
         """Free the host's memory, and write to the disk what waits for it."""

@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -95,9 +95,9 @@ class DiskIndex:
         tokens = int(settings.disk_cache_gib * GIB) // (token_bytes * workers)
         self._header = -(-HEADER_BYTES // token_bytes)
         self._store = DocumentStore(tokens, settings.policy, prefill_seconds)
-        self._drops: list[bytes] = []
+        self._drops: dict[bytes, None] = {}  # in this order
         for name, length in folder.files(token_bytes):
-            self._drops += self._store.add(name, length + self._header) or ()
+            self._admit(name, length)
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, bytes) and self._folder.name(key) in self._store
@@ -120,8 +120,8 @@ class DiskIndex:
         if not has_size(self._folder.file(name, 0), HEADER_BYTES + tokens * self._token_bytes):
             self._lost.discard(name)
             self._store.discard([name])
-        elif name not in self._store and name not in self._lost:
-            self._drops += self._store.add(name, tokens + self._header) or ()
+        elif name not in self._lost and name not in self._drops:  # whose file goes soon
+            self._admit(name, tokens)
 
     def add(self, key: bytes, tokens: int, kept: Iterable[bytes]) -> bool:
         """Make room for a document that is about to be written.
@@ -137,9 +137,7 @@ class DiskIndex:
         staying = {self._folder.name(each) for each in kept}
         name = self._folder.name(key)
         self._lost.discard(name)  # the file is removed before it is written
-        gone = self._store.add(name, tokens + self._header, staying)
-        self._drops += gone or ()
-        return gone is not None
+        return self._admit(name, tokens, staying)
 
     def access(self, keys: Iterable[bytes]) -> None:
         """Documents were used, whether they were read here or not."""
@@ -150,12 +148,17 @@ class DiskIndex:
         names = [self._folder.name(key) for key in keys]
         self._store.discard(names)
         self._lost.update(name for name in names if self._folder.file(name, 0).exists())
-        self._drops += names
+        self._drops.update(dict.fromkeys(names))
 
     def take_drops(self) -> list[bytes]:
         """Names of documents to be removed."""
-        drops, self._drops = self._drops, []
+        drops, self._drops = list(self._drops), {}
         return drops
+
+    def _admit(self, name: bytes, tokens: int, staying: Collection[bytes] = ()) -> bool:
+        gone = self._store.add(name, tokens + self._header, staying)
+        self._drops.update(dict.fromkeys(gone or ()))
+        return gone is not None
 
 
 class DiskWorker:
@@ -184,6 +187,7 @@ class DiskWorker:
         self._lock = threading.Lock()
         self._unwritten: set[bytes] = set()
         self._failed = False
+        self._fault = ""
         self._thread = threading.Thread(target=self._work, name="ragcache-disk", daemon=True)
         self._thread.start()
 
@@ -219,6 +223,14 @@ class DiskWorker:
             unwritten, self._unwritten = self._unwritten, set()
         return unwritten
 
+    def finish(self) -> tuple[set[bytes], str]:
+        """Wait until all is written: keys of documents that could not be, and why not."""
+        self._tasks.join()
+        unwritten = self.take_unwritten()
+        with self._lock:
+            fault, self._fault = self._fault, ""
+        return unwritten, fault
+
     def close(self) -> None:
         """Write what waits, for a few seconds."""
         with suppress(queue.Full):
@@ -243,6 +255,7 @@ class DiskWorker:
                 if document is not None:
                     with self._lock:
                         self._unwritten.add(key)
+                        self._fault = getattr(error, "strerror", None) or repr(error)
             self._tasks.task_done()
 
     def _remove(self, path: Path) -> None:

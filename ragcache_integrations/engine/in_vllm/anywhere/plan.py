@@ -8,14 +8,12 @@ stored) is computed in rows of the same step (:mod:`.rows`).
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 from ragcache_integrations.core.prompt import Span
 
-__all__ = ["Load", "Plan", "document_key", "make_plan"]
+__all__ = ["Load", "Plan", "make_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +68,6 @@ class Plan:
             self.end,
             self.missing,
         )
-
-
-def document_key(salt: str, token_ids: Sequence[int]) -> bytes:
-    """The key of a document: of its tokens and its tenant, so that none meets another's."""
-    content = hashlib.blake2b(array("I", [len(token_ids), *token_ids]).tobytes(), digest_size=20)
-    content.update(salt.encode("utf-8", "surrogatepass"))  # it may hold any character
-    return content.digest()
 
 
 def make_plan(

@@ -17,7 +17,7 @@ import itertools
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,13 +29,13 @@ from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.prompt import ENCODE, LINK_TOKENS, Span, extra_args_from_spans
 from ragcache_integrations.engine.arguments import GIB
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
-from ragcache_integrations.engine.protocol import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings, document_key
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
 from .connector import DocumentConnector
 from .disk import DiskIndex, open_folder
 from .models import unsuited_for_reuse
-from .plan import Load, Plan, document_key, make_plan
+from .plan import Load, Plan, make_plan
 from .store import DocumentStore
 from .worker import Fetch, Moves, Save
 
@@ -181,12 +181,12 @@ class Reuse:
     def __contains__(self, key: object) -> bool:
         return key in self.store or (self.disk is not None and key in self.disk)
 
-    def holds(self, salt: str, tokens: Sequence[int]) -> bool:
-        """Whether a tenant's document is stored."""
-        key = document_key(salt, tokens)
-        if self.disk is not None and key not in self.store:
-            self.disk.look(key, len(tokens))
-        return key in self
+    def keeps(self, key: bytes, tokens: int) -> bool:
+        """Whether a document is where encoded ones are kept: on the disk, if there is one."""
+        if self.disk is None:
+            return key in self.store
+        self.disk.look(key, tokens)
+        return key in self.disk
 
     def stored_tokens(self, request: Request) -> int:
         """Tokens of a waiting request that would be read."""
@@ -284,10 +284,12 @@ class Reuse:
             known.saved = True
             blocks = tuple(self._scheduler.kv_cache_manager.get_block_ids(name)[0])
             for key, (_, begin, end) in zip(known.keys, known.spans, strict=True):
-                if key in self:
-                    continue
-                stays = self._keep(key, end - begin, read)
-                written = self.disk is not None and self.disk.add(key, end - begin, read)
+                stays = key not in self.store and self._keep(key, end - begin, read)
+                written = (
+                    self.disk is not None
+                    and key not in self.disk
+                    and self.disk.add(key, end - begin, read)
+                )
                 if stays or written:
                     moves.saves.append(Save(key, begin, end, blocks, stays, written))
                     read.add(key)
