@@ -33,7 +33,7 @@ TREE = {
     ),
     "link_tokens": "first tokens of each document that --reuse anywhere computes again",
     "document_cache_gib": "host memory for documents that are reused anywhere, in GiB",
-    "disk_cache_gib": "disk space for documents that are reused anywhere, in GiB (default: none)",
+    "disk_cache_gib": "disk space for documents, which survive restarts, in GiB (default: none)",
     "disk_cache_dir": "folder for these documents (default: in the user's cache folder)",
 }
 LIMITS = {

@@ -104,7 +104,8 @@ def engine_settings(
         disk_cache_dir=str(disk_cache_dir) if isinstance(disk_cache_dir, Path) else disk_cache_dir,
     )
     if not check_flag("knowledge_tree", knowledge_tree):
-        for name, needed in (("host_cache_gib", host_cache_gib), ("reuse", reuse == "anywhere")):
+        tiers = {"host_cache_gib": host_cache_gib, "disk_cache_gib": disk_cache_gib}
+        for name, needed in (*tiers.items(), ("reuse", reuse == "anywhere")):
             if needed:
                 msg = f"{name} needs the knowledge tree: leave knowledge_tree=True"
                 raise ConfigurationError(msg)
@@ -122,9 +123,13 @@ def engine_settings(
             msg = f"vllm_args must not hold {name!r}: pass {ours}= itself"
             raise ConfigurationError(msg)
     if cache is not None and "kv_transfer_config" in arguments:
-        anywhere = cache.reuse == "anywhere"
-        if anywhere or cache.host_cache_gib:
-            cause = "reuse='anywhere'" if anywhere else "host_cache_gib is above 0"
+        causes = {
+            "reuse='anywhere'": cache.reuse == "anywhere",
+            "host_cache_gib is above 0": cache.host_cache_gib,
+            "disk_cache_gib is above 0": cache.disk_cache_gib,
+        }
+        cause = next((words for words, present in causes.items() if present), None)
+        if cause is not None:
             msg = f"vllm_args must not hold 'kv_transfer_config' with {cause}"
             raise ConfigurationError(msg)
     try:

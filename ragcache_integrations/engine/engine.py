@@ -110,8 +110,9 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         link_tokens: How many first tokens of each document are computed in place with
             ``reuse="anywhere"``: more cost time and come closer to exact answers.
         document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
-        disk_cache_gib: Room on disk for these documents, in GiB: they survive restarts, and those
-            that the memory has no room for are read from there; 0 for none.
+        disk_cache_gib: Room on disk for documents, the tree's and those that are reused anywhere,
+            in GiB: they survive restarts, and those that the memory has no room for are read from
+            there; 0 for none.
         disk_cache_dir: Folder in which they are kept, for any number of models and engines; the
             user's cache folder by default.
         chat_template: A Jinja template to use instead of the model's own.

@@ -184,7 +184,8 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
         link_tokens: How many first tokens of each document are computed in place with
             ``reuse="anywhere"``.
         document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
-        disk_cache_gib: Room on disk for these documents, in GiB; they survive restarts. 0 for none.
+        disk_cache_gib: Room on disk for documents of both kinds, in GiB; they survive restarts. 0
+            for none.
         disk_cache_dir: Folder in which they are kept; the user's cache folder if ``None``.
         find_documents: Find documents that were retrieved in the same request (the same outermost
             run of the framework, or else the same thread or task) in prompts that do not name

@@ -173,10 +173,10 @@ def errors_of(outputs: Iterable[Any]) -> dict[str, tuple[FailureKind, str]]:
 
 def connector_config(cache: CacheSettings) -> KVTransferConfig | None:
     """Configuration that makes vLLM use our connector; ``None`` where nothing needs one."""
-    anywhere = cache.reuse == "anywhere"
-    if not anywhere and not cache.host_cache_gib:
+    documents = cache.reuse == "anywhere" or cache.disk_cache_gib
+    if not documents and not cache.host_cache_gib:
         return None
-    connector: type[Any] = DocumentConnector if anywhere else HostTierConnector
+    connector: type[Any] = DocumentConnector if documents else HostTierConnector
     extra = {
         HOST_CACHE_GIB: cache.host_cache_gib,
         DISK_CACHE_GIB: cache.disk_cache_gib,
@@ -287,6 +287,7 @@ class VLLM:
         self._names: dict[int, str] = {}
         self.tree_is_off: str | None = None
         self._wants_reuse = settings.cache is not None and settings.cache.reuse == "anywhere"
+        self._wants_disk = settings.cache is not None and settings.cache.disk_cache_gib > 0
         self._documents: DocumentCache | None = None
         if settings.cache is not None:
             other = "vllm_args chose another scheduler"
@@ -473,7 +474,8 @@ class VLLM:
     def _failure(self, name: str, running: _Running) -> RequestFailed:
         """The message about a request that vLLM ended with an error."""
         if self._documents is not None and self._documents.take_unread(name):
-            kind, why = FailureKind.HOST_TIER, "its documents could not be read back from the host"
+            kind = FailureKind.HOST_TIER
+            why = "its documents could not be read back from the host's memory or the disk"
         else:
             unknown = FailureKind.OTHER, "vLLM ended it with an error"
             kind, why = self._errors.get(name, unknown)
@@ -530,7 +532,9 @@ class VLLM:
     @property
     def disk_is_off(self) -> str | None:
         """Why documents are not kept on disk although that was requested."""
-        return None if self._documents is None else self._documents.disk_is_off
+        if self._documents is None:
+            return self.tree_is_off if self._wants_disk else None
+        return self._documents.disk_is_off
 
     def tree_stats(self) -> TreeStats | None:
         """Counts of the knowledge tree; ``None`` without one."""

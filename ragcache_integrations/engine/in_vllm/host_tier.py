@@ -314,6 +314,11 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         self._bad.update(host)
         self._failures.add(host, error)
 
+    @property
+    def unread(self) -> set[int]:
+        """GPU blocks that could not be read back in this step, until they are reported."""
+        return self._unread
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         """GPU blocks that could not be read back in this step."""
         unread, self._unread = self._unread, set()

@@ -36,7 +36,9 @@ from ragcache_integrations.knowledge_tree.path import Path
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
 from .anywhere.connector import host_tier_of
-from .anywhere.requests import reuse_of, why_not
+from .anywhere.disk import open_disk
+from .anywhere.prefixes import StoredPrefixes
+from .anywhere.requests import is_plain, reuse_of, why_not
 from .free_blocks import DocumentFreeQueue
 from .kv_cache import unsuited
 from .waiting import CacheAwareRequestQueue, topics
@@ -133,8 +135,12 @@ class DocumentCache:
     def __init__(self, scheduler: Any, settings: CacheSettings) -> None:
         self._host_tier = host_tier_of(scheduler.connector)
         self.reuse_is_off = why_not(scheduler, settings)
-        self._reuse = None if self.reuse_is_off else reuse_of(scheduler, settings)
-        self.disk_is_off = self._reuse.disk_is_off if self._reuse else None
+        self._disk, self.disk_is_off = open_disk(scheduler, settings)
+        self._reuse = None if self.reuse_is_off else reuse_of(scheduler, settings, self._disk)
+        self._prefixes: StoredPrefixes | None = None
+        if self._disk is not None:
+            self._prefixes = StoredPrefixes(self._disk, scheduler, settings.cache_depth)
+            scheduler.connector.disk, scheduler.connector.prefixes = self._disk, self._prefixes
         self._requests: dict[str, Request] = scheduler.requests
         self._block_size: int = scheduler.block_size
         self._pool = scheduler.kv_cache_manager.block_pool
@@ -192,6 +198,8 @@ class DocumentCache:
             self._paths[request.request_id] = self.tree.enter(
                 request.cache_salt or "", spans, request.block_hashes
             )
+            if self._prefixes is not None and is_plain(request):
+                self._prefixes.enter(request, spans)
 
     def knows(self, request: Request) -> bool:
         """Whether a request has a path in the tree."""
@@ -204,13 +212,14 @@ class DocumentCache:
 
     def forget_files(self, keys: Iterable[bytes]) -> None:
         """Documents are not on the disk."""
-        if self._reuse is not None:
-            self._reuse.forget_files(keys)
+        if self._disk is not None:
+            self._disk.discard(keys)
 
     def refuse(self, request: Request) -> None:
         """Remove the path of a request that has just entered and that vLLM refused."""
-        if self._reuse is not None:
-            self._reuse.leave([request.request_id])
+        for part in (self._reuse, self._prefixes):
+            if part is not None:
+                part.leave([request.request_id])
         path = self._paths.pop(request.request_id, None)
         if path is not None:
             self.tree.leave(path)
@@ -237,8 +246,8 @@ class DocumentCache:
         """Record a planned step.
 
         Documents count as accessed when their request is admitted: that is when vLLM decides which
-        blocks are reused. Of the computed tokens, those read back come from the host, the others
-        from the GPU.
+        blocks are reused. Of the computed tokens, those read back come from the host or the disk,
+        the others from the GPU.
 
         Args:
             plan: vLLM's ``SchedulerOutput``.
@@ -248,6 +257,8 @@ class DocumentCache:
             if path is None:
                 continue
             host_tokens = self._host_tier.take_loaded(admitted.req_id) if self._host_tier else 0
+            if self._prefixes is not None:
+                host_tokens += self._prefixes.take_loaded(admitted.req_id)
             self.tree.access(
                 path,
                 admitted.num_computed_tokens - host_tokens,
@@ -268,6 +279,8 @@ class DocumentCache:
         self._preemptions += len(plan.preempted_req_ids or ())
         if self._reuse is not None:
             self._reuse.after_step(plan)
+        if self._prefixes is not None:
+            self._prefixes.leave(plan.finished_req_ids)
 
     def after_output(self) -> None:
         """A step's output was processed."""

@@ -10,7 +10,7 @@ from typing import Unpack
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.generation import SamplingOptions
-from ragcache_integrations.core.prompt import Prompt, PromptDocument
+from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.engine.engine import RAGCacheEngine
 from ragcache_integrations.engine.protocol import EngineCallOptions
 from ragcache_integrations.errors import ConfigurationError
@@ -71,12 +71,13 @@ def measure_reloading(
         msg = f"this engine computes all documents: {engine.reuse_is_off}"
         raise ConfigurationError(msg)
     prompt = Prompt.rag(QUESTION, documents)
+    text = Prompt(tuple(Message(each.role, each.text) for each in prompt.messages))
     computed, loaded = [], []
     namespace = call.get("namespace", "")
     for _ in range(repeats):
         engine.reset_cache()
         began = time.perf_counter()
-        engine.generate(prompt, FIRST_TOKEN, reuse="prefix", namespace=namespace)
+        engine.generate(text, FIRST_TOKEN, namespace=namespace)  # or they would be read, too
         computed.append(time.perf_counter() - began)
         engine.reset_cache()
         engine.encode(documents, namespace=namespace)

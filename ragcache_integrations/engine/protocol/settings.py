@@ -40,7 +40,7 @@ class CacheSettings:
         link_tokens: How many first tokens of each document are computed where the rest is reused
             anywhere.
         document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
-        disk_cache_gib: Room on disk for these documents, in GiB; 0 for none.
+        disk_cache_gib: Room on disk for documents of both kinds, in GiB; 0 for none.
         disk_cache_dir: Folder in which they are kept; ``None`` for the user's cache folder.
 
     Raises:
@@ -70,9 +70,6 @@ class CacheSettings:
         check_field(self, check_int, "link_tokens", 0, MOST_LINK_TOKENS)
         check_field(self, check_number, "document_cache_gib", 0, above=True)
         check_field(self, check_number, "disk_cache_gib", 0)
-        if self.disk_cache_gib and self.reuse != "anywhere":
-            msg = 'disk_cache_gib keeps documents that are reused anywhere: pass reuse="anywhere"'
-            raise ConfigurationError(msg)
         if self.disk_cache_dir is not None and not (
             isinstance(self.disk_cache_dir, str) and self.disk_cache_dir and self.disk_cache_gib
         ):

@@ -236,7 +236,11 @@ def _add_tree(parsed: Namespace, engine: EngineSettings, vllm: Any) -> None:
     connector = vllm.connector_config(cache)
     if connector is not None:
         if parsed.kv_transfer_config is not None:
-            option = "--host-cache-gib" if cache.host_cache_gib else "--reuse anywhere"
+            options = {
+                "--host-cache-gib": cache.host_cache_gib,
+                "--disk-cache-gib": cache.disk_cache_gib,
+            }
+            option = next((name for name, size in options.items() if size), "--reuse anywhere")
             msg = f"{option} and --kv-transfer-config exclude each other: both were given"
             raise ConfigurationError(msg)
         parsed.kv_transfer_config = connector

@@ -322,8 +322,10 @@ def test_a_process_that_is_killed_leaves_whole_files(tmp_path: Path) -> None:
 
 
 def test_arguments_that_cannot_be_meant_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match='reuse="anywhere"'):
-        engine_settings(disk_cache_gib=1.0)
+    with pytest.raises(ConfigurationError, match="disk_cache_gib needs the knowledge tree"):
+        engine_settings(disk_cache_gib=1.0, knowledge_tree=False)
+    with pytest.raises(ConfigurationError, match="'kv_transfer_config' with disk_cache_gib"):
+        engine_settings(disk_cache_gib=1.0, vllm_args={"kv_transfer_config": {}})
     with pytest.raises(ConfigurationError, match="disk_cache_gib above 0"):
         engine_settings(reuse="anywhere", disk_cache_dir="somewhere")
     with pytest.raises(ConfigurationError, match="disk_cache_gib"):

@@ -6,13 +6,17 @@ miss, because a hit changes where the prompt is cut.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from ragcache_integrations.engine import EngineStats, Prompt, RAGCacheEngine
-from tests.support.bursts import BATCH, answer, make_prompts
+from ragcache_integrations.engine import EngineStats, Prompt, RAGCacheEngine, SamplingOptions
+from tests.support.bursts import BATCH, answer, make_prompts, options
 from tests.support.sizes import scaled
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -26,6 +30,10 @@ Answers = list[tuple[int, ...]]
 
 def tokens(engine: RAGCacheEngine, prompts: Sequence[Prompt], *, aborts: bool) -> Answers:
     return [generation.token_ids for generation in answer(engine, prompts, aborts=aborts)]
+
+
+def options_from(begin: int, number: int) -> SamplingOptions:
+    return options(begin + number)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +104,43 @@ def test_the_answers_are_those_of_an_uncached_engine(
     different = [number for number in range(PROMPTS) if answers[number] != uncached[number]]
     assert different == []
     check_that_it_was_hard(stats)
+
+
+def test_so_are_those_with_a_disk_after_a_crash_and_over_damaged_files(
+    asked: list[Prompt], uncached: Answers, tmp_path: Path
+) -> None:
+    """Host and disk are so small that both evict."""
+    answers: Answers = []
+    with RAGCacheEngine(
+        kv_cache_gib=0.25,
+        max_model_len=512,
+        dtype="float32",
+        host_cache_gib=0.002,
+        disk_cache_gib=0.02,
+        disk_cache_dir=tmp_path,
+        reorder_window=8,
+        rewarm_tokens=0,
+        vllm_args=SMALL,
+    ) as engine:
+        for begin in range(0, PROMPTS // 2, BATCH):
+            part = asked[begin : begin + BATCH]
+            lengths = partial(options_from, begin)
+            found = answer(engine, part, aborts=True, options=lengths)
+            answers += [generation.token_ids for generation in found]
+            if begin == 0:
+                os.kill(engine.pid, signal.SIGKILL)
+            for path in list(tmp_path.rglob("*.safetensors"))[::3]:
+                with suppress(FileNotFoundError):
+                    content = path.read_bytes()
+                    path.unlink()  # files are replaced: what is mapped must not change
+                    path.write_bytes(content[:-9] + bytes(9))
+        tree = engine.stats().tree
+    assert answers == uncached[: len(answers)]
+    assert tree is not None
+    read = tree.document_tokens_hit_host - tree.swap_ins * SMALL["block_size"]
+    assert read > 5 * len(answers)
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    assert size < 0.02 * (1 << 30)
 
 
 def test_altered_host_copies_are_noticed(

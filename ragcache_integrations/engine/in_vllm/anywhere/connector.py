@@ -1,4 +1,4 @@
-"""One vLLM KV connector for the host tier, if there is one, and the store of documents."""
+"""One vLLM KV connector for the host tier, the store of documents, and the disk."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from ragcache_integrations.engine.in_vllm.host_tier import (
 )
 from ragcache_integrations.engine.in_vllm.kv_cache import unsuited
 
-from .disk import DISK_CACHE_DIR, DISK_CACHE_GIB, DiskWorker, open_folder
+from .disk import DISK_CACHE_DIR, DISK_CACHE_GIB, DiskIndex, DiskWorker, open_folder
 from .encoded import Form
-from .models import unsuited_for_reuse
+from .models import unsuited_for_files
+from .paged import PagedMemory
+from .prefixes import StoredPrefixes
 from .worker import Moves, StoreWorker
 
 __all__ = ["DocumentConnector", "finish_writing", "host_tier_of"]
@@ -78,7 +80,10 @@ class _Report(KVConnectorWorkerMetadata):
 
 
 class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
-    """Asks the store first, for requests that reuse documents anywhere, and else the host tier."""
+    """Asks the store first, for requests that reuse documents anywhere.
+
+    For all others it asks the host tier, and the disk for what comes after that.
+    """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -89,9 +94,11 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
         self._block_size = vllm_config.cache_config.block_size
         # The scheduler comes to the same conclusion, and then asks for nothing.
         self._unused = (
-            unsuited(kv_cache_config, vllm_config.cache_config) or unsuited_for_reuse(vllm_config)
+            unsuited(kv_cache_config, vllm_config.cache_config) or unsuited_for_files(vllm_config)
         ) is not None
         self.reuse: Any = None
+        self.disk: DiskIndex | None = None
+        self.prefixes: StoredPrefixes | None = None
         self._store: StoreWorker | None = None
 
     @property
@@ -112,22 +119,34 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
         """Tokens after the prefix hit that need no computing, or that rows compute."""
         if self.reuse is not None and self.reuse.knows(request):
             return self.reuse.match(request, num_computed_tokens), False
-        if self.host_tier is None:
-            return 0, False
-        return self.host_tier.get_num_new_matched_tokens(request, num_computed_tokens)
+        on_host = 0
+        if self.host_tier is not None:
+            on_host, _ = self.host_tier.get_num_new_matched_tokens(request, num_computed_tokens)
+        if self.prefixes is None:
+            return on_host, False
+        return on_host + self.prefixes.match(request, num_computed_tokens + on_host), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """A request is admitted."""
         if self.reuse is not None and self.reuse.knows(request):
             self.reuse.admit(request, blocks, num_external_tokens)
-        elif self.host_tier is not None:
-            self.host_tier.update_state_after_alloc(request, blocks, num_external_tokens)
+            return
+        on_host = num_external_tokens
+        if self.prefixes is not None:
+            on_host -= self.prefixes.admit(request, blocks, num_external_tokens)
+        if self.host_tier is not None:
+            self.host_tier.update_state_after_alloc(request, blocks, on_host)
 
     def build_connector_meta(self, scheduler_output: Any) -> _Step:
         """Hand this step's work to the worker."""
         host, reuse = self.host_tier, self.reuse
         transfers = host.build_connector_meta(scheduler_output) if host else Transfers()
-        return _Step(transfers, reuse.take_moves(scheduler_output) if reuse else Moves())
+        moves = reuse.take_moves(scheduler_output) if reuse else Moves()
+        if self.prefixes is not None:
+            self.prefixes.add_moves(moves, scheduler_output)
+        if self.disk is not None:
+            moves.removals = self.disk.take_drops()
+        return _Step(transfers, moves)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Take the failures from a step's output."""
@@ -136,7 +155,8 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
             return
         if self.reuse is not None:
             self.reuse.forget(report.lost)
-            self.reuse.forget_files(report.unwritten)
+        if self.disk is not None:
+            self.disk.discard(report.lost | report.unwritten)
         if self.host_tier is not None and report.failures is not None:
             connector_output.kv_connector_worker_meta = report.failures
             self.host_tier.update_connector_output(connector_output)
@@ -157,7 +177,9 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
             self.host_tier.register_kv_caches(kv_caches)
         if not self._unused:
             layers = self._vllm_config.compilation_config.static_forward_context
-            self._store = StoreWorker(layers, kv_caches, self._block_size)
+            memory = PagedMemory(layers, kv_caches, self._block_size)
+            steps = self._vllm_config.max_concurrent_batches
+            self._store = StoreWorker(memory, self._block_size, steps)
             self._store.disk = self._open_disk(self._store.memory.form)
 
     def _open_disk(self, form: Form) -> DiskWorker | None:
@@ -210,7 +232,8 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
             self.host_tier.wait_for_save()
         step = self._get_connector_metadata()
         if self._store is not None and isinstance(step, _Step):
-            self._store.save(step.moves)
+            unread = self.host_tier.unread if self.host_tier is not None else set[int]()
+            self._store.save(step.moves, unread)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that could not be filled in this step."""

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.engine.arguments import GIB
+from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
 from ragcache_integrations.engine.protocol import CacheSettings
+from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from ragcache_integrations.resources.cache import cache_home
 
 from .encoded import Encoded, Form
@@ -31,22 +33,52 @@ from .files import (
     write_document,
 )
 from .identity import model_identity
+from .models import unsuited_for_files
 from .store import DocumentStore
 
-__all__ = ["DISK_CACHE_DIR", "DISK_CACHE_GIB", "DiskIndex", "DiskWorker", "open_folder"]
+__all__ = [
+    "DISK_CACHE_DIR",
+    "DISK_CACHE_GIB",
+    "DiskIndex",
+    "DiskWorker",
+    "open_disk",
+    "open_folder",
+]
 
 logger = logging.getLogger(__name__)
 
 DISK_CACHE_GIB, DISK_CACHE_DIR = "disk_cache_gib", "disk_cache_dir"
 DOCUMENTS = "documents"
 """In the cache folder, and in the folder that the user names: it becomes this user's alone."""
-QUEUED = 8
-"""Documents that wait to be written; the next step waits until there are fewer."""
+QUEUED_BYTES = 256 << 20
+"""Of documents that wait to be written, more or less; the next step waits until there are fewer."""
 CLOSE_SECONDS = 5.0
 LOOK_SECONDS = 60.0
 """How often the folder's size is looked up while documents are written: others write, too."""
 TRIMMED = 0.95
 """Share of the size that may stay when files have to go that the index knows nothing of."""
+
+
+def open_disk(scheduler: Any, settings: CacheSettings) -> tuple[DiskIndex | None, str | None]:
+    """What is on disk for a scheduler, or why there is no disk although one is wanted.
+
+    Raises:
+        ValueError: The folder can't be used.
+    """
+    if not settings.disk_cache_gib or not hasattr(scheduler.connector, "disk"):
+        return None, None
+    config = scheduler.vllm_config
+    reason = unsuited_for_files(config)
+    folder = None if reason else open_folder(config, settings.disk_cache_dir)
+    if folder is None:
+        reason = reason or "nobody knows which weights the model has: it is no folder"
+        logger.warning("documents are not kept on disk: %s", reason)
+        return None, reason
+    profile = settings.prefill_profile
+    seconds = PrefillCostModel.from_dict(profile) if profile else None
+    token_bytes = block_bytes(scheduler.kv_cache_config) // scheduler.block_size
+    workers = config.parallel_config.world_size
+    return DiskIndex(folder, settings, token_bytes, workers, seconds), None
 
 
 def open_folder(config: Any, folder: str | None) -> DocumentFolder | None:
@@ -183,8 +215,9 @@ class DiskWorker:
         self._size = 0
         self._looked = 0.0
         self._look()
-        self._tasks: queue.Queue[tuple[bytes, Encoded | None] | None] = queue.Queue(QUEUED)
-        self._lock = threading.Lock()
+        self._tasks: queue.Queue[tuple[bytes, Encoded | None] | None] = queue.Queue()
+        self._lock = threading.Condition()
+        self._queued = 0
         self._unwritten: set[bytes] = set()
         self._failed = False
         self._fault = ""
@@ -210,7 +243,20 @@ class DiskWorker:
 
     def write(self, key: bytes, document: Encoded) -> None:
         """Write a document soon."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self.busy)
+            self._queued += document.nbytes
         self._tasks.put((key, document))
+
+    @property
+    def busy(self) -> bool:
+        """Whether so much waits to be written that the next document must wait for it."""
+        return self._queued >= QUEUED_BYTES
+
+    def leave_out(self, key: bytes) -> None:
+        """Count a document as one that could not be written."""
+        with self._lock:
+            self._unwritten.add(key)
 
     def remove(self, names: Sequence[bytes]) -> None:
         """Remove documents, after what is to be written before that."""
@@ -233,8 +279,7 @@ class DiskWorker:
 
     def close(self) -> None:
         """Write what waits, for a few seconds."""
-        with suppress(queue.Full):
-            self._tasks.put(None, timeout=CLOSE_SECONDS)
+        self._tasks.put(None)
         self._thread.join(CLOSE_SECONDS)
 
     def _path(self, key: bytes) -> Path:
@@ -256,6 +301,10 @@ class DiskWorker:
                     with self._lock:
                         self._unwritten.add(key)
                         self._fault = getattr(error, "strerror", None) or repr(error)
+            if document is not None:
+                with self._lock:
+                    self._queued -= document.nbytes
+                    self._lock.notify_all()
             self._tasks.task_done()
 
     def _remove(self, path: Path) -> None:

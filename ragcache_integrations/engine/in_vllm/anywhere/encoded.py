@@ -24,6 +24,11 @@ class Encoded:
     values: Tensor
     position: int
 
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.keys.nbytes + self.values.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class Form:

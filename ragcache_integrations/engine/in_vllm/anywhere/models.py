@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["unsuited_for_reuse"]
+__all__ = ["unsuited_for_files", "unsuited_for_reuse"]
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Their keys are turned by their position and by nothing else. A family that isn't listed may turn
@@ -19,6 +19,18 @@ def unsuited_for_reuse(config: Any) -> str | None:
     Args:
         config: vLLM's ``VllmConfig``, of a model that :func:`..kv_cache.unsuited` lets pass.
     """
+    # A prompt that is computed at once waits for a whole step, of which rows take a share.
+    if not config.scheduler_config.enable_chunked_prefill:
+        return "it does not work with prompts that are not computed in chunks"
+    return unsuited_for_files(config)
+
+
+def unsuited_for_files(config: Any) -> str | None:
+    """Why what the model computes can't be kept on disk; ``None`` if it can.
+
+    Args:
+        config: As of :func:`unsuited_for_reuse`.
+    """
     text = config.model_config.hf_text_config
     family = (config.model_config.architectures or ["unknown"])[0]
     if family not in FAMILIES:
@@ -31,10 +43,7 @@ def unsuited_for_reuse(config: Any) -> str | None:
     if turned != 1:
         return f"it turns {turned} of each head; allowed is all of it"
     parallel = config.parallel_config
-    scheduling = config.scheduler_config
     reasons = {
-        # A prompt that is computed at once waits for a whole step, of which rows take a share.
-        "prompts that are not computed in chunks": not scheduling.enable_chunked_prefill,
         "speculative decoding": config.speculative_config is not None,
         "LoRA": config.lora_config is not None,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,

@@ -17,7 +17,7 @@ import itertools
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +33,13 @@ from ragcache_integrations.engine.protocol import CacheSettings, document_key
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
 from .connector import DocumentConnector
-from .disk import DiskIndex, open_folder
+from .disk import DiskIndex
 from .models import unsuited_for_reuse
 from .plan import Load, Plan, make_plan
 from .store import DocumentStore
 from .worker import Fetch, Moves, Save
 
-__all__ = ["Reuse", "reuse_of", "why_not"]
+__all__ = ["Reuse", "is_plain", "reuse_of", "why_not"]
 
 logger = logging.getLogger(__name__)
 
@@ -100,15 +100,11 @@ class Reuse:
         scheduler: vLLM's scheduler, right after its ``__init__``. Places of its batch are kept for
             rows.
         disk: What is on disk; ``None`` for no disk.
-
-    Attributes:
-        disk_is_off: Why there is no disk although one is wanted.
     """
 
     def __init__(self, store: DocumentStore, scheduler: Any, disk: DiskIndex | None = None) -> None:
         self.store = store
         self.disk = disk
-        self.disk_is_off: str | None = None
         self._scheduler = scheduler
         self._block_size: int = scheduler.block_size
         self._budget: int = scheduler.max_num_scheduled_tokens
@@ -146,7 +142,7 @@ class Reuse:
         if self._idle is None or self._idle.name != request.request_id:
             self.make_way()
         encodes, links = arguments.get(ENCODE), arguments.get(LINK_TOKENS)
-        if not spans or not (encodes or is_whole(links)) or not _plain(request):
+        if not spans or not (encodes or is_whole(links)) or not is_plain(request):
             return False
         self._hasher = request._block_hasher  # noqa: SLF001 - internal requests need one, too
         salt = request.cache_salt or ""
@@ -294,8 +290,6 @@ class Reuse:
                     moves.saves.append(Save(key, begin, end, blocks, stays, written))
                     read.add(key)
         moves.drops, self._drops = list(self._drops), set()
-        if self.disk is not None:
-            moves.removals = self.disk.take_drops()
         return moves
 
     def after_step(self, plan: Any) -> None:
@@ -326,17 +320,10 @@ class Reuse:
             plan.total_num_scheduled_tokens += end - first
             self._scheduler.finished_req_ids.add(name)
 
-    def forget(self, keys: Iterable[bytes]) -> None:
-        """Documents are lost."""
-        keys = list(keys)
+    def forget(self, keys: Collection[bytes]) -> None:
+        """Documents are not in memory any more."""
         self.store.discard(keys)
         self._drops.update(keys)  # other workers may have them
-        self.forget_files(keys)
-
-    def forget_files(self, keys: Iterable[bytes]) -> None:
-        """Documents are not on the disk."""
-        if self.disk is not None:
-            self.disk.discard(keys)
 
     def clear(self) -> None:
         """Forget all documents in memory. What is on disk stays, as it does in a restart."""
@@ -413,7 +400,7 @@ class Reuse:
             self._pending.popitem(last=False)
 
 
-def _plain(request: Request) -> bool:
+def is_plain(request: Request) -> bool:
     """Whether a request's keys and values follow from its tokens alone."""
     return not (
         request.prompt_token_ids is None
@@ -433,7 +420,7 @@ def why_not(scheduler: Any, settings: CacheSettings) -> str | None:
     return reason
 
 
-def reuse_of(scheduler: Any, settings: CacheSettings) -> Reuse | None:
+def reuse_of(scheduler: Any, settings: CacheSettings, disk: DiskIndex | None) -> Reuse | None:
     """What reuses documents anywhere for a scheduler that can; ``None`` where nobody wants it."""
     connector = scheduler.connector
     if settings.reuse != "anywhere" or not isinstance(connector, DocumentConnector):
@@ -443,15 +430,6 @@ def reuse_of(scheduler: Any, settings: CacheSettings) -> Reuse | None:
     tokens = int(settings.document_cache_gib * GIB * scheduler.block_size) // (size * workers)
     profile = settings.prefill_profile
     seconds = PrefillCostModel.from_dict(profile) if profile else None
-    disk, disk_is_off = None, None
-    if settings.disk_cache_gib:
-        folder = open_folder(scheduler.vllm_config, settings.disk_cache_dir)
-        if folder is None:
-            disk_is_off = "nobody knows which weights the model has: it is no folder"
-            logger.warning("documents are not kept on disk: %s", disk_is_off)
-        else:
-            disk = DiskIndex(folder, settings, size // scheduler.block_size, workers, seconds)
     reuse = Reuse(DocumentStore(tokens, settings.policy, seconds), scheduler, disk)
-    reuse.disk_is_off = disk_is_off
     connector.reuse = reuse
     return reuse

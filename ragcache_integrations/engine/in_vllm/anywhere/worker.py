@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from torch import Tensor
 
 from .disk import DiskWorker
 from .encoded import Encoded
@@ -30,6 +28,7 @@ class Save:
         blocks: Numbers of the request's blocks.
         stays: Whether it stays in memory.
         written: Whether it is written to the disk.
+        waits: Whether the step waits where much is to be written; else this is left out.
     """
 
     key: bytes
@@ -38,6 +37,7 @@ class Save:
     blocks: tuple[int, ...]
     stays: bool
     written: bool
+    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +78,25 @@ class StoreWorker:
     """Keeps documents' keys and values in the host's memory, and on the disk if there is one.
 
     Args:
-        layers: vLLM's attention layers by their names.
-        caches: Their paged memory.
+        memory: The paged memory.
         block_size: Tokens of a block.
+        steps: Most steps that are planned before the output of the first of them is known.
 
     Attributes:
         memory: The paged memory.
         disk: The disk; ``None`` for none.
         lost: Keys of documents that could not be read or stored since this was last emptied.
         unread: Numbers of blocks that could not be filled since then.
-
-    Raises:
-        LayoutError: The KV cache isn't understood.
     """
 
-    def __init__(
-        self, layers: Mapping[str, Any], caches: Mapping[str, Tensor], block_size: int
-    ) -> None:
-        self.memory = PagedMemory(layers, caches, block_size)
+    def __init__(self, memory: PagedMemory, block_size: int, steps: int = 1) -> None:
+        self.memory = memory
         self.disk: DiskWorker | None = None
         self._size = block_size
         self._documents: dict[bytes, Encoded] = {}
         self.lost: set[bytes] = set()
         self.unread: set[int] = set()
+        self._wrong: deque[set[int]] = deque(maxlen=steps)
 
     def load(self, moves: Moves) -> None:
         """Write documents into requests' blocks before the forward pass.
@@ -121,13 +117,28 @@ class StoreWorker:
                 first, last = load.first // self._size, -(-load.end // self._size)
                 self.unread.update(blocks[first:last])
 
-    def save(self, moves: Moves) -> None:
-        """Forget and keep documents after the forward pass."""
+    def save(self, moves: Moves, unread: Collection[int] = ()) -> None:
+        """Forget and keep documents after the forward pass.
+
+        Args:
+            moves: What to do.
+            unread: Numbers of further blocks that could not be filled before the pass. Nothing is
+                kept that was computed from any of these: a step that was planned before vLLM knew
+                of them may still do that.
+        """
+        self._wrong.append({*unread, *self.unread})
+        wrong = set[int]().union(*self._wrong)
         for key in moves.drops:
             self._documents.pop(key, None)
         if self.disk is not None:
             self.disk.remove(moves.removals)
         for save in moves.saves:
+            if not wrong.isdisjoint(save.blocks[: -(-save.end // self._size)]):
+                self.lost.add(save.key)
+                continue
+            if not save.waits and self.disk is not None and self.disk.busy:
+                self.disk.leave_out(save.key)
+                continue
             try:
                 document = self.memory.read(save.blocks, save.begin, save.end)
             except Exception:
