@@ -261,14 +261,15 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | RenderedPrompt,
         options: SamplingOptions | None = None,
         **call: Unpack[EngineCallOptions],
     ) -> Generation:
         """Answer a prompt.
 
         Args:
-            prompt: The prompt, with its documents.
+            prompt: The prompt, with its documents; or its tokens, such as those of
+                ``CompiledSchema.render``.
             options: How to sample; greedy with at most 256 tokens by default.
             namespace: The tenant. KV caches are shared within a namespace and never across.
             timeout: Seconds for the whole answer, after which the request is aborted.
@@ -288,7 +289,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
 
     async def agenerate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | RenderedPrompt,
         options: SamplingOptions | None = None,
         **call: Unpack[EngineCallOptions],
     ) -> Generation:
@@ -298,7 +299,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
 
     def stream(
         self,
-        prompt: Prompt,
+        prompt: Prompt | RenderedPrompt,
         options: SamplingOptions | None = None,
         **call: Unpack[EngineCallOptions],
     ) -> GenerationStream:
@@ -310,7 +311,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
 
     async def astream(
         self,
-        prompt: Prompt,
+        prompt: Prompt | RenderedPrompt,
         options: SamplingOptions | None = None,
         **call: Unpack[EngineCallOptions],
     ) -> AsyncGenerationStream:
@@ -322,7 +323,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
 
     def generate_batch(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[Prompt | RenderedPrompt],
         options: SamplingOptions | None = None,
         **call: Unpack[EngineCallOptions],
     ) -> list[Generation]:
@@ -345,7 +346,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
 
     async def agenerate_batch(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[Prompt | RenderedPrompt],
         options: SamplingOptions | None = None,
         **call: Unpack[EngineCallOptions],
     ) -> list[Generation]:
@@ -365,7 +366,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             ]
             return [await stream.aresult() for stream in streams]
 
-    def prefill(self, prompt: Prompt, **call: Unpack[EngineCallOptions]) -> Usage:
+    def prefill(self, prompt: Prompt | RenderedPrompt, **call: Unpack[EngineCallOptions]) -> Usage:
         """Compute a prompt's KV cache without returning an answer.
 
         A later prompt with the same beginning reuses the KV cache of all full blocks. Arguments
@@ -397,8 +398,9 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
 
         Args:
             documents: Texts, ``PromptDocument``, or documents and nodes of LangChain and
-                LlamaIndex, of which the text counts without metadata. The same ones are encoded
-                once; empty ones are left out.
+                LlamaIndex, of which the text counts without metadata; or tokens, such as
+                ``CompiledSchema.documents``. The same ones are encoded once; empty ones are
+                left out.
             show_progress: Show a progress bar on standard error.
             call: As of :meth:`generate`, and so are the errors.
 
@@ -523,7 +525,9 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         self._process.check_usable()
         return self._calls.check(options, **call)
 
-    def _render_all(self, prompts: Iterable[Prompt], namespace: str) -> list[RenderedPrompt]:
+    def _render_all(
+        self, prompts: Iterable[Prompt | RenderedPrompt], namespace: str
+    ) -> list[RenderedPrompt]:
         return [self._calls.render(prompt, namespace) for prompt in prompts]
 
     def __repr__(self) -> str:

@@ -16,7 +16,13 @@ from ragcache_integrations.core.prompt import (
     RenderedPrompt,
     check_tool_choice,
 )
-from ragcache_integrations.engine.protocol import MOST_LINK_TOKENS, REUSES, CacheSettings, ToolUse
+from ragcache_integrations.engine.protocol import (
+    MOST_LINK_TOKENS,
+    REUSES,
+    CacheSettings,
+    ToolUse,
+    document_key,
+)
 from ragcache_integrations.engine.tool_parsers import find_tool_parser
 from ragcache_integrations.errors import ConfigurationError, PromptTooLongError
 
@@ -76,16 +82,17 @@ class Calls:
         check_int("link_tokens", link_tokens, 0, MOST_LINK_TOKENS)
         return options, {**call, "link_tokens": link_tokens if reuse == "anywhere" else None}
 
-    def tool_use(self, prompt: Prompt, options: SamplingOptions) -> ToolUse | None:
+    def tool_use(self, prompt: Prompt | RenderedPrompt, options: SamplingOptions) -> ToolUse | None:
         """Say how the answer may call the prompt's tools; ``None`` if it may not.
 
         Raises:
             ConfigurationError: This is no prompt, there is no such tool, the options exclude
                 tools, or nobody knows how the model writes calls.
         """
-        check_type("the prompt", prompt, Prompt, "a Prompt")
-        choice = check_tool_choice(options.tool_choice, prompt.tools)
-        if not prompt.tools or choice == "none":
+        check_type("the prompt", prompt, Prompt | RenderedPrompt, "a Prompt")
+        tools = prompt.tools if isinstance(prompt, Prompt) else ()
+        choice = check_tool_choice(options.tool_choice, tools)
+        if not tools or choice == "none":
             return None
         if options.needs_grammar:
             msg = (
@@ -97,16 +104,18 @@ class Calls:
         parser = self._tool_parser or find_tool_parser(template.tool_text)
         if choice == "auto" and not parser and template.writes_tools:
             raise ConfigurationError(NO_PARSER)
-        definitions = tuple(tool.definition() for tool in prompt.tools)
+        definitions = tuple(tool.definition() for tool in tools)
         return ToolUse(definitions, choice, options.parallel_tool_calls, parser)
 
-    def render(self, prompt: Prompt, namespace: str = "") -> RenderedPrompt:
-        """Make tokens of a prompt.
+    def render(self, prompt: Prompt | RenderedPrompt, namespace: str = "") -> RenderedPrompt:
+        """Make tokens of a prompt, unless it is made of tokens.
 
         Raises:
             PromptTooLongError: It leaves no room for an answer.
         """
-        rendered = self._renderer.render(prompt, namespace)
+        rendered = prompt
+        if not isinstance(rendered, RenderedPrompt):
+            rendered = self._renderer.render(rendered, namespace)
         length = len(rendered.token_ids)
         if length >= self._max_model_len:
             raise PromptTooLongError(
@@ -135,9 +144,15 @@ class Calls:
         if isinstance(documents, str | Mapping) or not isinstance(documents, Iterable):
             msg = f"encode() takes several documents, such as a list, got {documents!r:.60}"
             raise ConfigurationError(msg)
-        seen: set[str] = set()
+        seen: set[str | bytes] = set()
 
         def render(value: object) -> RenderedPrompt | None:
+            if isinstance(value, RenderedPrompt):
+                key = document_key(namespace, value.token_ids)
+                if key in seen:
+                    return None
+                seen.add(key)
+                return _check_whole(self.render(value))
             document = _as_document(value)
             if document is None or (text := content_id(document.text)) in seen:
                 return None
@@ -148,6 +163,19 @@ class Calls:
             return RenderedPrompt(tokens, (DocumentSpan(span.id, 0, len(tokens)),))
 
         return render
+
+
+def _check_whole(rendered: RenderedPrompt) -> RenderedPrompt:
+    """Check that tokens are one document.
+
+    Raises:
+        ConfigurationError: They are not.
+    """
+    spans = [(span.start, span.end) for span in rendered.documents]
+    if spans != [(0, len(rendered.token_ids))]:
+        msg = f"tokens to encode must be one document, got {len(spans)} documents in them"
+        raise ConfigurationError(msg)
+    return rendered
 
 
 def _as_document(value: Any) -> PromptDocument | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from ragcache_integrations.core.prompt import RenderedPrompt
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.modular.contiguous import render_assembly, render_modules
 from ragcache_integrations.modular.layout import Assembly, Module, Param
 from ragcache_integrations.modular.tokens import Encoder, Tokenizer
 
@@ -80,6 +82,28 @@ class CompiledSchema(Compilation):
         if isinstance(prompt, str):
             prompt = Prompt.from_pml(prompt)
         return assemble(self, prompt)
+
+    def render(self, prompt: Prompt | str) -> RenderedPrompt:
+        """Put a prompt together for the vLLM engine with ``reuse="anywhere"``.
+
+        Its modules are its documents; the schema's own text, arguments and new text are computed.
+        Positions are those of :meth:`assemble`, so that with ``link_tokens=0`` answers are those of
+        ``prompt_cache``, if all of the schema's own text comes first.
+
+        Args:
+            prompt: A prompt of this schema, or its markup.
+
+        Raises:
+            MarkupError: As :meth:`assemble`.
+            ConfigurationError: As :meth:`assemble`; or positions stay empty, a module has text
+                after a param or on both sides of others.
+        """
+        return render_assembly(self.assemble(prompt), [OWN_TEXT])
+
+    def documents(self) -> list[RenderedPrompt]:
+        """The modules that :meth:`render` makes documents of, for ``engine.encode``."""
+        modules = [module for name, module in self.modules.items() if name != OWN_TEXT]
+        return render_modules([*modules, *(scaffold.module for scaffold in self.scaffolds)])
 
     def _scaffold(self, scaffold: Scaffold) -> CompiledScaffold | None:
         members = self.schema.members_of(scaffold)

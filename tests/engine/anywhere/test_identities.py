@@ -23,6 +23,7 @@ from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptRenderer
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.modular import ModularModel, Schema
 from tests.engine.anywhere.reference import Reference
 
 pytestmark = pytest.mark.engine
@@ -115,6 +116,47 @@ def test_answers_are_those_of_stored_documents_one_after_the_other(
         assert answer.usage.cached_tokens >= read > 0
         assert answer.usage.cached_tokens < answer.usage.prompt_tokens
         assert engine.generate(prompts[number], GREEDY, link_tokens=links).text == answer.text
+
+
+SCHEMA = f"""
+<schema name="cities">
+  Answer briefly and from these alone.
+  <module name="first">{DOCUMENTS[1]}</module>
+  <module name="outer"><module name="inner">{DOCUMENTS[2]}</module> {DOCUMENTS[0]}</module>
+  <module name="about">It is about <param name="what" len="2"/></module>
+  <union>
+    <module name="long">{DOCUMENTS[4]}</module>
+    <module name="short">{DOCUMENTS[3]}</module>
+  </union>
+  SCAFFOLD
+</schema>
+"""
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+@pytest.mark.parametrize("scaffold", ["", '<scaffold modules="first outer/inner outer"/>'])
+def test_a_schema_s_prompts_are_those_of_the_modular_engine(
+    folder: Path, engine: RAGCacheEngine, scaffold: str
+) -> None:
+    model = ModularModel(str(folder), dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(default_model_path())
+    schema = Schema.from_pml(SCHEMA.replace("SCAFFOLD", scaffold)).compile(tokenizer)
+    two = next(word for word in WORDS if len(schema.tokens(f" {word}", None)) == 2)
+    engine.encode(schema.documents())
+    prompts = [
+        f'<prompt schema="cities"><first/><outer><inner/></outer><about what=" {two}"/><{last}/>'
+        "Which is it?</prompt>"
+        for last in ("long", "short")
+    ]
+    rendered = [schema.render(prompt) for prompt in prompts]
+    answers = engine.generate_batch(rendered, GREEDY, link_tokens=0)
+    for prompt, tokens, answer in zip(prompts, rendered, answers, strict=True):
+        assembly = schema.assemble(prompt)
+        right = model.generate(assembly, "prompt_cache", max_tokens=8, ignore_eos=True)
+        assert answer.token_ids == right.token_ids
+        assert len(tokens.documents) == (3 if scaffold else 5)
+        read = sum(span.end - span.start for span in tokens.documents)
+        assert read <= answer.usage.cached_tokens < answer.usage.prompt_tokens
 
 
 def test_what_is_exact_finds_nothing_approximate(engine: RAGCacheEngine) -> None:
