@@ -375,7 +375,9 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         usage = self.generate(prompt, PREFILL, **call).usage
         return Usage(usage.prompt_tokens, 0, usage.cached_tokens)
 
-    async def aprefill(self, prompt: Prompt, **call: Unpack[EngineCallOptions]) -> Usage:
+    async def aprefill(
+        self, prompt: Prompt | RenderedPrompt, **call: Unpack[EngineCallOptions]
+    ) -> Usage:
         """Async version of :meth:`prefill`; cancelling it aborts the prefill."""
         usage = (await self.agenerate(prompt, PREFILL, **call)).usage
         return Usage(usage.prompt_tokens, 0, usage.cached_tokens)
