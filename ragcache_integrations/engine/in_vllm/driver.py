@@ -329,6 +329,11 @@ class VLLM:
             or self._core.batch_queue  # steps in flight; none without asynchronous scheduling
         )
 
+    @property
+    def idles(self) -> bool:
+        """Whether nobody waits for what a step would compute."""
+        return self._documents is not None and self._documents.idles
+
     def has_encoded(self, request: Submit) -> bool:
         """Whether a request would only encode documents that are stored."""
         documents = self._documents

@@ -54,6 +54,9 @@ ORPHAN_CHECK_SECONDS = 2.0
 """Seconds between an idle engine's checks that its application lives. The closed socket shows its
 end immediately, unless a fork of the application still holds a copy of it."""
 HEARTBEAT_SECONDS = 1.0
+IDLE_SECONDS = 0.1
+"""Seconds of rest before anything is computed that nobody waits for. An application that asks one
+question after another comes back sooner, and would have to wait for the end of that step."""
 
 # Words in the messages of vLLM, torch and transformers, in lower case.
 _OUT_OF_MEMORY = (
@@ -134,6 +137,7 @@ class Host:
         self._heartbeat_seconds = heartbeat_seconds
         self._sending = threading.Lock()
         self._busy_since: float | None = None
+        self._rests_until = 0.0
         vllm.on_begin = self._report_begun
 
     def serve(self) -> None:
@@ -150,6 +154,7 @@ class Host:
             outputs = self._vllm.step()
             if outputs:
                 self._send(self._step(outputs))
+                self._rests_until = time.monotonic() + IDLE_SECONDS
 
     def _step(self, outputs: tuple[Output | RequestFailed, ...]) -> Step:
         ended = any(
@@ -176,7 +181,8 @@ class Host:
     def _message_waiting(self) -> bool:
         """Whether a message has arrived; waits for one while there is nothing to compute."""
         if self._vllm.busy:
-            return self._connection.poll(0)
+            rest = self._rests_until - time.monotonic() if self._vllm.idles else 0
+            return self._connection.poll(max(0.0, rest))
         self._busy_since = None
         while not self._connection.poll(ORPHAN_CHECK_SECONDS):
             if os.getppid() != self._parent:

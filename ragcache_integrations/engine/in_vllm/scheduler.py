@@ -348,6 +348,11 @@ class DocumentCache:
         self._unread.remove(name)
         return True
 
+    @property
+    def idles(self) -> bool:
+        """Whether nobody waits for anything that the scheduler has."""
+        return self._reuse is not None and self._reuse.idles
+
     def make_way(self) -> None:
         """Stop what nobody waits for."""
         if self._reuse is not None:

@@ -352,6 +352,11 @@ class Reuse:
                 )
             )
 
+    @property
+    def idles(self) -> bool:
+        """Whether the scheduler has nothing but a document to encode for later."""
+        return self._idle is not None and self._scheduler.requests.keys() == {self._idle.name}
+
     def make_way(self) -> None:
         """Stop what is encoded for later. What is computed of it stays cached."""
         idle, self._idle = self._idle, None
