@@ -9,13 +9,13 @@ from functools import partial
 from itertools import repeat
 from typing import Generic, TypeVar
 
+from ragcache_integrations.core.background_checks import BackgroundChecks
 from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.core.threads import in_executor
 from ragcache_integrations.query_cache import Hit
 from ragcache_integrations.retrievers.retrieval import Retrieval, RetrievalTrace, Source
 from ragcache_integrations.retrievers.tally import Tally
 
-from .background_checks import BackgroundChecks
 from .question import Answer, Question, note_of
 from .searcher import Searcher
 
@@ -44,7 +44,9 @@ class Answers(Generic[T]):
         self._executor = executor
         self._tally = tally
         self._searches = SingleFlight[Answer[T]](executor)
-        self._checks = BackgroundChecks(executor, tally)
+        self._checks = BackgroundChecks(
+            executor, partial(tally.add, shadow_checks=1), partial(tally.add, shadow_failures=1)
+        )
 
     def fetch(self, question: Question[T]) -> tuple[Answer[T], Role]:
         """Return the answer to a question, and how it was got.

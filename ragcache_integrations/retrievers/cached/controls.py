@@ -15,6 +15,7 @@ from ragcache_integrations.core.checks import (
     or_none,
 )
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.embedder import Embedding
 from ragcache_integrations.retrievers.retrieval import Request
 from ragcache_integrations.retrievers.tally import RetrieverStats
 
@@ -101,6 +102,25 @@ class CacheControls:
             for question in list(questions)
         }
         return [self._request_of(question, call) for question in different.values()]
+
+    def embed_question(self, question: Any, **call: Any) -> Embedding:
+        """Return a question's embedding, of shape ``(dim,)``, read-only.
+
+        That of a question which this retriever was asked before is remembered.
+
+        Args:
+            question: The question.
+            **call: The arguments with which it is asked, such as ``namespace`` in LangChain.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            EmbeddingError: The embedding model gave something unusable.
+        """
+        return self._core.embed(self._request_of(question, call))
+
+    async def aembed_question(self, question: Any, **call: Any) -> Embedding:
+        """Async version of :meth:`embed_question`."""
+        return await self._core.aembed(self._request_of(question, call))
 
     def forget(self, question: Any, **call: Any) -> int:
         """Forget the cached answers to a question, for instance because they were wrong.

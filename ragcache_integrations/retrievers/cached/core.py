@@ -25,7 +25,7 @@ from ragcache_integrations.query_cache import Candidate, Explanation
 from ragcache_integrations.query_cache.redis import RedisQueryCache
 from ragcache_integrations.query_cache.types import unanswered
 from ragcache_integrations.query_cache.warming import start_warm_up
-from ragcache_integrations.retrievers.embedder import QueryEmbedder
+from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder
 from ragcache_integrations.retrievers.keys import (
     filter_mark,
     marks_of,
@@ -157,6 +157,22 @@ class RetrieverCore(Generic[T]):
             native = request.asearch is not None
             answer, role = await self._answers.afetch(question)
             return self._answers.finish(question, answer, role, native=native)
+
+    def embed(self, request: Request[T]) -> Embedding:
+        """Return a question's embedding. That of a repeated question is remembered.
+
+        Raises:
+            ConfigurationError: As for :meth:`retrieve`.
+            EmbeddingError: As for :meth:`retrieve`.
+            Exception: Any error of the embedding model.
+        """
+        check_question(request.texts, request.embedding, request.k)
+        return self._questions.embed(request)[0]
+
+    async def aembed(self, request: Request[T]) -> Embedding:
+        """Async version of :meth:`embed`."""
+        check_question(request.texts, request.embedding, request.k)
+        return (await self._questions.aembed(request))[0]
 
     def explain(self, request: Request[T]) -> Explanation:
         """Explain why a question would be answered from the cache, or not. The store is not asked.

@@ -120,6 +120,9 @@ class CacheKnobs(BaseModel):
             were found with this filter are shared by questions with the same ``filter_key``.
             Without it, they are never shared, and each such question searches the store. It is
             part of the cache key of all questions.
+        guard: Whether numbers, dates, negations, opposites, comparisons, units, names and what is
+            asked for must be the same in a question as in the earlier one whose documents it gets,
+            see :func:`~ragcache_integrations.retrievers.keys.question_difference`.
         normalize_text: Whether to ignore case, white space and different Unicode spellings (NFKC)
             when questions are embedded and compared.
         pickle_cache: Whether a pickle of the retriever includes the cached answers, as ``save``
@@ -161,6 +164,7 @@ class CacheKnobs(BaseModel):
     embedding_memo: Annotated[int, _whole("embedding_memo", 0)] = 1024
     namespace: str = ""
     filter_key: str | None = None
+    guard: bool = False
     normalize_text: bool = False
     pickle_cache: bool = False
     seed: Annotated[int, _whole("seed", 0)] = 0
@@ -196,6 +200,7 @@ class KnobArguments(TypedDict, total=False):
     embedding_memo: int
     namespace: str
     filter_key: str | None
+    guard: bool
     normalize_text: bool
     pickle_cache: bool
     seed: int

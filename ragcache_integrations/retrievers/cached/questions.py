@@ -9,7 +9,6 @@ from concurrent.futures import Executor
 from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ragcache_integrations.core.single_flight import Role
 from ragcache_integrations.core.threads import in_executor
@@ -56,7 +55,7 @@ class Questions(Generic[T]):
         self._embedder = embedder
         self._executor = executor
         self._normalizes = knobs.normalize_text
-        self._identity = TextIdentity(source.window, exact=knobs.tolerance == 0)
+        self._identity = TextIdentity(source.window, exact=knobs.tolerance == 0, guard=knobs.guard)
         self._warned_of_opaque = False
 
     def check(self, request: Request[T]) -> bool:
@@ -80,35 +79,46 @@ class Questions(Generic[T]):
         if self._version.named:
             self._version.update()
         started = time.perf_counter()
-        texts = _normalize(request.texts) if self._normalizes else request.texts
+        embedding, role = self.embed(request)
+        return self._question(request, embedding, role, started)
+
+    def embed(self, request: Request[T]) -> tuple[Embedding, Role]:
+        """Return a question's embedding, and where it came from.
+
+        Raises:
+            EmbeddingError: The embedding model gave something unusable.
+            Exception: Any error of the embedding model.
+        """
         if request.embedding is None:
-            embedding, role = self._embedder.embed(texts, request.namespace)
-        else:
-            embedding, role = self._check_embedding(request.embedding)
-        return self._question(request, texts, embedding, role, started)
+            return self._embedder.embed(self._texts(request), request.namespace)
+        return self._embedder.check(request.embedding, "the query"), "found"
 
     async def aask(self, request: Request[T]) -> Question[T]:
         """Async version of :meth:`ask`."""
         if self._version.named:
             await in_executor(self._executor, self._version.update)
         started = time.perf_counter()
-        texts = _normalize(request.texts) if self._normalizes else request.texts
-        if request.embedding is None:
-            embedding, role = await self._embedder.aembed(texts, request.namespace)
-        else:
-            embedding, role = self._check_embedding(request.embedding)
-        arguments = request, texts, embedding, role, started
+        embedding, role = await self.aembed(request)
+        arguments = request, embedding, role, started
         if self._caches.current is None:  # making the cache takes a while
             return await in_executor(self._executor, self._question, *arguments)
         return self._question(*arguments)
 
-    def _check_embedding(self, embedding: ArrayLike) -> tuple[Embedding, Role]:
-        return self._embedder.check(embedding, "the query"), "found"
+    async def aembed(self, request: Request[T]) -> tuple[Embedding, Role]:
+        """Async version of :meth:`embed`."""
+        if request.embedding is None:
+            return await self._embedder.aembed(self._texts(request), request.namespace)
+        return self.embed(request)
+
+    def _texts(self, request: Request[T]) -> Texts:
+        # A text of white space and the like alone is a question nevertheless.
+        if self._normalizes:
+            return tuple(normalize_text(text) or text for text in request.texts)
+        return request.texts
 
     def _question(
         self,
         request: Request[T],
-        texts: Texts,
         embedding: Embedding,
         embedded_by: Role,
         started: float,
@@ -118,7 +128,7 @@ class Questions(Generic[T]):
         cache = self._caches.for_query(query)
         wanted = request.k or self._source.k or 0
         # Which part of the text a model read is not known of an embedding from the request.
-        wording = self._identity.of(texts, embedded=request.embedding is None)
+        wording = self._identity.of(self._texts(request), embedded=request.embedding is None)
         if request.opaque and not self._warned_of_opaque:
             self._warned_of_opaque = True
             logger.warning(
@@ -140,8 +150,3 @@ class Questions(Generic[T]):
             started=started,
             embedded=embedded,
         )
-
-
-def _normalize(texts: Texts) -> Texts:
-    # A text of white space and the like alone is a question nevertheless.
-    return tuple(normalize_text(text) or text for text in texts)

@@ -11,6 +11,7 @@ from .cache_keys import (
     opaque_values,
     request_key,
 )
+from .question_guard import QuestionMarks, question_difference, question_marks
 from .snapshots import Snapshot, Snapshots
 from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
 from .wrapped_settings import wrapped_settings
@@ -18,6 +19,7 @@ from .wrapped_settings import wrapped_settings
 __all__ = [
     "FrozenArguments",
     "Naming",
+    "QuestionMarks",
     "Snapshot",
     "Snapshots",
     "TextIdentity",
@@ -29,6 +31,8 @@ __all__ = [
     "namespace_mark",
     "normalize_text",
     "opaque_values",
+    "question_difference",
+    "question_marks",
     "request_key",
     "window_of",
     "wrapped_settings",

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.embeddings import MiniLM
 from ragcache_integrations.retrievers.embedder import Texts
+
+from .question_guard import question_marks
 
 __all__ = ["TextIdentity", "TextWindow", "normalize_text", "window_of"]
 
@@ -42,23 +44,26 @@ class TextIdentity:
         exact: Compare all texts, regardless of their embeddings.
         window: Returns whether the embedding model leaves out a part of a text; ``None`` where
             that is not known.
+        guard: Compare the texts' marks, see :func:`.question_marks`.
     """
 
-    def __init__(self, window: TextWindow | None, *, exact: bool) -> None:
+    def __init__(self, window: TextWindow | None, *, exact: bool, guard: bool = False) -> None:
         self._exact = exact
         self._window = window
+        self._guard = guard
 
-    def of(self, texts: Texts, *, embedded: bool = True) -> Texts | None:
-        """Return hashes of the texts where their embedding does not identify them.
+    def of(self, texts: Texts, *, embedded: bool = True) -> Hashable | None:
+        """Return the texts' marks, and their hashes where their embedding does not identify them.
 
         Args:
             texts: The texts.
             embedded: Whether the model has read them.
         """
         window = self._window if embedded else None
+        hashes: Texts | None = None
         if self._exact or (window is not None and any(map(window, texts))):
-            return tuple(map(content_id, texts))
-        return None
+            hashes = tuple(map(content_id, texts))
+        return (hashes, tuple(map(question_marks, texts))) if self._guard else hashes
 
 
 def window_of(model: object) -> TextWindow:

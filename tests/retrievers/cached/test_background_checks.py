@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 
-from ragcache_integrations.retrievers.cached.background_checks import BackgroundChecks
+from ragcache_integrations.core.background_checks import BackgroundChecks
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
@@ -34,12 +35,17 @@ def tally() -> Tally:
     return Tally()
 
 
+def checks_of(pool: ThreadPoolExecutor, tally: Tally) -> BackgroundChecks:
+    begin, fail = partial(tally.add, shadow_checks=1), partial(tally.add, shadow_failures=1)
+    return BackgroundChecks(pool, begin, fail)
+
+
 def test_one_that_comes_as_the_interpreter_ends_is_no_news(
     tally: Tally, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = ThreadPoolExecutor(1)
     pool.shutdown()
-    BackgroundChecks(pool, tally).start(lambda: None, None)
+    checks_of(pool, tally).start(lambda: None, None)
     assert tally.stats(None).shadow_failures == 1
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -47,7 +53,7 @@ def test_one_that_comes_as_the_interpreter_ends_is_no_news(
 @pytest.fixture
 def checks(tally: Tally) -> Iterator[BackgroundChecks]:
     with ThreadPoolExecutor(8) as pool:
-        yield BackgroundChecks(pool, tally)
+        yield checks_of(pool, tally)
 
 
 def fail() -> None:
@@ -156,7 +162,7 @@ class TestChecks:
     def test_an_executor_that_was_shut_down(self, tally: Tally) -> None:
         pool = ThreadPoolExecutor(1)
         pool.shutdown()
-        BackgroundChecks(pool, tally).start(fail, None)
+        checks_of(pool, tally).start(fail, None)
         assert tally.stats(None).shadow_failures == 1
 
 

@@ -92,7 +92,15 @@ def test_it_is_made_once_and_with_the_knobs() -> None:
 
 def test_every_knob_that_the_cache_knows_reaches_it() -> None:
     own = {"k", "cache_index", "embedding_memo", "namespace", "follow_changes", "annotate"}
-    own |= {"cache", "filter_key", "normalize_text", "pickle_cache", "sole_writer", "version"}
+    own |= {
+        "cache",
+        "filter_key",
+        "guard",
+        "normalize_text",
+        "pickle_cache",
+        "sole_writer",
+        "version",
+    }
     arguments = made(Store(1).facts())._arguments
     assert CacheKnobs.model_fields.keys() - own <= arguments.keys()
 

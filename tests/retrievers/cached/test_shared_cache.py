@@ -64,6 +64,18 @@ def cache_stats(retriever: Any) -> SharedCacheStats:
     return found
 
 
+def test_what_the_guard_reads_is_part_of_what_is_shared(knobs: Any) -> None:
+    one, other = (
+        ApproximateCacheRetriever.from_vectorstore(faiss_store(), guard=True, **knobs)
+        for _ in range(2)
+    )
+    one.invoke("text~1")
+    other.invoke("text~2")
+    one.invoke("text~one")
+    other.invoke("text~other")
+    assert (one.stats().hits, other.stats().hits) == (0, 1)
+
+
 class TestForgettingAPart:
     """What one process forgets, another does not answer any more."""
 

@@ -1,4 +1,4 @@
-"""Searches of the store for questions that the cache has answered already."""
+"""Work that nobody waits for: checks of what a cache has answered already."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
 
-from ragcache_integrations.core.forks import make_lock, renew_after_fork
-from ragcache_integrations.core.threads import is_ending
-from ragcache_integrations.retrievers.tally import Tally
+from .forks import make_lock, renew_after_fork
+from .threads import is_ending
 
 __all__ = ["BackgroundChecks"]
 
 logger = logging.getLogger(__name__)
 
-# Under way at once; more are not begun. A slow store is not to be flooded by them.
+# Under way at once; more are not begun. What is slow is not to be flooded by them.
 _MOST = 4
 
 
@@ -29,12 +28,16 @@ class BackgroundChecks:
 
     Args:
         executor: Runs the checks of threads.
-        tally: Counts checks and failures.
+        on_begin: Counts a check.
+        on_failure: Counts one that raised an error.
     """
 
-    def __init__(self, executor: Executor, tally: Tally) -> None:
+    def __init__(
+        self, executor: Executor, on_begin: Callable[[], None], on_failure: Callable[[], None]
+    ) -> None:
         self._executor = executor
-        self._tally = tally
+        self._on_begin = on_begin
+        self._on_failure = on_failure
         self._lock = make_lock()
         self._in_threads = 0
         # An event loop refers to its tasks weakly.
@@ -62,10 +65,10 @@ class BackgroundChecks:
                 task = asyncio.get_running_loop().create_task(acheck())
                 self._tasks.add(task)
                 task.add_done_callback(lambda done: self._end_task(done, check))
-                self._tally.add(shadow_checks=1)
+                self._on_begin()
                 return
             self._in_threads += 1
-        self._tally.add(shadow_checks=1)
+        self._on_begin()
         self._submit(check)
 
     def _submit(self, check: Callable[[], None]) -> None:
@@ -92,7 +95,7 @@ class BackgroundChecks:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        self._tally.add(shadow_failures=1)
+        self._on_failure()
         level = logging.DEBUG if self._warned or is_ending(error) else logging.WARNING
         self._warned = True
         logger.log(level, "A cached answer could not be checked: %s", error, exc_info=error)

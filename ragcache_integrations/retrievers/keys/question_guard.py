@@ -1,0 +1,184 @@
+"""Differences between questions that an embedding hardly sees, and an answer turns on.
+
+"Revenue in 2023" and "revenue in 2024", "how to enable" and "how to disable" are neighbours to an
+embedding model. So the guard reads a question's *marks*: what is asked for, numbers, dates,
+negations, opposites, comparisons, units and names. Questions are the same to it only where all
+marks are. It knows words, not meanings: it takes some rephrasings for other questions, which costs
+a hit, and it doesn't see a difference that no mark shows, such as two names in lower case.
+
+Marks are compared as a whole, so they can be a part of a cache key: entries of other marks are not
+even looked at.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import pairwise
+
+from .question_words import (
+    ASKED_FOR,
+    COMPARISONS,
+    COURTESIES,
+    DATES,
+    FUNCTION_WORDS,
+    NEGATIONS,
+    NUMBERS,
+    OPPOSITES,
+    UNITS,
+)
+
+__all__ = ["QuestionMarks", "question_difference", "question_marks"]
+
+QuestionMarks = tuple[tuple[str, ...], ...]
+"""The marks of a question by kind, in the order of :data:`KINDS`."""
+
+KINDS = (
+    *("what is asked for", "numbers", "dates", "negations", "opposites"),
+    *("comparison", "units", "names"),
+)
+
+_LONGEST = 4_000
+"""Characters of a question that are read; a longer one is the same as itself alone."""
+
+_REMEMBERED = 4_096
+
+_TOKEN = re.compile(
+    r"""
+    \d+(?:st|nd|rd|th)\b                      # ordinals
+    | \d+(?:[.,:/]\d+)*                       # figures, also 1,000 and 3.5 and 10:30
+    | \w+(?:[-_.'+\#@/]\w+)*[+\#]*            # words, identifiers, don't, gpt-4, c++
+    | [%$€£¥°]
+    """,
+    re.VERBOSE,
+)
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_SENTENCE_END = re.compile(r"[.!?:;]\s*$")
+
+
+def question_marks(text: str) -> QuestionMarks:
+    """Return the marks of a question, by kind.
+
+    Texts that come again are remembered. Capitals distinguish names from other words, so a question
+    in lower case has no names.
+
+    Args:
+        text: The question, in English. In other languages only figures, symbols, identifiers and
+            names are marks.
+    """
+    return _marks(unicodedata.normalize("NFKC", text).replace("\u2019", "'"))
+
+
+def question_difference(text: str, other: str) -> str | None:
+    """Return in words how two questions differ, such as ``numbers: 2023 / 2024``.
+
+    Returns:
+        The first kind of marks that differs; ``None`` where the guard sees no difference.
+    """
+    marks = zip(KINDS, question_marks(text), question_marks(other), strict=True)
+    for kind, own, others in marks:
+        if own != others:
+            return f"{kind}: {', '.join(own) or 'none'} / {', '.join(others) or 'none'}"
+    return None
+
+
+@lru_cache(_REMEMBERED)
+def _marks(text: str) -> QuestionMarks:
+    if len(text) > _LONGEST:
+        return ((text,), *((),) * (len(KINDS) - 1))
+    text = COURTESIES.sub(" ", text)
+    tokens = list(_TOKEN.finditer(text))
+    asked_for, words = _asked_for([_plain(token[0]) for token in tokens])
+    names = tuple(_names(text, tokens))
+    compares = not COMPARISONS.isdisjoint(words)
+    return (
+        (asked_for,),
+        tuple(sorted(_numbers(words))),
+        tuple(sorted(_dates(words))),
+        ("not",) * sum(map(_negates, words)),
+        tuple(_sides(words)),
+        tuple(_content(words) if compares else _directions(words)),
+        tuple(sorted({UNITS[word] for word in words if word in UNITS})),
+        names if compares else tuple(sorted(names)),
+    )
+
+
+def _plain(token: str) -> str:
+    return token.casefold().removesuffix("'s")
+
+
+def _asked_for(words: list[str]) -> tuple[str, list[str]]:
+    """Return what is asked for, and the words that do not say that."""
+    for place, (word, following) in enumerate(pairwise((*words, ""))):
+        for length, asking in ((2, f"{word} {following}"), (1, word)):
+            if asking in ASKED_FOR:
+                return ASKED_FOR[asking], words[:place] + words[place + length :]
+    return "whether", words
+
+
+def _numbers(words: list[str]) -> Iterator[str]:
+    for word in words:
+        if not any(character.isdigit() for character in word):
+            if word in NUMBERS:
+                yield NUMBERS[word]
+        elif word.endswith(("st", "nd", "rd", "th")):
+            yield f"{word[:-2]}th"
+        else:
+            yield _figure(word)
+
+
+def _figure(word: str) -> str:
+    """Write a figure in one way: 1,000 as 1000, 2.50 as 2.5."""
+    if _THOUSANDS.fullmatch(word):
+        word = word.replace(",", "")
+    whole, point, part = word.partition(".")
+    if point and whole.isdigit() and part.isdigit():
+        return f"{whole}.{part}".rstrip("0").rstrip(".")
+    return word
+
+
+def _dates(words: list[str]) -> Iterator[str]:
+    yield from (DATES[word] for word in words if word in DATES)
+    for before, word in pairwise(words):
+        # Elsewhere it is mostly a verb.
+        if word == "may" and before in {"in", "of", "since", "until", "by", "last", "next"}:
+            yield word
+
+
+def _negates(word: str) -> bool:
+    return word in NEGATIONS or word.endswith("n't") or word.startswith("non-")
+
+
+def _sides(words: list[str]) -> list[str]:
+    """Return the sides that words take. Those of one pair keep their order, as in "up or down"."""
+    sides = [side for word in words for side in OPPOSITES.get(word, ())]
+    return sorted(sides, key=lambda side: side.rstrip("-"))
+
+
+def _content(words: Iterable[str]) -> Iterator[str]:
+    """Yield the words that say something, in their order, without plurals."""
+    return (word.rstrip("s") for word in words if word not in FUNCTION_WORDS)
+
+
+def _directions(words: list[str]) -> Iterator[str]:
+    """Yield where something leads from, and where to."""
+    if "from" in words and "to" in words:
+        for place, word in enumerate(words):
+            if word in {"from", "to"}:
+                yield f"{word} {next(_content(words[place + 1 :]), '')}"
+
+
+def _names(text: str, tokens: Iterable[re.Match[str]]) -> Iterator[str]:
+    """Yield words with a capital that no sentence's beginning explains, and identifiers."""
+    for token in tokens:
+        word = token[0]
+        if word[0].isdigit() or not any(map(str.isalpha, word)):
+            continue
+        before = text[: token.start()]
+        first = not before.strip() or _SENTENCE_END.search(before)
+        capital = word[0].isupper() and word != "I" and not first
+        inner = any(map(str.isupper, word[1:])) or any(character in word for character in "_.@/+#")
+        if capital or inner:
+            yield _plain(word)

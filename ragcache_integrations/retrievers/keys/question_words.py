@@ -1,0 +1,305 @@
+"""Words on which the answer to a question turns, for :mod:`.question_guard`.
+
+A line of a table holds words that mean the same there; in :data:`OPPOSITES` a colon parts the words
+of one side from those of the other.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = [
+    "ASKED_FOR",
+    "COMPARISONS",
+    "COURTESIES",
+    "DATES",
+    "FUNCTION_WORDS",
+    "NEGATIONS",
+    "NUMBERS",
+    "OPPOSITES",
+    "UNITS",
+]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _first_of_line(table: str) -> dict[str, str]:
+    """Return the first word of each word's line."""
+    lines = (line.split() for line in table.strip().splitlines())
+    return {word: words[0] for words in lines for word in words}
+
+
+def _sides(table: str) -> dict[str, tuple[str, ...]]:
+    """Return the sides that each word takes, such as ``enable`` and ``enable-`` of one line."""
+    sides: dict[str, tuple[str, ...]] = {}
+    for line in re.sub(r"\n +", " ", table.strip()).splitlines():
+        one, other = (words.split() for words in line.split(" : "))
+        for side, words in ((one[0], one), (f"{one[0]}-", other)):
+            for word in words:
+                sides[word] = (*sides.get(word, ()), side)
+    return sides
+
+
+def _numbers() -> dict[str, str]:
+    small = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+    small += " sixteen seventeen eighteen nineteen twenty"
+    ordinals = "second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
+    roman = "ii iii iv v vi vii viii ix x xi xii xiii xiv xv xvi xvii xviii xix xx"
+    numbers = {word: str(number) for number, word in enumerate(small.split(), 2)}
+    tens = ["thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+    numbers |= {word: str(10 * number) for number, word in enumerate(tens, 3)}
+    numbers |= {word: f"{number}th" for number, word in enumerate(ordinals.split(), 2)}
+    numbers |= {word: str(number) for number, word in enumerate(roman.split(), 2)}
+    words = "zero hundred thousand million billion trillion half quarter"
+    numbers |= {word: word for word in words.split()}
+    return numbers | {"zero": "0", "both": "2", "twice": "2x", "double": "2x", "dozen": "12"}
+
+
+NUMBERS = _numbers()
+"""Number words and Roman numerals as figures. Without *one* and *I*, which are pronouns."""
+
+DATES = _first_of_line(
+    """
+january jan
+february feb
+march
+april apr
+june jun
+july jul
+august aug
+september sep sept
+october oct
+november nov
+december dec
+monday mondays
+tuesday tuesdays tue tues
+wednesday wednesdays
+thursday thursdays thu thurs
+friday fridays fri
+saturday saturdays
+sunday sundays
+today now currently current nowadays present
+tomorrow
+yesterday
+spring
+summer summers
+autumn fall
+winter winters
+morning mornings
+afternoon
+evening evenings
+night nights tonight
+day days daily
+week weeks weekly
+weekend weekends
+month months monthly
+year years yearly annual annually
+decade decades
+century centuries
+bc bce
+ad ce
+"""
+)
+"""Months, days, seasons and lengths of time. Without *May*, see the guard."""
+
+NEGATIONS = _words(
+    "no not never none nobody nothing nowhere neither nor cannot without except excluding unless "
+    "hardly barely lack lacks lacking fail fails failed refuse refuses refused avoid avoids dont "
+    "cant wont isnt arent doesnt didnt wasnt werent couldnt shouldnt wouldnt"
+)
+
+OPPOSITES = _sides(
+    """
+enable enables enabled enabling activate activates activated allow allows allowed permit permits
+    permitted legal legally : disable disables disabled disabling deactivate deactivates deactivated
+    forbid forbids forbidden prohibit prohibits prohibited ban banned block blocked deny denied
+    illegal illegally
+install installs installed installing : uninstall uninstalls uninstalled uninstalling
+add adds added adding insert inserts inserted include includes included including : remove removes
+    removed removing delete deletes deleted deleting exclude excludes excluded
+open opens opened opening unlock unlocks unlocked : close closes closed closing shut lock locks
+    locked locking
+start starts started starting begin begins began begun beginning launch launches launched : stop
+    stops stopped stopping end ends ended ending finish finishes finished
+increase increases increased increasing raise raises raised rise rises rising rose grow grows grew
+    gain gains gained improve improves improved : decrease decreases decreased decreasing reduce
+    reduces reduced reducing drop drops dropped shrink shrinks decline declines declined loss losses
+    worsen worsens worsened
+up upper upward above over : down lower downward below under beneath off
+before prior previous previously preceding preoperative : after later next following subsequent
+    subsequently postoperative
+first earliest original originally initial initially oldest : last latest final finally newest
+    recent recently youngest
+early young younger new newer modern : late old older elderly ancient
+more most greater greatest larger largest bigger biggest highest higher maximum max majority best
+    better longest longer tallest taller fastest faster strongest stronger richest heaviest : less
+    least fewer fewest smaller smallest lowest minimum min minority worst worse shortest shorter
+    slowest slower weakest weaker poorest lightest
+big large high long tall fast strong rich heavy hot warm wide deep long-term : small little low
+    short slow weak poor cold cool narrow shallow short-term
+inside indoor indoors internal interior inbound incoming : outside outdoor outdoors external
+    exterior outbound outgoing
+left : right
+north northern : south southern
+east eastern : west western
+man men male males boy boys he him his father son sons husband brother king prince uncle
+    actor : woman women female females girl girls she her mother daughter daughters wife sister
+    queen princess aunt actress
+win wins won winner winners victory beat beats defeated : lose loses lost loser losers defeat
+buy buys bought buying purchase purchases purchased : sell sells sold selling
+import imports imported importing : export exports exported exporting
+send sends sent sending upload uploads uploaded : receive receives received receiving download
+    downloads downloaded
+push pushes pushed : pull pulls pulled
+encode encrypt encrypted encryption compress compressed : decode decrypt decrypted decryption
+    decompress
+parent parents adult adults : child children kid kids
+teacher teachers doctor doctors employer employers : student students patient patients employee
+    employees
+seller sellers lender landlord : buyer buyers customer customers borrower tenant
+host hosts server servers : guest guests client clients
+love loves loved friend friends ally allies : hate hates hated enemy enemies
+live lives lived alive born birth : die dies died dead death
+true correct correctly valid : false wrong incorrect incorrectly invalid
+safe safely secure securely : unsafe dangerous insecure
+possible able : impossible unable
+necessary required mandatory compulsory : unnecessary optional voluntary
+useful effective : useless ineffective
+benign : malignant
+positive : negative
+public : private
+visible : hidden invisible
+active : inactive passive
+normal regular : abnormal irregular
+advantage advantages benefit benefits pro pros strength strengths good : disadvantage disadvantages
+    harm harms drawback drawbacks con cons weakness weaknesses bad
+support supports supported accept accepts accepted approve approved agree agrees agreed : against
+    oppose opposes opposed reject rejects rejected disagree disagrees
+acute : chronic
+primary : secondary
+unilateral : bilateral
+single individual : multiple several
+always all every everyone : never
+asset assets revenue income credit deposit : liability liabilities expense expenses debit withdrawal
+arrive arrives arrived arrival enter enters entered : depart departs departed departure leave
+    leaves left exit exits
+attack attacks offense offensive : defend defends defense defence defensive
+cause causes caused : prevent prevents prevented cure cures cured
+expand expands expanded : collapse collapses collapsed contract
+connect connects connected attach attached : disconnect disconnects disconnected detach detached
+synchronous sync : asynchronous async
+horizontal row rows : vertical column columns
+absolute : relative
+static : dynamic
+manual manually : automatic automatically
+ascending : descending
+upgrade upgrades upgraded : downgrade downgrades downgraded
+"""
+)
+
+UNITS = _first_of_line(
+    """
+% percent percentage pct
+$ dollar dollars usd
+€ euro euros eur
+£ pound pounds gbp lb lbs
+¥ yen yuan
+km kilometre kilometres kilometer kilometers
+metre metres meter meters
+cm centimetre centimetres centimeter centimeters
+mm millimetre millimetres millimeter millimeters
+mile miles
+foot feet ft
+inch inches
+yard yards
+kg kilogram kilograms kilo kilos
+gram grams
+mg milligram milligrams
+ounce ounces
+ton tons tonne tonnes
+litre litres liter liters
+ml millilitre millilitres milliliter milliliters
+gallon gallons
+celsius centigrade
+fahrenheit
+kelvin
+seconds sec secs
+minute minutes mins
+hour hours hr hrs
+ms millisecond milliseconds
+kb kilobyte kilobytes
+mb megabyte megabytes
+gb gigabyte gigabytes
+tb terabyte terabytes
+kw kilowatt kilowatts
+mw megawatt megawatts
+volt volts
+amp amps ampere amperes
+calorie calories kcal
+degree degrees °
+mph
+kph
+hectare hectares
+acre acres
+"""
+)
+
+ASKED_FOR = {
+    "how many": "number",
+    "what number": "number",
+    "number of": "number",
+    "how much": "amount",
+    "how long": "duration",
+    "how old": "age",
+    "how far": "distance",
+    "how often": "frequency",
+    "how tall": "size",
+    "how big": "size",
+    "how large": "size",
+    "how high": "size",
+    "how come": "reason",
+    "how": "way",
+    "what year": "time",
+    "which year": "time",
+    "what time": "time",
+    "when": "time",
+    "what place": "place",
+    "which place": "place",
+    "where": "place",
+    "what country": "country",
+    "which country": "country",
+    "what city": "city",
+    "which city": "city",
+    "what state": "state",
+    "which state": "state",
+    "what person": "person",
+    "which person": "person",
+    "who": "person",
+    "whom": "person",
+    "whose": "person",
+    "what reason": "reason",
+    "which reason": "reason",
+    "why": "reason",
+    "what": "thing",
+    "which": "thing",
+}
+"""What a question asks for, by the first of these words, or pairs of words, that it has."""
+
+COURTESIES = re.compile(
+    r"\b(?:good (?:morning|afternoon|evening|day)|if possible|if you (?:can|could|know|may)"
+    r"|(?:can|could|would|do) you (?:please )?(?:tell me|explain|say|know)|tell me|in short|shortly"
+    r"|briefly|in brief|i was wondering|i (?:want|would like|need) to know"
+    r"|to be precise|thanks(?: in advance)?|thank you|please|hello|hi|hey)\b",
+    re.IGNORECASE,
+)
+"""What says nothing about the answer."""
+
+COMPARISONS = frozenset({"than", "versus", "vs", "between", "compared"})
+"""Words that make the order of everything else matter."""
+
+FUNCTION_WORDS = _words(
+    "a an the of is are was were be been do does did and or to in on at by it its that this these "
+    "those i my me we you your as with for from which what who there"
+)

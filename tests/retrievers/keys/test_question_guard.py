@@ -1,0 +1,98 @@
+"""Differences that an answer turns on are seen; wordings, courtesies and spellings are none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragcache_integrations.retrievers.keys import question_difference, question_marks
+from ragcache_integrations.retrievers.keys.question_guard import KINDS
+from tests.support.sizes import examples
+
+DIFFERENT = [
+    ("numbers", "revenue in 2023", "revenue in 2024"),
+    ("numbers", "who won the 2nd race", "who won the 3rd race"),
+    ("numbers", "a discount of 10 items", "a discount of 10,000 items"),
+    ("numbers", "version 3.5 of the driver", "version 3.6 of the driver"),
+    ("numbers", "causes of world war i", "causes of world war ii"),
+    ("numbers", "is two enough", "is three enough"),
+    ("numbers", "what changed in gpt-4", "what changed in gpt-5"),
+    ("dates", "opening hours on monday", "opening hours on friday"),
+    ("dates", "sales in march", "sales in may"),
+    ("dates", "average salary per month", "average salary per year"),
+    ("negations", "which plans include support", "which plans do not include support"),
+    ("negations", "is it safe with insurance", "is it safe without insurance"),
+    ("negations", "why doesn't it start", "why does it start"),
+    ("opposites", "how to enable two-factor login", "how to disable two-factor login"),
+    ("opposites", "who was the first president", "who was the last president"),
+    ("opposites", "the largest city of Peru", "the smallest city of Peru"),
+    ("opposites", "what happened before the war", "what happened after the war"),
+    ("opposites", "flights north then south", "flights south then north"),
+    ("opposites", "the benign form", "the malignant form"),
+    ("comparison", "is python faster than java", "is java faster than python"),
+    ("comparison", "trains from rome to paris", "trains from paris to rome"),
+    ("units", "how far is it in km", "how far is it in miles"),
+    ("units", "price in $", "price in €"),
+    ("names", "the capital of France", "the capital of Spain"),
+    ("names", "how to use read_csv here", "how to use read_json here"),
+    ("what is asked for", "who invented the telephone", "when was the telephone invented"),
+    ("what is asked for", "how many goals did he score", "how did he score goals"),
+    ("what is asked for", "what city is it in", "what country is it in"),
+]
+SAME = [
+    ("who wrote the iliad", "please tell me who wrote the iliad?"),
+    ("who wrote the iliad", "which person wrote the iliad"),
+    ("when did it end", "in what year did it finish"),
+    ("how many members are there", "what number of members are there"),
+    ("how many members are there", "the number of members that there are"),
+    ("the biggest bank", "the largest bank"),
+    ("how to turn 1,000 pounds into 5.50", "how to turn 1000 pounds into 5.5"),
+    ("what is world war 2", "what is world war two"),
+    ("isn\u2019t it open", "is it not open"),
+    ("why does the app start slowly", "good morning, why does the app launch slowly, thanks"),
+    ("What is FAISS?", "what is FAISS"),
+    ("the capital of France", "what's the capital of France?".removeprefix("what's ")),
+]
+
+
+@pytest.mark.parametrize(("kind", "one", "other"), DIFFERENT)
+def test_a_difference_that_matters(kind: str, one: str, other: str) -> None:
+    difference = question_difference(one, other)
+    assert difference is not None
+    assert difference.startswith(f"{kind}: ")
+    assert question_difference(other, one) is not None
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_other_words_for_the_same(one: str, other: str) -> None:
+    assert question_difference(one, other) is None
+
+
+def test_the_difference_is_named() -> None:
+    assert question_difference("sales in 2023", "sales in 2024") == "numbers: 2023 / 2024"
+    assert question_difference("is it open", "is it not open") == "negations: none / not"
+
+
+@examples(200)
+@given(st.text(max_size=300))
+def test_any_text_has_marks_of_all_kinds_and_equals_itself(text: str) -> None:
+    marks = question_marks(text)
+    assert len(marks) == len(KINDS)
+    assert all(isinstance(mark, str) for kind in marks for mark in kind)
+    assert question_difference(text, text) is None
+
+
+@examples(100)
+@given(st.text(max_size=80), st.text(max_size=80), st.text(max_size=80))
+def test_being_the_same_is_an_equivalence(one: str, other: str, third: str) -> None:
+    texts = (one, other, third)
+    same = {(a, b): question_difference(a, b) is None for a in texts for b in texts}
+    assert all(same[a, b] == same[b, a] for a, b in same)
+    assert same[one, third] or not (same[one, other] and same[other, third])
+
+
+def test_a_text_too_long_to_be_read_is_the_same_as_itself_alone() -> None:
+    long = "what is it " * 1000
+    assert question_difference(long, long) is None
+    assert question_difference(long, f"{long} ") is not None
