@@ -10,6 +10,10 @@ from ragcache_integrations.core.extras import require
 require("langchain_core", feature="ragcache_integrations.langchain", extra="langchain")
 
 # Only now, so that a missing extra is named rather than a module of a framework.
+from ragcache_integrations.answers.langchain import (  # noqa: E402
+    ANSWER_CACHE_EVENT,
+    AnswerCache,
+)
 from ragcache_integrations.chains.adaptive.langchain import AdaptiveRAG  # noqa: E402
 from ragcache_integrations.chains.modular.langchain import ModularPrompt  # noqa: E402
 from ragcache_integrations.chains.speculative.langchain import SpeculativeRAG  # noqa: E402
@@ -42,8 +46,10 @@ from ragcache_integrations.retrievers.stores import (  # noqa: E402
 )
 
 __all__ = [
+    "ANSWER_CACHE_EVENT",
     "QUERY_CACHE_EVENT",
     "AdaptiveRAG",
+    "AnswerCache",
     "ApproximateCacheRetriever",
     "ChatRAGCache",
     "HalfTruncationHistory",

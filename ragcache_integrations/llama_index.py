@@ -10,6 +10,10 @@ from ragcache_integrations.core.extras import require
 require("llama_index.core", feature="ragcache_integrations.llama_index", extra="llama-index")
 
 # Only now, so that a missing extra is named rather than a module of a framework.
+from ragcache_integrations.answers.llama_index import (  # noqa: E402
+    ANSWER_CACHE_METADATA,
+    AnswerCache,
+)
 from ragcache_integrations.chains.adaptive.llama_index import (  # noqa: E402
     AdaptiveQueryEngine,
 )
@@ -45,7 +49,9 @@ from ragcache_integrations.retrievers.stores import (  # noqa: E402
 )
 
 __all__ = [
+    "ANSWER_CACHE_METADATA",
     "AdaptiveQueryEngine",
+    "AnswerCache",
     "ApproximateCacheRetriever",
     "CacheFriendlyOrder",
     "HalfTruncationMemory",

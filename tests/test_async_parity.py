@@ -16,6 +16,9 @@ from ragcache_integrations.adaptive import (
     MetricsLoadSource,
     RecordedProfiler,
 )
+from ragcache_integrations.answers import AnswerFlow
+from ragcache_integrations.answers.langchain import AnswerCache
+from ragcache_integrations.answers.llama_index import AnswerCache as AnswerCacheEngine
 from ragcache_integrations.chains.adaptive.langchain import AdaptiveRAG
 from ragcache_integrations.chains.adaptive.llama_index import AdaptiveQueryEngine
 from ragcache_integrations.chains.askers.langchain import LangChainAsker
@@ -114,6 +117,10 @@ IMMEDIATE = {
         *("format", "format_messages", "partial_format", "get_template", "lay_out", "cache_key"),
     },
     RelevanceCheck: set(),
+    # Checks run in the background of either.
+    AnswerFlow: {"keep", "check"},
+    AnswerCache: {"stats", "clear", "forget"},
+    AnswerCacheEngine: {"stats", "clear", "forget"},
     ChatRAGCache: {"get_token_ids", "get_num_tokens", "with_structured_output", "bind_tools"},
     LangChainLLM: {"get_token_ids", "get_num_tokens"},
     LlamaIndexLLM: {"to_payload", "get_tool_calls_from_response"},

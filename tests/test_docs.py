@@ -47,7 +47,7 @@ THEIRS = {
     *("IndexFlat", "IndexHNSWFlat", "IndexIVF", "RemapDimensions", "ScalarQuantizer"),
     "MetadataFilters",
     *("NaN", "NotImplementedError", "OpenAILike", "RedisChatMessageHistory", "SemanticCache"),
-    *("ReActAgent", "RetrieverTool", "ToolMessage"),
+    *("ReActAgent", "RetrieverQueryEngine", "RetrieverTool", "ToolMessage"),
     *("SimpleVectorStore", "TimeoutStopSec", "TypedDict", "ValueError", "VectorStoreIndex"),
     # Vector stores.
     *(

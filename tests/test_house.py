@@ -62,6 +62,8 @@ PUBLIC = {
         "write_report",
     ],
     "ragcache_integrations.langchain": [
+        "ANSWER_CACHE_EVENT",
+        "AnswerCache",
         "QUERY_CACHE_EVENT",
         "AdaptiveRAG",
         "ApproximateCacheRetriever",
@@ -87,6 +89,8 @@ PUBLIC = {
         "synthesis_chain",
     ],
     "ragcache_integrations.llama_index": [
+        "ANSWER_CACHE_METADATA",
+        "AnswerCache",
         "AdaptiveQueryEngine",
         "ApproximateCacheRetriever",
         "CacheFriendlyOrder",

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ragcache_integrations.answers import AnswerKnobs
 from ragcache_integrations.chains.adaptive.knobs import AdaptiveKnobs
 from ragcache_integrations.chains.speculative.knobs import SpeculationKnobs
 from ragcache_integrations.chains.synthesis.knobs import SynthesisKnobs
@@ -25,6 +26,7 @@ from ragcache_integrations.retrievers.staged.core import StagedKnobs
 PAGE = Path(__file__).parents[1] / "docs" / "knobs.md"
 SECTIONS = {
     "Retriever": CacheKnobs,
+    "Answers": AnswerKnobs,
     "Staged": StagedKnobs,
     "Speculation": SpeculationKnobs,
     "LLM": LLMKnobs,

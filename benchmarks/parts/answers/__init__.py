@@ -1,0 +1,1 @@
+"""Caches of answers side by side: streams of questions, ours, and its peers."""

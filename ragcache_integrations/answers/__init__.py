@@ -1,0 +1,21 @@
+"""Cached answers: one is served again only where question, documents and settings are the same."""
+
+from .core import AnswerCore, CachedAnswer, Near, Question
+from .flow import AnswerFlow, Lookup, same_text
+from .knobs import AnswerKnobArguments, AnswerKnobs
+from .types import AnswerExplanation, AnswerStats, AnswerTrace
+
+__all__ = [
+    "AnswerCore",
+    "AnswerExplanation",
+    "AnswerFlow",
+    "AnswerKnobArguments",
+    "AnswerKnobs",
+    "AnswerStats",
+    "AnswerTrace",
+    "CachedAnswer",
+    "Lookup",
+    "Near",
+    "Question",
+    "same_text",
+]

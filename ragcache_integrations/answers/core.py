@@ -1,0 +1,403 @@
+"""Which earlier answer a question may be served, free of any framework.
+
+Two questions may share an answer only if they would be answered from the same documents, in the
+same scope (tenant, chain, settings, other inputs), and the guard sees no difference between them.
+All of that is one key, and an answer is looked for only among those with an equal key. So nothing
+has to be invalidated: when a document changes, the questions that find it have another key.
+
+Within a key, the same words are served at once. Other words are served up to a distance that is
+learnt (:class:`~ragcache_integrations.query_cache.tolerance.AdaptiveTolerance`) for all entries
+together, which is where the bound on the share of wrong answers comes from, and up to the cap of
+the entry, which is lowered for good when it answered wrongly. That is the idea of vCache (Schroeder
+et al., 2025, https://arxiv.org/abs/2502.03771), a threshold for each entry, without the need to see
+each entry hundreds of times.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.memo import Memo
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
+from ragcache_integrations.retrievers.keys import (
+    QuestionMarks,
+    normalize_text,
+    question_difference,
+    question_marks,
+)
+
+from .knobs import AnswerKnobs
+from .types import AnswerExplanation, AnswerStats
+
+__all__ = ["AnswerCore", "CachedAnswer", "Near", "Question"]
+
+A = TypeVar("A")
+
+Vector = NDArray[np.floating[Any]]
+
+Documents = frozenset[tuple[str, Hashable]]
+"""Documents by id, with what changes when their content does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, with all that its answer depends on.
+
+    Attributes:
+        text: Its words.
+        documents: What it is answered from.
+        scope: Tenant, version of the settings, other inputs: plain data, in this order.
+    """
+
+    text: str
+    documents: Documents
+    scope: tuple[Hashable, ...] = ("",)
+
+
+@dataclass(eq=False, slots=True)
+class CachedAnswer(Generic[A]):
+    """An answer that may be served again.
+
+    Attributes:
+        question: What it was given to.
+        answer: The answer.
+        embedding: The question's, of unit length; ``None`` where only the same words count.
+        since: When it was put in, by the cache's clock, in seconds.
+        cap: The farthest distance at which it may be served.
+        key: Where it is kept.
+    """
+
+    question: Question
+    answer: A
+    embedding: Vector | None
+    since: float
+    key: Hashable
+    cap: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Near(Generic[A]):
+    """The entry nearest to a question, among those of its key.
+
+    Attributes:
+        entry: The entry.
+        distance: To its question, from 0.
+        served: Whether its answer is to be served.
+        check: Whether it is to be answered again nevertheless, in the background, and reported to
+            :meth:`AnswerCore.learn`.
+    """
+
+    entry: CachedAnswer[A]
+    distance: float
+    served: bool
+    check: bool = False
+
+
+_LEAST = 1e-4
+"""Distance of other words with the same embedding, as of texts that a model can't distinguish: they
+are near, and not the same."""
+_COUNTED = (
+    *("lookups", "hits", "same_words", "checks", "wrong", "failed_checks"),
+    *("insertions", "evictions", "expired", "unkept"),
+)
+
+
+class AnswerCore(Generic[A]):
+    """Keeps answers and decides which may be served. Thread-safe; no method blocks.
+
+    An adapter retrieves the documents of a question first. It asks for an answer to the same words
+    (:meth:`find`), then for one to near words (:meth:`nearest`), which needs the embedding, and
+    otherwise answers the question, puts the answer in (:meth:`insert`) and reports what it learnt
+    (:meth:`learn`)::
+
+        core = AnswerCore[str](AnswerKnobs(tolerance=0.2))
+        question = Question("what is faiss", frozenset({("12", "hash of its text")}))
+        entry = core.find(question)
+        if entry is None:
+            core.insert(question, embedding, "a library for vector search")
+
+    Args:
+        knobs: The settings.
+        clock: Returns seconds that never go back.
+    """
+
+    def __init__(self, knobs: AnswerKnobs, clock: Callable[[], float] = time.monotonic) -> None:
+        self._knobs = knobs
+        self._clock = clock
+        self._lock = make_lock()
+        self._order: Memo[CachedAnswer[A], None] = Memo(knobs.capacity)
+        # The entries of a key by their normalised words.
+        self._groups: dict[Hashable, dict[str, CachedAnswer[A]]] = {}
+        self._counts: Counter[str] = Counter()
+        self._adaptive: AdaptiveTolerance | None = None
+        if knobs.tolerance == "auto":
+            self._adaptive = AdaptiveTolerance(
+                max_violation=knobs.error,
+                confidence=knobs.confidence,
+                start=knobs.start_tolerance,
+                largest=knobs.largest_tolerance,
+                shadow_rate=knobs.check_rate,
+                seed=knobs.seed,
+            )
+
+    @property
+    def tolerance(self) -> float:
+        """The largest distance at which an answer is served, now."""
+        if self._adaptive is not None:
+            return self._adaptive.value
+        assert self._knobs.tolerance != "auto"  # noqa: S101 - there is an adaptive one then
+        return self._knobs.tolerance
+
+    @property
+    def farthest(self) -> float:
+        """The farthest distance at which anything is served or learnt; 0: embeddings are no use."""
+        return self.tolerance if self._adaptive is None else self._adaptive.largest
+
+    def find(self, question: Question) -> CachedAnswer[A] | None:
+        """Return the answer to the same words; counts as a lookup."""
+        words, key = self._key(question)
+        with self._lock:
+            self._counts["lookups"] += 1
+            group = self._live(key)
+            entry = None if group is None else group.get(words)
+            if entry is not None:
+                self._touch(entry)
+                self._counts.update(hits=1, same_words=1)
+        return entry
+
+    def nearest(self, question: Question, embedding: Vector) -> Near[A] | None:
+        """Return the nearest entry, and whether it is to be served.
+
+        Args:
+            question: The question, for whose words :meth:`find` found nothing.
+            embedding: Its embedding, of shape ``(dim,)``.
+
+        Returns:
+            ``None`` where there is no entry of its key.
+        """
+        _, key = self._key(question)
+        unit = _unit(embedding)
+        with self._lock:
+            group = self._live(key)
+            near = None if group is None else _nearest(group.values(), unit)
+            if near is None:
+                return None
+            entry, distance = near
+            served = distance <= min(self.tolerance, entry.cap)
+            check = False
+            if served:
+                self._touch(entry)
+                self._counts["hits"] += 1
+                check = self._adaptive is not None and self._adaptive.wants_check(distance)
+            return Near(entry, distance, served, check)
+
+    def learn(self, near: Near[A], *, wrong: bool) -> None:
+        """Report whether an entry's answer is, or would have been, wrong for a question near to it.
+
+        Args:
+            near: What :meth:`nearest` returned, served or not.
+            wrong: Whether the chain gave another answer.
+        """
+        entry, distance = near.entry, near.distance
+        with self._lock:
+            self._counts["wrong"] += near.served and wrong
+            if self._adaptive is not None and (near.served or distance <= entry.cap):
+                self._adaptive.observe(distance, wrong, served=near.served)
+            if wrong:
+                # Rephrasings of one near-duplicate scatter around its distance.
+                entry.cap = min(entry.cap, distance / 2)
+
+    def insert(self, question: Question, embedding: Vector | None, answer: A) -> None:
+        """Keep an answer, in the place of an earlier one to the same words.
+
+        Args:
+            question: What it was given to.
+            embedding: The question's embedding, of shape ``(dim,)``; ``None`` where only the same
+                words count.
+            answer: The answer. It must not be changed afterwards.
+        """
+        words, key = self._key(question)
+        unit = None if embedding is None else _unit(embedding)
+        entry = CachedAnswer(question, answer, unit, self._clock(), key)
+        with self._lock:
+            group = self._groups.setdefault(key, {})
+            before = group.get(words)
+            if before is not None:
+                entry.cap = before.cap
+                self._order.pop(before, None)
+            group[words] = entry
+            evicted = self._order.put(entry, None)
+            self._counts.update(insertions=1, evictions=len(evicted))
+            for other, _ in evicted:
+                self._remove(other)
+
+    def count(self, what: Literal["checks", "failed_checks", "unkept"]) -> None:
+        """Count something that the owner did."""
+        with self._lock:
+            self._counts[what] += 1
+
+    def age(self, entry: CachedAnswer[A]) -> float:
+        """Return the seconds since an answer was put in."""
+        return self._clock() - entry.since
+
+    def clear(self) -> None:
+        """Forget all answers. What has been learnt is kept."""
+        with self._lock:
+            self._order.clear()
+            self._groups.clear()
+
+    def forget(self, *, namespace: str | None = None, ids: Collection[str] | None = None) -> int:
+        """Forget the answers for which everything given holds; return how many.
+
+        Args:
+            namespace: They are of this tenant, the first part of their scope.
+            ids: They come from one of these documents.
+
+        Raises:
+            ConfigurationError: ``ids`` is a single text.
+        """
+        if isinstance(ids, str):
+            msg = f"ids must be several strings, got {ids!r:.100}"
+            raise ConfigurationError(msg)
+        held = None if ids is None else frozenset(ids)
+
+        def matches(entry: CachedAnswer[A]) -> bool:
+            return (namespace is None or entry.question.scope[0] == namespace) and (
+                held is None or any(name in held for name, _ in entry.question.documents)
+            )
+
+        with self._lock:
+            chosen = [entry for entry in self._order if matches(entry)]
+            for entry in chosen:
+                del self._order[entry]
+                self._remove(entry)
+        return len(chosen)
+
+    def explain(self, question: Question, embedding: Vector | None) -> AnswerExplanation:
+        """Explain why a question would be served an answer, or not. Nothing is counted."""
+        words, key = self._key(question)
+        unit = None if embedding is None else _unit(embedding)
+        tolerance = 0.0 if embedding is None else self.tolerance
+        with self._lock:
+            group = self._live(key)
+            same = None if group is None else group.get(words)
+            if same is not None:
+                reason = "the same words were answered from the same documents"
+                return _explanation(same.question.text, 0.0, tolerance, reason, hit=True)
+            near = None if group is None else _nearest(group.values(), unit)
+            if near is not None:
+                entry, distance = near
+                return _explain_near(entry, distance, tolerance)
+            here = [
+                entry
+                for entry in self._order
+                if entry.question.scope == question.scope and not self._is_old(entry)
+            ]
+            near = _nearest(here, unit)
+        if near is None:
+            reason = "no question of this tenant, with these other inputs and settings, is near"
+            return _explanation(None, None, tolerance, reason, hit=False)
+        entry, distance = near
+        reason = f"the nearest question is at distance {distance:.4g}"
+        if entry.question.documents != question.documents:
+            shared = len(entry.question.documents & question.documents)
+            reason += f", but shares {shared} of its {len(question.documents)} documents"
+        difference = question_difference(question.text, entry.question.text)
+        if self._knobs.guard and difference is not None:
+            reason += f", but differs in {difference}"
+        return _explanation(entry.question.text, distance, tolerance, reason, hit=False)
+
+    def stats(self) -> AnswerStats:
+        """Return what was done so far."""
+        with self._lock:
+            counts = {name: self._counts[name] for name in _COUNTED}
+            return AnswerStats(
+                entries=len(self._order),
+                capacity=self._knobs.capacity,
+                **counts,
+                tolerance=self.tolerance,
+                learning=None if self._adaptive is None else self._adaptive.report(),
+            )
+
+    def _key(self, question: Question) -> tuple[str, Hashable]:
+        """Return the normalised words, and what must be equal for an answer to be shared."""
+        marks: QuestionMarks = question_marks(question.text) if self._knobs.guard else ()
+        return _words(question.text), (question.scope, question.documents, marks)
+
+    def _live(self, key: Hashable) -> dict[str, CachedAnswer[A]] | None:
+        """Return the group of a key without the entries that are too old."""
+        group = self._groups.get(key)
+        if group is None or self._knobs.ttl is None:
+            return group
+        for entry in [entry for entry in group.values() if self._is_old(entry)]:
+            self._counts["expired"] += 1
+            self._order.pop(entry, None)
+            self._remove(entry)
+        return self._groups.get(key)
+
+    def _is_old(self, entry: CachedAnswer[A]) -> bool:
+        return self._knobs.ttl is not None and self.age(entry) > self._knobs.ttl
+
+    def _touch(self, entry: CachedAnswer[A]) -> None:
+        self._order.get(entry)  # reading counts as a use
+
+    def _remove(self, entry: CachedAnswer[A]) -> None:
+        group = self._groups[entry.key]
+        words = _words(entry.question.text)
+        if group.get(words) is entry:
+            del group[words]
+        if not group:
+            del self._groups[entry.key]
+
+
+def _words(text: str) -> str:
+    """Return a question's words without differences of case, white space and punctuation around."""
+    return normalize_text(text).lstrip("\u00bf\u00a1").rstrip("?!.\u2026 ")
+
+
+def _unit(embedding: Vector) -> Vector | None:
+    """Return an embedding at unit length; ``None`` for zero, which has no direction."""
+    length = float(np.linalg.norm(embedding))
+    return embedding / length if length else None
+
+
+def _nearest(
+    entries: Iterable[CachedAnswer[A]], unit: Vector | None
+) -> tuple[CachedAnswer[A], float] | None:
+    """Return the entry whose question is nearest, and its distance."""
+    if unit is None:
+        return None
+    embedded = [(entry, entry.embedding) for entry in entries if entry.embedding is not None]
+    if not embedded:
+        return None
+    distances = np.linalg.norm(np.stack([key for _, key in embedded]) - unit, axis=1)
+    place = int(distances.argmin())
+    return embedded[place][0], max(_LEAST, float(distances[place]))
+
+
+def _explain_near(entry: CachedAnswer[Any], distance: float, tolerance: float) -> AnswerExplanation:
+    reason = f"the nearest question with the same documents is at distance {distance:.4g}"
+    hit = distance <= min(tolerance, entry.cap)
+    if hit:
+        reason += f", within the tolerance of {tolerance:.4g}"
+    elif distance > tolerance:
+        reason += f", beyond the tolerance of {tolerance:.4g}"
+    else:
+        reason += ", but an answer of that entry at such a distance was wrong"
+    return _explanation(entry.question.text, distance, tolerance, reason, hit=hit)
+
+
+def _explanation(
+    question: str | None, distance: float | None, tolerance: float, reason: str, *, hit: bool
+) -> AnswerExplanation:
+    return AnswerExplanation(hit, reason, question, distance, tolerance)

@@ -1,0 +1,39 @@
+"""Which documents are the same: by id, text and metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.retrievers.keys import freeze_arguments
+from ragcache_integrations.retrievers.retrieval import QUERY_CACHE_METADATA
+
+__all__ = ["document_identity"]
+
+_VOLATILE = {
+    *(QUERY_CACHE_METADATA, "score", "_score", "relevance_score", "similarity", "similarity_score"),
+    *("distance", "_distance", "_relevance_distance", "rank", "rerank_score", "query_similarity"),
+}
+"""Names under which stores and re-rankers note how near a document is to the question."""
+
+_fingerprint = lru_cache(4096)(content_id)
+
+
+def document_identity(
+    name: str | None, text: str, metadata: Mapping[str, Any]
+) -> tuple[str, Hashable] | None:
+    """Return a document's id, and what changes when its text or metadata does.
+
+    Args:
+        name: Its id; ``None`` where it has none.
+        text: Its text.
+        metadata: Its metadata, as a prompt may hold it.
+
+    Returns:
+        ``None`` where the metadata hold what can't be compared.
+    """
+    text_id = _fingerprint(text)
+    frozen = freeze_arguments({key: metadata[key] for key in metadata if key not in _VOLATILE})
+    return None if frozen.opaque else (name or text_id, (text_id, frozen.key))

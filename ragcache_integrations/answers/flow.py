@@ -1,0 +1,179 @@
+"""One question on its way through a cache of answers, in any framework."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from ragcache_integrations.core.background_checks import BackgroundChecks
+from ragcache_integrations.core.forks import make_executor
+
+from .core import AnswerCore, CachedAnswer, Near, Question, Vector
+from .types import AnswerTrace
+
+__all__ = ["AnswerFlow", "Lookup", "same_text"]
+
+logger = logging.getLogger(__name__)
+
+A = TypeVar("A")
+
+Judge = Callable[[Question, A, Question, A], bool]
+"""Whether the answers to two questions say the same: a question, its answer, and another's."""
+
+_WORKERS = 4
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b|[^\w\s]")
+
+
+def same_text(answer: str, other: str) -> bool:
+    """Whether two answers are equal but for case, punctuation, articles and white space."""
+
+    def words(text: str) -> list[str]:
+        return _ARTICLES.sub(" ", text.casefold()).split()
+
+    return words(answer) == words(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup(Generic[A]):
+    """What a cache has for a question.
+
+    Attributes:
+        question: The question.
+        trace: What happens to it.
+        entry: The answer that is to be served; ``None`` where it has to be answered.
+        near: The nearest entry of its key, if there is one.
+        embedding: The question's, where it was needed.
+    """
+
+    question: Question
+    trace: AnswerTrace
+    entry: CachedAnswer[A] | None = None
+    near: Near[A] | None = None
+    embedding: Vector | None = None
+
+
+class AnswerFlow(Generic[A]):
+    """Looks questions up, keeps their answers, and has some of them checked in the background.
+
+    Args:
+        core: Keeps the answers and decides.
+        same: Whether two answers say the same.
+        judge: Asked in the background about answers that are not the same; ``None``: they differ.
+    """
+
+    def __init__(
+        self, core: AnswerCore[A], same: Callable[[A, A], bool], judge: Judge[A] | None = None
+    ) -> None:
+        self.core = core
+        self._same = same
+        self._judge = judge
+        self._checks = BackgroundChecks(
+            make_executor(_WORKERS, "ragcache-answers"),
+            partial(core.count, "checks"),
+            partial(core.count, "failed_checks"),
+        )
+
+    def look_up(self, question: Question, embed: Callable[[], Any] | None) -> Lookup[A]:
+        """Look a question up.
+
+        Args:
+            question: The question.
+            embed: Returns its embedding, of shape ``(dim,)``; a coroutine function for coroutines.
+                ``None`` where only the same words are to count.
+
+        Raises:
+            Exception: Any error of the embedding model.
+        """
+        entry = self.core.find(question)
+        if entry is not None or embed is None or not self.core.farthest:
+            return self._without_embedding(question, entry)
+        return self._with_embedding(question, embed())
+
+    async def alook_up(self, question: Question, embed: Callable[[], Any] | None) -> Lookup[A]:
+        """Async version of :meth:`look_up`."""
+        entry = self.core.find(question)
+        if entry is not None or embed is None or not self.core.farthest:
+            return self._without_embedding(question, entry)
+        return self._with_embedding(question, await embed())
+
+    def _without_embedding(self, question: Question, entry: CachedAnswer[A] | None) -> Lookup[A]:
+        if entry is None:
+            reason = "these words were not answered from these documents before"
+            return Lookup(question, AnswerTrace(hit=False, reason=reason))
+        reason = "the same words were answered from the same documents"
+        return Lookup(question, self._hit(entry, reason, 0.0), entry)
+
+    def _with_embedding(self, question: Question, embedding: Vector) -> Lookup[A]:
+        near = self.core.nearest(question, embedding)
+        if near is None:
+            reason = "no such question was answered from these documents before"
+            return Lookup(question, AnswerTrace(hit=False, reason=reason), embedding=embedding)
+        distance = (
+            f"the nearest question with the same documents is at distance {near.distance:.4g}"
+        )
+        if near.served:
+            trace, entry = self._hit(near.entry, distance, near.distance), near.entry
+            return Lookup(question, trace, entry, near, embedding)
+        trace = AnswerTrace(hit=False, reason=f"{distance}, which is too far")
+        return Lookup(question, trace, None, near, embedding)
+
+    def _hit(self, entry: CachedAnswer[A], reason: str, distance: float) -> AnswerTrace:
+        age = self.core.age(entry)
+        return AnswerTrace(
+            hit=True, reason=reason, question=entry.question.text, distance=distance, age=age
+        )
+
+    def keep(self, lookup: Lookup[A], answer: A) -> None:
+        """Keep a new answer, and learn from it.
+
+        Args:
+            lookup: The question, which was looked up before it was answered.
+            answer: The answer, which nobody changes afterwards.
+        """
+        self.core.insert(lookup.question, lookup.embedding, answer)
+        if lookup.near is not None:
+            self._compare(lookup.question, lookup.near, answer)
+
+    def check(
+        self,
+        lookup: Lookup[A],
+        answer: Callable[[], A],
+        aanswer: Callable[[], Coroutine[Any, Any, A]] | None = None,
+    ) -> None:
+        """Answer a question that was served in the background, if that is to be checked.
+
+        Args:
+            lookup: The question.
+            answer: Answers it again.
+            aanswer: Async version of ``answer``, preferred if the caller is in an event loop.
+        """
+        near, question = lookup.near, lookup.question
+        if near is None or not near.check:
+            return
+
+        def check() -> None:
+            self._compare(question, near, answer())
+
+        async def acheck() -> None:
+            assert aanswer is not None  # noqa: S101 - not called otherwise
+            self._compare(question, near, await aanswer())
+
+        self._checks.start(check, None if aanswer is None else acheck)
+
+    def _compare(self, question: Question, near: Near[A], answer: A) -> None:
+        """Learn whether the nearest entry's answer is right for a question with this answer."""
+        if self._same(near.entry.answer, answer):
+            self.core.learn(near, wrong=False)
+        elif self._judge is None:
+            self.core.learn(near, wrong=True)
+        else:
+            self._checks.start(partial(self._ask_judge, self._judge, question, near, answer), None)
+
+    def _ask_judge(self, judge: Judge[A], question: Question, near: Near[A], answer: A) -> None:
+        entry = near.entry
+        same = judge(question, answer, entry.question, entry.answer)
+        self.core.learn(near, wrong=not same)

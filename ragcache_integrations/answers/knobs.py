@@ -1,0 +1,85 @@
+"""The knobs of the answer caches, the same in every framework."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Literal, TypedDict
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from ragcache_integrations.core.checks import check_flag, check_int, check_seconds, check_share
+from ragcache_integrations.query_cache.validation import check_below_one, check_tolerance
+
+__all__ = ["AnswerKnobArguments", "AnswerKnobs"]
+
+
+def _check_tolerance(value: object) -> object:
+    return value if value == "auto" else check_tolerance(value)
+
+
+class AnswerKnobs(BaseModel):
+    """The settings of an :class:`AnswerCache`.
+
+    Attributes:
+        tolerance: The largest distance between the embeddings of a question and of an answered one
+            at which that answer is served, if everything else agrees. It is the L2 distance, which
+            is ``sqrt(2 - 2 cos)`` for vectors of unit length. 0 serves only the same words.
+            ``auto`` learns it: new answers are compared with those that would have
+            been served, and a distance is opened only when the share of wrong ones is proven to
+            stay below ``error``.
+        error: With ``tolerance="auto"``: the share of wrong answers, among those served to a
+            question in other words, stays below this.
+        confidence: With ``tolerance="auto"``: how surely.
+        start_tolerance: With ``tolerance="auto"``: the tolerance to begin with. Until enough has
+            been learnt, every hit is checked in the background by answering it again.
+        largest_tolerance: With ``tolerance="auto"``: no distance above it is used.
+        check_rate: With ``tolerance="auto"``: the share of hits in other words that are answered
+            again in the background, in the long run, to see that they are still right.
+        guard: Whether numbers, dates, negations, opposites, comparisons, units, names and what is
+            asked for must be the same in both questions, see
+            :func:`~ragcache_integrations.retrievers.keys.question_difference`.
+        capacity: The most answers that are kept. The least recently used goes first.
+        ttl: Seconds after which an answer is forgotten; ``None`` for never.
+        namespace: Answers are never shared between namespaces, such as one for each tenant.
+        seed: Decides which hits are checked.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tolerance: Annotated[float | Literal["auto"], BeforeValidator(_check_tolerance)] = "auto"
+    error: Annotated[float, BeforeValidator(partial(check_below_one, "error"))] = 0.01
+    confidence: Annotated[float, BeforeValidator(partial(check_below_one, "confidence"))] = 0.95
+    start_tolerance: Annotated[
+        float | None,
+        BeforeValidator(
+            lambda value: None if value is None else check_tolerance(value, "start_tolerance")
+        ),
+    ] = None
+    largest_tolerance: Annotated[
+        float, BeforeValidator(partial(check_tolerance, name="largest_tolerance"))
+    ] = 0.7
+    check_rate: Annotated[float, BeforeValidator(partial(check_share, "check_rate"))] = 0.03
+    guard: Annotated[bool, BeforeValidator(partial(check_flag, "guard"))] = True
+    capacity: Annotated[int, BeforeValidator(partial(check_int, "capacity", low=1))] = 1000
+    ttl: Annotated[
+        float | None,
+        BeforeValidator(lambda value: None if value is None else check_seconds("ttl", value)),
+    ] = None
+    namespace: str = ""
+    seed: Annotated[int, BeforeValidator(partial(check_int, "seed", low=0))] = 0
+
+
+class AnswerKnobArguments(TypedDict, total=False):
+    """The fields of :class:`AnswerKnobs` as keyword arguments."""
+
+    tolerance: float | Literal["auto"]
+    error: float
+    confidence: float
+    start_tolerance: float | None
+    largest_tolerance: float
+    check_rate: float
+    guard: bool
+    capacity: int
+    ttl: float | None
+    namespace: str
+    seed: int

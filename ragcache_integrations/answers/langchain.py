@@ -1,0 +1,639 @@
+"""Cached answers as a LangChain Runnable."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForChainRun,
+    BaseCallbackHandler,
+    CallbackManagerForChainRun,
+)
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    BaseMessageChunk,
+    message_chunk_to_message,
+)
+from langchain_core.retrievers import RetrieverLike
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable, patch_config
+from pydantic import BaseModel, PrivateAttr
+from typing_extensions import override
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.cached.langchain.arguments import settings_of
+from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.copying import copy_model
+from ragcache_integrations.retrievers.keys import freeze_arguments
+from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
+
+from .changes import ChangeWatch
+from .core import AnswerCore, Question, Vector
+from .documents import document_identity
+from .flow import AnswerFlow, Lookup, same_text
+from .knobs import AnswerKnobs
+from .types import AnswerExplanation, AnswerStats, AnswerTrace, unkept_explanation
+
+__all__ = ["ANSWER_CACHE_EVENT", "AnswerCache"]
+
+logger = logging.getLogger(__name__)
+
+ANSWER_CACHE_EVENT = "answer_cache"
+"""Name of the custom event that every call sends to its callbacks; its data is a dict of the
+:class:`~ragcache_integrations.answers.AnswerTrace`."""
+
+_INCOMPARABLE = "the input or a document's metadata hold values that can't be compared"
+_UNKEPT = AnswerTrace(hit=False, reason=_INCOMPARABLE)
+_INPUT_KEYS = ("input", "question", "query")
+_OTHER_DOCUMENTS = (
+    "An answer is not kept: the chain did not answer from what the retriever finds for the "
+    "question, but from %s. Give the chain the documents with documents_key=, or the answer cache "
+    "the retriever that the chain has"
+)
+
+
+class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
+    """Serves the answer to an earlier question again, where nothing that it depends on differs.
+
+    Wrap any chain from a question to an answer, together with its retriever::
+
+        cached = AnswerCache(chain=chain, retriever=retriever)
+        cached.invoke("who wrote the iliad")
+        cached.invoke("who wrote the iliad, please")  # from the cache, once that is proven safe
+
+    The retriever is asked for every question. An earlier answer is served only if its question
+
+    - found the same documents, by id, text and metadata,
+    - came with the same other inputs (such as a chat history), arguments and ``configurable``
+      values, of the same namespace, and no setting of the chain has changed since,
+    - has the same numbers, dates, names, units, negations and comparisons (``guard``),
+    - and the same words, or is nearer than the tolerance, which is learnt (``tolerance="auto"``).
+
+    A chain answers the same question from the same documents in the same way only if it is
+    deterministic: choose temperature 0. Streams have a cached answer in one piece.
+
+    The chain may retrieve on its own; an answer is kept if it retrieved the same documents. With
+    ``documents_key`` it gets them, in a dict with its other inputs, and needs no retriever.
+
+    For every call, callbacks get a custom event named ``answer_cache``. It is safe to use from
+    several threads and event loops. Equal questions at the same time are not joined. The knobs are
+    those of
+    :class:`~ragcache_integrations.answers.AnswerKnobs`; a call's ``namespace=`` replaces that one.
+
+    Attributes:
+        chain: Answers questions.
+        retriever: Finds the documents that it answers from.
+        embeddings: Embeds questions; ``None`` for the retriever's or its store's model. Without any
+            only the same words are served again.
+        input_key: Name of the question in a dict; ``None`` for ``input``, ``question`` or
+            ``query``.
+        documents_key: Name of the documents in the dict that the chain gets; ``None``: the chain
+            gets what the cache got.
+        answer_key: Name of the text of the answer, where the chain returns a dict.
+        same_answer: Whether two answers say the same, from which is learnt; ``None``: whether their
+            texts are equal but for case, punctuation and articles.
+        judge: Asked in the background whether two answers say the same whose texts differ. Gets a
+            dict of ``question``, ``answer``, ``other_question`` and ``other_answer``, and returns
+            whether they do, or a text that begins with *yes*.
+
+    Raises:
+        ConfigurationError: An argument is unknown, missing or out of range.
+    """
+
+    chain: Runnable[Any, Any]
+    retriever: RetrieverLike
+    embeddings: Embeddings | None = None
+    input_key: str | None = None
+    documents_key: str | None = None
+    answer_key: str | None = None
+    same_answer: Callable[[Any, Any], bool] | None = None
+    judge: Runnable[Any, Any] | None = None
+
+    _flow: AnswerFlow[Any] = PrivateAttr()
+    _watch: ChangeWatch = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Make the cache, or take that of the object which this one was made from."""
+        super().model_post_init(context)
+        knobs = AnswerKnobs(**{name: getattr(self, name) for name in AnswerKnobs.model_fields})
+        of_the_cache = knobs.model_copy(update={"namespace": ""})
+        parts = (self.chain, self.retriever, self.embeddings, self.same_answer, self.judge)
+        names = (self.input_key, self.documents_key, self.answer_key)
+        settings = (*map(Identity, parts), *names, *of_the_cache.model_dump().values())
+        self._watch, self._flow = self.shared_state.core(
+            settings, lambda: (ChangeWatch(self.chain, ("langchain",)), self._make_flow(knobs))
+        )
+
+    def _make_flow(self, knobs: AnswerKnobs) -> AnswerFlow[Any]:
+        same = self.same_answer or partial(_same, self.answer_key)
+        judge = None if self.judge is None else partial(_judge, self.judge, self.answer_key)
+        return AnswerFlow(AnswerCore(knobs), same, judge)
+
+    @override
+    def invoke(
+        self,
+        input: Any,
+        config: RunnableConfig | None = None,
+        *,
+        namespace: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Answer; other arguments are the chain's."""
+
+        def answer(value: Any, run_manager: CallbackManagerForChainRun, config: Any) -> Any:
+            call = _Call(self, value, config, namespace, kwargs)
+            lookup = call.look_up()
+            self._report(run_manager, lookup)
+            if lookup is not None and lookup.entry is not None:
+                self._flow.check(lookup, call.answer_unheard)
+                return _copy(lookup.entry.answer)
+            output = call.answer()
+            call.keep(lookup, output)
+            return output
+
+        run: Any = self._call_with_config  # its types don't allow functions of input and config
+        return run(answer, input, config)
+
+    @override
+    async def ainvoke(
+        self,
+        input: Any,
+        config: RunnableConfig | None = None,
+        *,
+        namespace: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Async version of :meth:`invoke`."""
+
+        async def answer(
+            value: Any, run_manager: AsyncCallbackManagerForChainRun, config: Any
+        ) -> Any:
+            call = _Call(self, value, config, namespace, kwargs)
+            lookup = await call.alook_up()
+            await self._areport(run_manager, lookup)
+            if lookup is not None and lookup.entry is not None:
+                self._flow.check(lookup, call.answer_unheard, call.aanswer_unheard)
+                return _copy(lookup.entry.answer)
+            output = await call.aanswer()
+            call.keep(lookup, output)
+            return output
+
+        run: Any = self._acall_with_config  # as above
+        return await run(answer, input, config)
+
+    @override
+    def stream(
+        self,
+        input: Any,
+        config: RunnableConfig | None = None,
+        *,
+        namespace: str | None = None,
+        **kwargs: Any,
+    ) -> Iterator[Any]:
+        """Answer in pieces; a cached answer is one. What is left halfway is not kept."""
+
+        def answer(
+            values: Iterator[Any], run_manager: CallbackManagerForChainRun, config: Any
+        ) -> Iterator[Any]:
+            call = _Call(self, next(values), config, namespace, kwargs)
+            lookup = call.look_up()
+            self._report(run_manager, lookup)
+            if lookup is not None and lookup.entry is not None:
+                self._flow.check(lookup, call.answer_unheard)
+                yield _as_piece(_copy(lookup.entry.answer))
+                return
+            pieces = _Pieces()
+            for piece in call.stream():
+                pieces.add(piece)
+                yield piece
+            call.keep(lookup, pieces.whole)
+
+        run: Any = self._transform_stream_with_config  # as above
+        yield from run(iter([input]), answer, config)
+
+    @override
+    async def astream(
+        self,
+        input: Any,
+        config: RunnableConfig | None = None,
+        *,
+        namespace: str | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
+        """Async version of :meth:`stream`."""
+
+        async def inputs() -> AsyncIterator[Any]:
+            yield input
+
+        async def answer(
+            values: AsyncIterator[Any], run_manager: AsyncCallbackManagerForChainRun, config: Any
+        ) -> AsyncIterator[Any]:
+            call = _Call(self, await anext(values), config, namespace, kwargs)
+            lookup = await call.alook_up()
+            await self._areport(run_manager, lookup)
+            if lookup is not None and lookup.entry is not None:
+                self._flow.check(lookup, call.answer_unheard, call.aanswer_unheard)
+                yield _as_piece(_copy(lookup.entry.answer))
+                return
+            pieces = _Pieces()
+            async for piece in call.astream():
+                pieces.add(piece)
+                yield piece
+            call.keep(lookup, pieces.whole)
+
+        run: Any = self._atransform_stream_with_config  # as above
+        async for piece in run(inputs(), answer, config):
+            yield piece
+
+    def explain(
+        self, question: Any, *, namespace: str | None = None, **kwargs: Any
+    ) -> AnswerExplanation:
+        """Explain why a question would be served an earlier answer, or not. Nothing is answered.
+
+        The retriever is asked for its documents.
+
+        Raises:
+            Exception: Any error of the retriever or the embedding model.
+        """
+        call = _Call(self, question, RunnableConfig(), namespace, kwargs)
+        keyed = call.question(call.retrieve())
+        embedding = call.embed() if call.embeds else None
+        return (
+            unkept_explanation(_INCOMPARABLE)
+            if keyed is None
+            else self._flow.core.explain(keyed, embedding)
+        )
+
+    async def aexplain(
+        self, question: Any, *, namespace: str | None = None, **kwargs: Any
+    ) -> AnswerExplanation:
+        """Async version of :meth:`explain`."""
+        call = _Call(self, question, RunnableConfig(), namespace, kwargs)
+        keyed = call.question(await call.aretrieve())
+        embedding = await call.aembed() if call.embeds else None
+        return (
+            unkept_explanation(_INCOMPARABLE)
+            if keyed is None
+            else self._flow.core.explain(keyed, embedding)
+        )
+
+    def stats(self) -> AnswerStats:
+        """Return what was done so far. Touches memory alone."""
+        return self._flow.core.stats()
+
+    def clear(self) -> None:
+        """Forget all answers. What has been learnt of the tolerance is kept."""
+        self._flow.core.clear()
+
+    def forget(self, *, namespace: str | None = None, ids: Collection[str] | None = None) -> int:
+        """Forget the answers for which everything given holds; return how many.
+
+        Args:
+            namespace: They are this tenant's.
+            ids: They come from one of these documents. One without an id has the hash of its text.
+        """
+        return self._flow.core.forget(namespace=namespace, ids=ids)
+
+    def _report(self, run: CallbackManagerForChainRun, lookup: Lookup[Any] | None) -> None:
+        if _hears_events(run):
+            run.get_child().on_custom_event(ANSWER_CACHE_EVENT, _event(lookup), run.run_id)
+
+    async def _areport(
+        self, run: AsyncCallbackManagerForChainRun, lookup: Lookup[Any] | None
+    ) -> None:
+        if _hears_events(run):
+            event = _event(lookup)
+            await run.get_child().on_custom_event(ANSWER_CACHE_EVENT, event, run.run_id)
+
+
+class _Call:
+    """One call of the cache: its question, and what is done with it."""
+
+    def __init__(
+        self,
+        cache: AnswerCache,
+        value: Any,
+        config: RunnableConfig,
+        namespace: str | None,
+        arguments: dict[str, Any],
+    ) -> None:
+        self._cache = cache
+        self._value = value
+        self._config = config
+        self._arguments = arguments
+        self._namespace = cache.namespace if namespace is None else namespace
+        self._text, self._others = _read_input(value, cache.input_key)
+        self._documents: list[Document] = []
+        self._question: Question | None = None
+        self._version = cache._watch.version()  # noqa: SLF001 - a part of it
+        self._heard = _DocumentsHeard()
+        ours = isinstance(cache.retriever, ApproximateCacheRetriever)
+        # Others have tenants of their own, by filter or otherwise.
+        self._of_tenant = {"namespace": self._namespace} if ours and self._namespace else {}
+
+    # The documents, and the question with them
+
+    def retrieve(self) -> list[Document]:
+        """Find the documents."""
+        retriever: Any = self._cache.retriever
+        return list(retriever.invoke(self._text, self._config, **self._of_tenant))
+
+    async def aretrieve(self) -> list[Document]:
+        """Async version of :meth:`retrieve`."""
+        retriever: Any = self._cache.retriever
+        return list(await retriever.ainvoke(self._text, self._config, **self._of_tenant))
+
+    def question(self, documents: list[Document]) -> Question | None:
+        """Return the question with all that its answer depends on; ``None``: nobody knows that."""
+        self._documents = documents
+        identities = _identities(documents)
+        configurable = settings_of(self._config.get("configurable") or {})
+        frozen = freeze_arguments(
+            {"inputs": self._others, "arguments": self._arguments} | configurable
+        )
+        if identities is None or frozen.opaque:
+            return None
+        scope = (self._namespace, self._version, frozen.key)
+        self._question = Question(self._text, identities, scope)
+        return self._question
+
+    @property
+    def embeds(self) -> bool:
+        """Whether there is something to embed questions with."""
+        return self._own_retriever is not None or self._model is not None
+
+    @property
+    def _own_retriever(self) -> ApproximateCacheRetriever | None:
+        retriever = self._cache.retriever
+        own = self._cache.embeddings is None and isinstance(retriever, ApproximateCacheRetriever)
+        return retriever if own and isinstance(retriever, ApproximateCacheRetriever) else None
+
+    @property
+    def _model(self) -> Embeddings | None:
+        retriever = self._cache.retriever
+        store = getattr(retriever, "vectorstore", None)
+        model = self._cache.embeddings or getattr(store, "embeddings", None)
+        return model if isinstance(model, Embeddings) else None
+
+    def embed(self) -> Vector:
+        """Embed the question. Our own retriever has just done so, and remembers it."""
+        if self._own_retriever is not None:
+            return self._own_retriever.embed_question(self._text, **self._of_tenant)
+        assert self._model is not None  # noqa: S101 - embeds
+        return np.asarray(self._model.embed_query(self._text), np.float32)
+
+    async def aembed(self) -> Vector:
+        """Async version of :meth:`embed`."""
+        if self._own_retriever is not None:
+            return await self._own_retriever.aembed_question(self._text, **self._of_tenant)
+        assert self._model is not None  # noqa: S101 - embeds
+        return np.asarray(await self._model.aembed_query(self._text), np.float32)
+
+    def look_up(self) -> Lookup[Any] | None:
+        """Look the question up; ``None`` where nobody knows what its answer depends on."""
+        question = self.question(self.retrieve())
+        if question is None:
+            return None
+        return self._cache._flow.look_up(  # noqa: SLF001 - a part of it
+            question, self.embed if self.embeds else None
+        )
+
+    async def alook_up(self) -> Lookup[Any] | None:
+        """Async version of :meth:`look_up`."""
+        question = self.question(await self.aretrieve())
+        if question is None:
+            return None
+        return await self._cache._flow.alook_up(  # noqa: SLF001 - a part of it
+            question, self.aembed if self.embeds else None
+        )
+
+    # The answer
+
+    def _for_chain(self) -> Any:
+        key = self._cache.documents_key
+        if key is None:
+            return self._value
+        inputs = self._value if isinstance(self._value, dict) else {"input": self._text}
+        return {**inputs, key: [copy_model(document) for document in self._documents]}
+
+    def _heard_config(self) -> RunnableConfig:
+        if self._cache.documents_key is not None:
+            return self._config
+        callbacks: Any = self._config["callbacks"]  # of this run, whose children inherit it
+        callbacks = callbacks.copy()
+        callbacks.add_handler(self._heard, inherit=True)
+        return patch_config(self._config, callbacks=callbacks)
+
+    def answer(self) -> Any:
+        """Answer the question."""
+        return self._cache.chain.invoke(self._for_chain(), self._heard_config(), **self._arguments)
+
+    async def aanswer(self) -> Any:
+        """Async version of :meth:`answer`."""
+        return await self._cache.chain.ainvoke(
+            self._for_chain(), self._heard_config(), **self._arguments
+        )
+
+    def stream(self) -> Iterator[Any]:
+        """Answer the question in pieces."""
+        return self._cache.chain.stream(self._for_chain(), self._heard_config(), **self._arguments)
+
+    def astream(self) -> AsyncIterator[Any]:
+        """Async version of :meth:`stream`."""
+        return self._cache.chain.astream(self._for_chain(), self._heard_config(), **self._arguments)
+
+    def answer_unheard(self) -> Any:
+        """Answer the question once more, in a run of its own that no callbacks of the call hear."""
+        return self._cache.chain.invoke(self._for_chain(), self._silent, **self._arguments)
+
+    async def aanswer_unheard(self) -> Any:
+        """Async version of :meth:`answer_unheard`."""
+        return await self._cache.chain.ainvoke(self._for_chain(), self._silent, **self._arguments)
+
+    @property
+    def _silent(self) -> RunnableConfig:
+        return patch_config(self._config, callbacks=None) | {"callbacks": []}
+
+    def keep(self, lookup: Lookup[Any] | None, output: Any) -> None:
+        """Keep an answer, if it is known what it depends on."""
+        flow = self._cache._flow  # noqa: SLF001 - a part of it
+        if lookup is None or output is None:
+            flow.core.count("unkept")
+            return
+        if self._cache.documents_key is None and not self._heard.only(lookup.question.documents):
+            flow.core.count("unkept")
+            if flow.core.stats().unkept == 1:
+                logger.warning(_OTHER_DOCUMENTS, self._heard.told())
+            return
+        # A change meanwhile may have come before or after the answer.
+        if self._cache._watch.version() == self._version:  # noqa: SLF001 - a part of it
+            flow.keep(lookup, _copy(output))
+
+
+class _DocumentsHeard(BaseCallbackHandler):
+    """Hears which documents a chain retrieves on its own."""
+
+    run_inline = True
+
+    def __init__(self) -> None:
+        self._retrieving: set[UUID] = set()
+        self._inner: set[UUID] = set()
+        self._documents: list[list[Document]] = []
+
+    @override
+    def on_retriever_start(
+        self, *args: Any, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        if parent_run_id in self._retrieving:
+            self._inner.add(run_id)
+        self._retrieving.add(run_id)
+
+    @override
+    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        if run_id not in self._inner:
+            self._documents.append(list(documents))
+
+    def only(self, documents: frozenset[Any]) -> bool:
+        """Whether these are what was retrieved, each time."""
+        return bool(self._documents) and all(
+            _identities(retrieved) == documents for retrieved in self._documents
+        )
+
+    def told(self) -> str:
+        """Say in words what was retrieved."""
+        if not self._documents:
+            return "nothing that its callbacks report"
+        return " and ".join(f"{len(documents)} documents" for documents in self._documents)
+
+
+def _identities(documents: list[Document]) -> frozenset[Any] | None:
+    found = [
+        document_identity(document.id, document.page_content, document.metadata)
+        for document in documents
+    ]
+    return None if None in found else frozenset(found)
+
+
+def _read_input(value: Any, key: str | None) -> tuple[str, dict[str, Any]]:
+    """Return the question of an input, and its other values.
+
+    Raises:
+        ConfigurationError: There is no question.
+    """
+    if isinstance(value, str):
+        return value, {}
+    if isinstance(value, Mapping):
+        names = _INPUT_KEYS if key is None else (key,)
+        for name in names:
+            if isinstance(value.get(name), str):
+                return value[name], {other: value[other] for other in value if other != name}
+        msg = (
+            f"the input must have the question as a string under {' or '.join(map(repr, names))}, "
+            f"got a dict with {', '.join(map(repr, value)) or 'nothing'}; name it with input_key="
+        )
+    else:
+        msg = f"the input must be a question or a dict with one, got {value!r:.100}"
+    raise ConfigurationError(msg)
+
+
+class _Pieces:
+    """Adds the pieces of a stream."""
+
+    def __init__(self) -> None:
+        self._whole: Any = None
+        self._fails = False
+
+    def add(self, piece: Any) -> None:
+        """Take the next piece."""
+        if self._whole is None:
+            self._whole = piece
+        elif not self._fails:
+            try:
+                self._whole = self._whole + piece
+            except TypeError:
+                self._fails = True
+
+    @property
+    def whole(self) -> Any:
+        """The whole answer as ``invoke`` would return it; ``None`` where there is none."""
+        if self._fails:
+            return None
+        if isinstance(self._whole, BaseMessageChunk):
+            return message_chunk_to_message(self._whole)
+        return dict(self._whole) if isinstance(self._whole, dict) else self._whole
+
+
+def _as_piece(answer: Any) -> Any:
+    """Return an answer as a stream's only piece."""
+    if type(answer) is AIMessage:
+        fields = {name: getattr(answer, name) for name in answer.model_fields_set - {"type"}}
+        return AIMessageChunk(**fields)
+    return answer
+
+
+def _copy(answer: Any) -> Any:
+    """Copy an answer so that changes of the copy leave it as it is."""
+    if isinstance(answer, BaseModel):
+        return copy_model(answer)
+    if isinstance(answer, dict):
+        return {name: _copy(value) for name, value in answer.items()}
+    if isinstance(answer, list):
+        return [_copy(value) for value in answer]
+    return answer
+
+
+def _text(answer_key: str | None, answer: Any) -> str | None:
+    """Return the text of an answer; ``None`` where it has none."""
+    if isinstance(answer, BaseMessage):
+        return str(answer.text)
+    if isinstance(answer, dict):
+        names = ("answer", "output", "result", "text") if answer_key is None else (answer_key,)
+        values = [answer[name] for name in names if name in answer]
+        return _text(None, values[0]) if values else None
+    return answer if isinstance(answer, str) else None
+
+
+def _same(answer_key: str | None, answer: Any, other: Any) -> bool:
+    text, other_text = _text(answer_key, answer), _text(answer_key, other)
+    if text is None or other_text is None:
+        return bool(answer == other)
+    return same_text(text, other_text)
+
+
+def _judge(
+    judge: Runnable[Any, Any],
+    answer_key: str | None,
+    question: Question,
+    answer: Any,
+    other_question: Question,
+    other_answer: Any,
+) -> bool:
+    verdict = judge.invoke(
+        {
+            "question": question.text,
+            "answer": _text(answer_key, answer) or answer,
+            "other_question": other_question.text,
+            "other_answer": _text(answer_key, other_answer) or other_answer,
+        }
+    )
+    if isinstance(verdict, bool):
+        return verdict
+    return (_text(None, verdict) or "").strip().casefold().startswith("yes")
+
+
+def _hears_events(run: CallbackManagerForChainRun | AsyncCallbackManagerForChainRun) -> bool:
+    """Whether a handler of a run's child hears of events: the child takes a while to make."""
+    return not all(handler.ignore_custom_event for handler in run.inheritable_handlers)
+
+
+def _event(lookup: Lookup[Any] | None) -> dict[str, Any]:
+    return asdict(_UNKEPT if lookup is None else lookup.trace)

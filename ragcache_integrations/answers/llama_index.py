@@ -1,0 +1,398 @@
+"""Cached answers as a LlamaIndex query engine."""
+
+from __future__ import annotations
+
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+)
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Unpack
+
+import numpy as np
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.base.response.schema import (
+    RESPONSE_TYPE,
+    AsyncStreamingResponse,
+    PydanticResponse,
+    Response,
+    StreamingResponse,
+)
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, QueryType
+
+from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
+from ragcache_integrations.core.knobs import read_knobs
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.keys import freeze_arguments
+
+from .changes import ChangeWatch
+from .core import AnswerCore, Question, Vector
+from .documents import document_identity
+from .flow import AnswerFlow, Lookup, same_text
+from .knobs import AnswerKnobArguments, AnswerKnobs
+from .types import AnswerExplanation, AnswerStats, AnswerTrace, unkept_explanation
+
+__all__ = ["ANSWER_CACHE_METADATA", "AnswerCache"]
+
+ANSWER_CACHE_METADATA = "answer_cache"
+"""Key of the :class:`~ragcache_integrations.answers.AnswerTrace` in the metadata of a response."""
+
+_INCOMPARABLE = "a node's metadata hold values that can't be compared"
+
+_UNKEPT = AnswerTrace(hit=False, reason=_INCOMPARABLE)
+
+Nodes = list[NodeWithScore]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """An answer without its nodes, which every question finds for itself.
+
+    Attributes:
+        response: The response.
+        streams: Whether the query engine gave it as a stream.
+    """
+
+    response: Response | PydanticResponse
+    streams: bool = False
+
+    @property
+    def text(self) -> str:
+        """The text of the answer."""
+        return str(self.response)
+
+
+class AnswerCache(QueryEngine):
+    """Serves the answer to an earlier question again, where nothing that it depends on differs.
+
+    Wrap a query engine that retrieves and synthesizes, such as ``index.as_query_engine()``::
+
+        cached = AnswerCache(index.as_query_engine(llm=llm))
+        cached.query("who wrote the iliad")
+        cached.query("who wrote the iliad, please")  # from the cache, once that is proven safe
+
+    The nodes are retrieved for every question. An earlier answer is served only if its question
+
+    - found the same nodes, by id, text and metadata,
+    - came in the same namespace, and no setting of the query engine has changed since,
+    - has the same numbers, dates, names, units, negations and comparisons (``guard``),
+    - and the same words, or is nearer than the tolerance, which is learnt (``tolerance="auto"``).
+
+    A query engine answers the same question from the same nodes in the same way only if it is
+    deterministic: choose temperature 0. The response has the nodes that were just retrieved, and a
+    :class:`~ragcache_integrations.answers.AnswerTrace` in its metadata, under
+    :data:`ANSWER_CACHE_METADATA`. It is safe to use from several threads and event loops. Equal
+    questions at the same time are not joined.
+
+    Args:
+        query_engine: Retrieves and synthesizes.
+        embed_model: Embeds questions; ``None`` for the retriever's model. Without any only the same
+            words are served again.
+        same_answer: Whether the texts of two answers say the same, from which is learnt; ``None``:
+            whether they are equal but for case, punctuation and articles.
+        judge: Called in the background for two answers whose texts differ, with a dict of
+            ``question``, ``answer``, ``other_question`` and ``other_answer``; returns whether they
+            say the same.
+        callback_manager: As for any query engine.
+        **knobs: See :class:`~ragcache_integrations.answers.AnswerKnobs`.
+
+    Raises:
+        ConfigurationError: A knob is unknown or out of range, or the query engine does not retrieve
+            and synthesize in two steps.
+    """
+
+    _argument_names = ("query_engine", "embed_model", "same_answer", "judge")
+
+    def __init__(
+        self,
+        query_engine: BaseQueryEngine,
+        *,
+        embed_model: BaseEmbedding | None = None,
+        same_answer: Callable[[str, str], bool] | None = None,
+        judge: Callable[[dict[str, str]], bool] | None = None,
+        callback_manager: CallbackManager | None = None,
+        **knobs: Unpack[AnswerKnobArguments],
+    ) -> None:
+        _check_engine(query_engine)
+        self._query_engine = query_engine
+        self._embed_model = embed_model
+        self._same_answer, self._judge = same_answer, judge
+        checked = self._knobs = read_knobs(AnswerKnobs, knobs)
+        self._namespace = checked.namespace
+        same = partial(_same, same_answer or same_text)
+        self._flow = AnswerFlow[_Stored](
+            AnswerCore(checked), same, None if judge is None else partial(_ask, judge)
+        )
+        self._watch = ChangeWatch(query_engine, ("llama_index",))
+        super().__init__(streaming=False, callback_manager=callback_manager)
+
+    def retrieve(self, query_bundle: QueryBundle) -> Nodes:
+        """Return the wrapped engine's nodes for a question."""
+        return self._query_engine.retrieve(query_bundle)
+
+    async def aretrieve(self, query_bundle: QueryBundle) -> Nodes:
+        """Async version of :meth:`retrieve`."""
+        engine: Any = self._query_engine  # a base class without it
+        return list(await engine.aretrieve(query_bundle))
+
+    def _respond(self, query: QueryBundle) -> RESPONSE_TYPE:
+        version = self._watch.version()
+        nodes = self._query_engine.retrieve(query)
+        question = self._question(query, nodes, version)
+        if question is None:
+            return self._unkept(self._query_engine.synthesize(query, nodes))
+        lookup = self._flow.look_up(question, self._embedder(query))
+        if lookup.entry is not None:
+            self._flow.check(lookup, partial(self._answer_again, query, nodes))
+            return _served(lookup.entry.answer, nodes, lookup.trace)
+        response = self._query_engine.synthesize(query, nodes)
+        if isinstance(response, StreamingResponse):
+            response.response_gen = self._heard(lookup, response.response_gen, response.metadata)
+        else:
+            self._keep(lookup, _stored(response))
+        return _noted(response, lookup.trace)
+
+    async def _arespond(self, query: QueryBundle) -> RESPONSE_TYPE:
+        version = self._watch.version()
+        nodes = await self.aretrieve(query)
+        question = self._question(query, nodes, version)
+        if question is None:
+            return self._unkept(await self._query_engine.asynthesize(query, nodes))
+        lookup = await self._flow.alook_up(question, self._aembedder(query))
+        if lookup.entry is not None:
+            answer = partial(self._answer_again, query, nodes)
+            self._flow.check(lookup, answer, partial(self._aanswer_again, query, nodes))
+            return _aserved(lookup.entry.answer, nodes, lookup.trace)
+        response = await self._query_engine.asynthesize(query, nodes)
+        if isinstance(response, AsyncStreamingResponse):
+            response.response_gen = self._aheard(lookup, response.response_gen, response.metadata)
+        elif isinstance(response, StreamingResponse):
+            response.response_gen = self._heard(lookup, response.response_gen, response.metadata)
+        else:
+            self._keep(lookup, _stored(response))
+        return _noted(response, lookup.trace)
+
+    # The question, with all that its answer depends on
+
+    def _question(self, query: QueryBundle, nodes: Nodes, version: int) -> Question | None:
+        identities = [
+            document_identity(
+                node.node.node_id, node.node.get_content(MetadataMode.NONE), node.node.metadata
+            )
+            for node in nodes
+        ]
+        others = {"strings": query.custom_embedding_strs, "image": query.image_path}
+        frozen = freeze_arguments(others)
+        if None in identities or frozen.opaque:
+            return None
+        scope = (self._namespace, version, frozen.key)
+        return Question(query.query_str, frozenset(filter(None, identities)), scope)
+
+    def _embedder(self, query: QueryBundle) -> Callable[[], Vector] | None:
+        retriever, model = self._retriever, self._model
+        if query.embedding is not None:  # LlamaIndex's retrievers note it there
+            return lambda: np.asarray(query.embedding, np.float32)
+        if isinstance(retriever, ApproximateCacheRetriever) and self._embed_model is None:
+            return lambda: retriever.embed_question(query)
+        if model is None:
+            return None
+        return lambda: np.asarray(model.get_query_embedding(query.query_str), np.float32)
+
+    def _aembedder(self, query: QueryBundle) -> Callable[[], Awaitable[Vector]] | None:
+        embed, retriever, model = self._embedder(query), self._retriever, self._model
+
+        async def aembed() -> Vector:
+            if query.embedding is not None:
+                return np.asarray(query.embedding, np.float32)
+            if isinstance(retriever, ApproximateCacheRetriever) and self._embed_model is None:
+                return await retriever.aembed_question(query)
+            assert model is not None  # noqa: S101 - as in _embedder
+            return np.asarray(await model.aget_query_embedding(query.query_str), np.float32)
+
+        return None if embed is None else aembed
+
+    @property
+    def _retriever(self) -> Any:
+        return getattr(self._query_engine, "retriever", None)
+
+    @property
+    def _model(self) -> BaseEmbedding | None:
+        model = self._embed_model or getattr(self._retriever, "_embed_model", None)
+        return model if isinstance(model, BaseEmbedding) else None
+
+    # The answer
+
+    def _answer_again(self, query: QueryBundle, nodes: Nodes) -> _Stored:
+        response = self._query_engine.synthesize(query, nodes)
+        if isinstance(response, StreamingResponse):
+            response.get_response()
+        return _stored(response)
+
+    async def _aanswer_again(self, query: QueryBundle, nodes: Nodes) -> _Stored:
+        response = await self._query_engine.asynthesize(query, nodes)
+        if isinstance(response, AsyncStreamingResponse):
+            return _stored(await response.get_response())
+        if isinstance(response, StreamingResponse):
+            response.get_response()
+        return _stored(response)
+
+    def _heard(
+        self, lookup: Lookup[_Stored], stream: Iterable[str], metadata: Any
+    ) -> Generator[str, None, None]:
+        """Pass a stream on, and keep it once it has ended."""
+        pieces = []
+        for piece in stream:
+            pieces.append(piece)
+            yield piece
+        whole = Response("".join(pieces), metadata=metadata)
+        self._keep(lookup, replace(_stored(whole), streams=True))
+
+    async def _aheard(
+        self, lookup: Lookup[_Stored], stream: AsyncIterable[str], metadata: Any
+    ) -> AsyncGenerator[str]:
+        """Async version of :meth:`_heard`."""
+        pieces = []
+        async for piece in stream:
+            pieces.append(piece)
+            yield piece
+        whole = Response("".join(pieces), metadata=metadata)
+        self._keep(lookup, replace(_stored(whole), streams=True))
+
+    def _keep(self, lookup: Lookup[_Stored], answer: _Stored) -> None:
+        # A change meanwhile may have come before or after the answer.
+        if self._watch.version() == lookup.question.scope[1]:
+            self._flow.keep(lookup, answer)
+
+    def _unkept(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
+        self._flow.core.count("unkept")
+        return _noted(response, _UNKEPT)
+
+    # Explanations and statistics
+
+    def explain(self, query: QueryType) -> AnswerExplanation:
+        """Explain why a question would be served an earlier answer, or not. Nothing is answered.
+
+        Raises:
+            Exception: Any error of the retriever or the embedding model.
+        """
+        bundle = QueryBundle(query) if isinstance(query, str) else query
+        question = self._question(bundle, self.retrieve(bundle), self._watch.version())
+        embed = self._embedder(bundle)
+        return self._explain(question, None if embed is None else embed())
+
+    async def aexplain(self, query: QueryType) -> AnswerExplanation:
+        """Async version of :meth:`explain`."""
+        bundle = QueryBundle(query) if isinstance(query, str) else query
+        question = self._question(bundle, await self.aretrieve(bundle), self._watch.version())
+        aembed = self._aembedder(bundle)
+        return self._explain(question, None if aembed is None else await aembed())
+
+    def _explain(self, question: Question | None, embedding: Vector | None) -> AnswerExplanation:
+        if question is None:
+            return unkept_explanation(_INCOMPARABLE)
+        return self._flow.core.explain(question, embedding)
+
+    def stats(self) -> AnswerStats:
+        """Return what was done so far. Touches memory alone."""
+        return self._flow.core.stats()
+
+    def clear(self) -> None:
+        """Forget all answers. What has been learnt of the tolerance is kept."""
+        self._flow.core.clear()
+
+    def forget(self, ids: Collection[str]) -> int:
+        """Forget the answers that come from one of these nodes; return how many."""
+        return self._flow.core.forget(ids=ids)
+
+
+def _check_engine(engine: object) -> None:
+    """Refuse a query engine that can't be given the nodes to answer from.
+
+    Raises:
+        ConfigurationError: It is none, or lacks one of the steps.
+    """
+    if not isinstance(engine, BaseQueryEngine):
+        msg = f"query_engine must be a BaseQueryEngine, got {engine!r:.100}"
+        raise ConfigurationError(msg)
+    kind = type(engine)
+    for step in ("retrieve", "synthesize"):
+        if getattr(kind, step) is getattr(BaseQueryEngine, step):
+            msg = (
+                f"query_engine must retrieve and synthesize in two steps, as RetrieverQueryEngine "
+                f"does, but {kind.__name__} has no {step}()"
+            )
+            raise ConfigurationError(msg)
+
+
+def _stored(response: RESPONSE_TYPE) -> _Stored:
+    """Return what is kept of a response, whose stream has ended."""
+    metadata = _metadata(response)
+    if isinstance(response, StreamingResponse | AsyncStreamingResponse):
+        return _Stored(Response(response.response_txt, metadata=metadata), streams=True)
+    return _Stored(replace(response, source_nodes=[], metadata=metadata))
+
+
+def _metadata(response: RESPONSE_TYPE) -> dict[str, Any]:
+    """Copy the metadata of a response, which its receiver may change."""
+    return deepcopy(response.metadata or {})
+
+
+def _noted(response: RESPONSE_TYPE, trace: AnswerTrace) -> RESPONSE_TYPE:
+    """Note in a response what happened to its question."""
+    response.metadata = {**(response.metadata or {}), ANSWER_CACHE_METADATA: trace}
+    return response
+
+
+def _served(answer: _Stored, nodes: Nodes, trace: AnswerTrace) -> RESPONSE_TYPE:
+    metadata = _metadata(answer.response)
+    if answer.streams:
+        return _noted(StreamingResponse(_pieces(answer), nodes, metadata), trace)
+    return _noted(replace(answer.response, source_nodes=nodes, metadata=metadata), trace)
+
+
+def _aserved(answer: _Stored, nodes: Nodes, trace: AnswerTrace) -> RESPONSE_TYPE:
+    if answer.streams:
+        metadata = _metadata(answer.response)
+        return _noted(AsyncStreamingResponse(_apieces(answer), nodes, metadata), trace)
+    return _served(answer, nodes, trace)
+
+
+def _pieces(answer: _Stored) -> Generator[str, None, None]:
+    yield answer.text
+
+
+async def _apieces(answer: _Stored) -> AsyncGenerator[str]:
+    yield answer.text
+
+
+def _same(same: Callable[[str, str], bool], answer: _Stored, other: _Stored) -> bool:
+    return same(answer.text, other.text)
+
+
+def _ask(
+    judge: Callable[[dict[str, str]], bool],
+    question: Question,
+    answer: _Stored,
+    other_question: Question,
+    other_answer: _Stored,
+) -> bool:
+    return bool(
+        judge(
+            {
+                "question": question.text,
+                "answer": answer.text,
+                "other_question": other_question.text,
+                "other_answer": other_answer.text,
+            }
+        )
+    )

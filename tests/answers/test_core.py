@@ -1,0 +1,297 @@
+"""What is served, what is learnt, and what is forgotten, without any framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from ragcache_integrations.answers import (
+    AnswerCore,
+    AnswerFlow,
+    AnswerKnobs,
+    Near,
+    Question,
+    same_text,
+)
+from ragcache_integrations.core.knobs import read_knobs
+from ragcache_integrations.errors import ConfigurationError
+from tests.answers.traffic import embed
+from tests.support.waiting import wait_until
+
+FOUND = frozenset({("1", "text of 1"), ("2", "text of 2")})
+
+
+WORDS = [a + b for a in ("ba", "do", "fu", "ki", "lo") for b in ("na", "ri", "so", "te", "vu")]
+
+
+def ask(text: str, documents: Any = FOUND, scope: tuple[Any, ...] = ("",)) -> Question:
+    return Question(text, documents, scope)
+
+
+def vector(text: str) -> np.ndarray:
+    return np.asarray(embed(text), np.float32)
+
+
+def put(core: AnswerCore[str], text: str, answer: str, **others: Any) -> None:
+    core.insert(ask(text, **others), vector(text), answer)
+
+
+def served(core: AnswerCore[str], text: str, **others: Any) -> str | None:
+    question = ask(text, **others)
+    entry = core.find(question)
+    if entry is None:
+        near = core.nearest(question, vector(text))
+        entry = near.entry if near is not None and near.served else None
+    return None if entry is None else entry.answer
+
+
+def test_the_same_words_and_near_ones_are_served() -> None:
+    core = AnswerCore[str](AnswerKnobs(tolerance=0.5))
+    put(core, "rome is it nice", "yes")
+    assert served(core, "rome is it nice") == "yes"
+    assert served(core, "  Rome  is it nice? ") == "yes"
+    assert served(core, "rome is it pretty") == "yes"
+    assert served(core, "oslo is it nice") is None
+    stats = core.stats()
+    assert (stats.lookups, stats.hits, stats.same_words, stats.misses) == (4, 3, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"documents": frozenset({("1", "text of 1")})},
+        {"documents": FOUND | {("3", "text of 3")}},
+        {"documents": frozenset({("1", "another text"), ("2", "text of 2")})},
+        {"documents": frozenset()},
+        {"scope": ("another tenant",)},
+    ],
+)
+def test_nothing_is_served_where_documents_or_scope_differ(others: dict[str, Any]) -> None:
+    core = AnswerCore[str](AnswerKnobs(tolerance=2))
+    put(core, "rome is it nice", "yes")
+    assert served(core, "rome is it nice", **others) is None
+
+
+def test_the_guard_is_stronger_than_any_nearness() -> None:
+    guarded = AnswerCore[str](AnswerKnobs(tolerance=2))
+    without = AnswerCore[str](AnswerKnobs(tolerance=2, guard=False))
+    for core in (guarded, without):
+        put(core, "rome in 1950", "a town")
+    assert served(guarded, "rome in 1951") is None
+    assert served(without, "rome in 1951") == "a town"
+
+
+def test_a_tolerance_of_zero_serves_the_same_words_alone() -> None:
+    core = AnswerCore[str](AnswerKnobs(tolerance=0))
+    core.insert(ask("rome is it nice"), None, "yes")
+    assert core.farthest == 0
+    assert served(core, "rome is it nice") == "yes"
+    assert served(core, "rome is it pretty") is None
+
+
+def feed(core: AnswerCore[str], count: int, *, wrong_beyond: float = 9.0) -> None:
+    """Let it learn from ``count`` misses, each near to an entry of its own."""
+    dice = np.random.default_rng(0)
+    for number in range(count):
+        documents = frozenset({(str(number), "")})
+        put(core, "rome is it nice", "yes", documents=documents)
+        words = " ".join(WORDS[word] for word in dice.integers(0, len(WORDS), 1 + number % 9))
+        question = ask(f"rome {words}", documents=documents)
+        near = core.nearest(question, vector(question.text))
+        assert near is not None
+        if not near.served:
+            core.learn(near, wrong=near.distance > wrong_beyond)
+
+
+def test_a_distance_is_opened_once_it_is_proven_and_no_farther_than_it_was_seen() -> None:
+    core = AnswerCore[str](AnswerKnobs(capacity=10_000))
+    feed(core, 200)
+    assert core.tolerance == 0
+    assert served(core, "rome is it pretty", documents=frozenset({("7", "")})) is None
+    feed(core, 400)
+    assert 0.2 < core.tolerance <= 0.7
+    documents = frozenset({("7", "")})
+    assert served(core, "rome is it pretty", documents=documents) == "yes"
+    stats = core.stats()
+    assert stats.learning is not None
+    assert stats.learning.max_violation == 0.01
+
+
+def test_distances_at_which_answers_are_wrong_stay_closed() -> None:
+    core = AnswerCore[str](AnswerKnobs(capacity=10_000))
+    feed(core, 3000, wrong_beyond=0.3)
+    assert 0.2 < core.tolerance <= 0.3
+
+
+def test_an_entry_that_answered_wrongly_keeps_a_cap_of_its_own() -> None:
+    core = AnswerCore[str](AnswerKnobs(tolerance=0.6))
+    put(core, "rome is it nice", "yes")
+    near = core.nearest(ask("rome is it lovely"), vector("rome is it lovely"))
+    assert near is not None
+    assert near.served
+    core.learn(near, wrong=True)
+    assert served(core, "rome is it lovely") is None
+    put(core, "rome is it nice", "yes, it is")  # the same words, answered anew
+    assert served(core, "rome is it lovely") is None
+    assert served(core, "rome is it nice") == "yes, it is"
+    assert core.stats().wrong == 1
+
+
+def test_a_start_tolerance_checks_every_hit_and_ends_with_the_first_wrong_one() -> None:
+    core = AnswerCore[str](AnswerKnobs(start_tolerance=0.6))
+    put(core, "rome is it nice", "yes")
+    near = core.nearest(ask("rome is it lovely"), vector("rome is it lovely"))
+    assert isinstance(near, Near)
+    assert (near.served, near.check) == (True, True)
+    core.learn(near, wrong=True)
+    assert core.tolerance == 0
+
+
+def test_the_least_recently_used_answer_goes_first() -> None:
+    core = AnswerCore[str](AnswerKnobs(tolerance=0, capacity=2))
+    for town in ("rome", "oslo"):
+        put(core, town, town)
+    assert served(core, "rome") == "rome"
+    put(core, "kyiv", "kyiv")
+    assert [served(core, town) for town in ("rome", "oslo", "kyiv")] == ["rome", None, "kyiv"]
+    assert (core.stats().entries, core.stats().evictions) == (2, 1)
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_answer_ends_with_its_time_to_live() -> None:
+    clock = Clock()
+    core = AnswerCore[str](AnswerKnobs(tolerance=0.5, ttl=10), clock)
+    put(core, "rome is it nice", "yes")
+    clock.now = 9.9
+    assert served(core, "rome is it pretty") == "yes"
+    clock.now = 10.1
+    assert served(core, "rome is it nice") is None
+    assert served(core, "rome is it pretty") is None
+    assert (core.stats().entries, core.stats().expired) == (0, 1)
+
+
+def test_answers_are_forgotten_by_tenant_and_by_document() -> None:
+    core = AnswerCore[str](AnswerKnobs(tolerance=0))
+    put(core, "rome", "1")
+    put(core, "rome", "2", scope=("tenant",))
+    put(core, "oslo", "3", documents=frozenset({("9", "")}))
+    assert core.forget(ids=["9"]) == 1
+    assert core.forget(namespace="tenant", ids=["9"]) == 0
+    assert core.forget(namespace="tenant") == 1
+    assert served(core, "rome") == "1"
+    with pytest.raises(ConfigurationError, match="ids must be several strings, got '1'"):
+        core.forget(ids="1")
+    core.clear()
+    assert served(core, "rome") is None
+
+
+def test_explanations_name_what_differs() -> None:
+    core = AnswerCore[str](AnswerKnobs(tolerance=0.5))
+    put(core, "rome in 1950", "a town")
+
+    def reason(text: str, **others: Any) -> str:
+        before = core.stats()
+        explanation = core.explain(ask(text, **others), vector(text))
+        assert core.stats() == before
+        return explanation.reason
+
+    assert reason("rome in 1950") == "the same words were answered from the same documents"
+    assert "within the tolerance of 0.5" in reason("rome about 1950")
+    assert "differs in numbers: 1951 / 1950" in reason("rome in 1951")
+    assert "shares 1 of its 1 documents" in reason(
+        "rome in 1950", documents=frozenset({("1", "text of 1")})
+    )
+    assert "beyond the tolerance" in reason("oslo in 1950")
+    assert "no question of this tenant" in reason("rome in 1950", scope=("tenant",))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"tolerance": -1}, "tolerance"),
+        ({"tolerance": "automatic"}, "tolerance"),
+        ({"error": 0}, "error"),
+        ({"error": 1.5}, "error"),
+        ({"confidence": 1}, "confidence"),
+        ({"capacity": 0}, "capacity must be"),
+        ({"capacity": True}, "capacity must be"),
+        ({"ttl": 0}, "ttl must be"),
+        ({"check_rate": 2}, "check_rate must be"),
+        ({"guard": "yes"}, "guard must be"),
+        ({"tolerence": 1}, "did you mean .tolerance"),
+    ],
+)
+def test_knobs_out_of_range_are_refused(knobs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read_knobs(AnswerKnobs, knobs)
+
+
+def test_texts_are_the_same_but_for_case_punctuation_and_articles() -> None:
+    assert same_text("The Iliad, by Homer.", "iliad by homer")
+    assert not same_text("Homer", "Virgil")
+    assert not same_text("1.5", "15 0")
+
+
+@dataclass
+class Judge:
+    verdict: bool
+    calls: list[tuple[str, str]] = field(default_factory=list)
+
+    def __call__(self, question: Question, answer: str, other: Question, before: str) -> bool:
+        self.calls.append((answer, before))
+        return self.verdict
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+def test_a_judge_is_asked_off_the_path_about_answers_that_differ(verdict: bool) -> None:
+    judge = Judge(verdict)
+    flow = AnswerFlow(AnswerCore[str](AnswerKnobs()), same_text, judge)
+    for text, answer in (("rome is it nice", "yes"), ("rome is it pretty", "Yes, very old.")):
+        question = ask(text)
+        lookup = flow.look_up(question, partial(vector, text))
+        assert lookup.entry is None
+        flow.keep(lookup, answer)
+    wait_until(lambda: bool(judge.calls))
+    assert judge.calls == [("Yes, very old.", "yes")]
+
+    def learnt() -> bool:
+        learning = flow.core.stats().learning
+        return learning is not None and learning.labels == 1
+
+    wait_until(learnt)
+    assert flow.core.stats().checks == 1
+    assert flow.core.stats().failed_checks == 0
+
+
+def test_a_judge_that_fails_is_counted_and_nothing_is_learnt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def judge(*_: object) -> bool:
+        msg = "no judge today"
+        raise RuntimeError(msg)
+
+    flow = AnswerFlow(AnswerCore[str](AnswerKnobs()), same_text, judge)
+    for text in ("rome is it nice", "rome is it pretty"):
+        flow.keep(flow.look_up(ask(text), partial(vector, text)), text)
+    wait_until(lambda: flow.core.stats().failed_checks == 1)
+    learning = flow.core.stats().learning
+    assert learning is not None
+    assert learning.labels == 0
+    assert "no judge today" in caplog.text
+
+
+def test_knobs_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        AnswerKnobs().capacity = 3  # type: ignore[misc] # the point

@@ -1,0 +1,464 @@
+"""Cached answers around LangChain chains that retrieve by themselves, or are given documents."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import (
+    ConfigurableField,
+    Runnable,
+    RunnableConfig,
+    RunnableGenerator,
+    RunnableLambda,
+    RunnablePassthrough,
+)
+from langchain_core.vectorstores import InMemoryVectorStore
+from pydantic import BaseModel
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.langchain import (
+    ANSWER_CACHE_EVENT,
+    AnswerCache,
+    ApproximateCacheRetriever,
+)
+from tests.answers.traffic import langchain_embeddings
+from tests.support.waiting import wait_until
+
+TEXTS = ["rome is a city", "oslo is a town", "kyiv is a place", "bonn is a seat"]
+
+
+class Chain:
+    """A chain that retrieves by itself, and counts its answers."""
+
+    def __init__(self, retriever: Runnable[str, list[Document]]) -> None:
+        self.questions: list[str] = []
+        self.write: Callable[[str, int], str] = lambda _, count: f"answer {count}"
+        self.runnable: Runnable[Any, Any] = {
+            "context": retriever,
+            "question": RunnablePassthrough(),
+        } | RunnableLambda(self._answer)
+
+    def _answer(self, inputs: dict[str, Any]) -> str:
+        self.questions.append(inputs["question"])
+        return self.write(inputs["question"], len(self.questions))
+
+
+@pytest.fixture
+def store() -> InMemoryVectorStore:
+    store = InMemoryVectorStore(langchain_embeddings())
+    store.add_texts(TEXTS, ids=[text.split()[0] for text in TEXTS])
+    return store
+
+
+@pytest.fixture
+def retriever(store: InMemoryVectorStore) -> ApproximateCacheRetriever:
+    return ApproximateCacheRetriever.from_vectorstore(store, k=1)
+
+
+@pytest.fixture
+def chain(retriever: ApproximateCacheRetriever) -> Chain:
+    return Chain(retriever)
+
+
+@pytest.fixture
+def cached(chain: Chain, retriever: ApproximateCacheRetriever) -> AnswerCache:
+    return AnswerCache(chain=chain.runnable, retriever=retriever, tolerance=0.6)
+
+
+def given_documents(answer: Callable[[dict[str, Any]], Any], **settings: Any) -> AnswerCache:
+    """A cache whose chain gets the documents; a question finds one by its first word."""
+    find: Runnable[str, list[Document]] = RunnableLambda(
+        lambda question: [Document(question.casefold().split()[0], id="1")]
+    )
+    settings = {"embeddings": langchain_embeddings(), "tolerance": 0.6} | settings
+    return AnswerCache(
+        chain=RunnableLambda(answer),
+        retriever=find,
+        documents_key="context",
+        **settings,
+    )
+
+
+def test_the_same_words_and_near_ones_get_the_answer_again(
+    cached: AnswerCache, chain: Chain
+) -> None:
+    assert cached.invoke("rome is it nice") == "answer 1"
+    assert cached.invoke("rome is it nice") == "answer 1"
+    assert cached.invoke("rome is it pretty") == "answer 1"
+    assert cached.invoke("oslo is it nice") == "answer 2"
+    assert cached.invoke("rome is it not nice") == "answer 3"
+    assert chain.questions == ["rome is it nice", "oslo is it nice", "rome is it not nice"]
+    assert cached.batch(["rome is it nice", "oslo is it nice"]) == ["answer 1", "answer 2"]
+
+
+async def test_coroutines_streams_and_calls_share_answers(
+    cached: AnswerCache, chain: Chain
+) -> None:
+    assert await cached.ainvoke("rome is it nice") == "answer 1"
+    assert [piece async for piece in cached.astream("rome is it nice")] == ["answer 1"]
+    assert list(cached.stream("oslo is it nice")) == ["answer 2"]
+    assert [piece async for piece in cached.astream("kyiv is it nice")] == ["answer 3"]
+    assert await cached.ainvoke("oslo is it pretty") == "answer 2"
+    assert cached.invoke("kyiv is it nice") == "answer 3"
+    assert len(chain.questions) == 3
+
+
+def test_a_changed_document_ends_its_answers(
+    cached: AnswerCache, store: InMemoryVectorStore
+) -> None:
+    assert cached.invoke("rome is it nice") == "answer 1"
+    assert cached.invoke("oslo is it nice") == "answer 2"
+    store.add_texts(["rome is a large city"], ids=["rome"])
+    assert cached.invoke("rome is it nice") == "answer 3"
+    assert cached.invoke("oslo is it nice") == "answer 2"
+    store.add_documents([Document("oslo is a town", id="oslo", metadata={"version": 2})])
+    assert cached.invoke("oslo is it nice") == "answer 4"
+    store.delete(["rome"])
+    assert cached.invoke("rome is it nice") == "answer 5"
+
+
+def test_what_notes_how_near_a_document_is_makes_it_no_other(
+    store: InMemoryVectorStore,
+) -> None:
+    annotated = ApproximateCacheRetriever.from_vectorstore(store, k=1, annotate=True)
+    chain = Chain(annotated)
+    cached = AnswerCache(chain=chain.runnable, retriever=annotated, tolerance=0)
+    for _ in range(3):
+        assert cached.invoke("rome is it nice") == "answer 1"
+
+
+def test_other_inputs_and_arguments_are_part_of_the_question() -> None:
+    calls: list[Any] = []
+
+    def answer(inputs: dict[str, Any]) -> str:
+        calls.append(inputs)
+        return f"answer {len(calls)}"
+
+    cached = given_documents(answer)
+    question = {"question": "rome is it nice"}
+    history = [HumanMessage("hello"), AIMessage("hi")]
+    assert cached.invoke(question) == "answer 1"
+    assert cached.invoke(question | {"chat_history": history}) == "answer 2"
+    assert cached.invoke(question | {"chat_history": [*history, HumanMessage("so")]}) == "answer 3"
+    assert cached.invoke(question | {"chat_history": list(history)}) == "answer 2"
+    assert cached.invoke(question | {"language": "de"}) == "answer 4"
+    assert cached.invoke(question, namespace="tenant") == "answer 5"
+    assert cached.invoke(question, {"configurable": {"model": "large"}}) == "answer 6"
+    assert cached.invoke(question, {"configurable": {"thread_id": "7"}}) == "answer 1"
+    assert cached.invoke(question, namespace="tenant") == "answer 5"
+    assert calls[0]["context"] == [Document("rome", id="1")]
+
+
+def test_what_cannot_be_compared_is_answered_anew() -> None:
+    count = iter(range(9))
+    cached = given_documents(lambda _: next(count))
+    inputs = {"question": "rome is it nice", "filter": lambda document: True}
+    assert [cached.invoke(inputs) for _ in range(2)] == [0, 1]
+    assert cached.stats().unkept == 2
+    assert "can't be compared" in cached.explain(inputs).reason
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"text": "rome"}, "under 'input' or 'question' or 'query', got a dict with 'text'"),
+        ({}, "got a dict with nothing"),
+        (3, "the input must be a question or a dict with one, got 3"),
+    ],
+)
+def test_an_input_without_a_question(cached: AnswerCache, value: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        cached.invoke(value)
+
+
+def test_the_question_has_the_name_that_it_is_given() -> None:
+    cached = given_documents(lambda inputs: inputs["ask"].upper(), input_key="ask")
+    assert cached.invoke({"ask": "rome is it nice"}) == "ROME IS IT NICE"
+    assert cached.invoke({"ask": "rome is it pretty"}) == "ROME IS IT NICE"
+    with pytest.raises(ConfigurationError, match="under 'ask'"):
+        cached.invoke({"question": "rome"})
+
+
+def fake_model(*answers: str) -> GenericFakeChatModel:
+    return GenericFakeChatModel(messages=iter(map(AIMessage, answers)))
+
+
+def test_a_setting_or_a_prompt_that_changes_ends_all_answers(
+    retriever: ApproximateCacheRetriever,
+) -> None:
+    model = fake_model("one", "two", "three")
+    prompt = ChatPromptTemplate.from_messages([("system", "Be brief."), ("human", "{question}")])
+    chain = {"context": retriever, "question": RunnablePassthrough()} | prompt | model
+    cached = AnswerCache(chain=chain, retriever=retriever, tolerance=0)
+    assert cached.invoke("rome is it nice").content == "one"
+    assert cached.invoke("rome is it nice").content == "one"
+    prompt.messages[0] = prompt.messages[1]
+    assert cached.invoke("rome is it nice").content == "two"
+    model.metadata = {"temperature": 1}
+    assert cached.invoke("rome is it nice").content == "three"
+    assert cached.invoke("rome is it nice").content == "three"
+
+
+def test_configurable_fields_of_the_chain_are_part_of_the_question(
+    retriever: ApproximateCacheRetriever,
+) -> None:
+    class Written(BaseModel):
+        style: str = "plain"
+
+    model = fake_model("one", "two").configurable_fields(name=ConfigurableField(id="style"))
+    chain = (
+        {"context": retriever, "question": RunnablePassthrough()}
+        | ChatPromptTemplate.from_template("{question}")
+        | model
+        | StrOutputParser()
+    )
+    cached = AnswerCache(chain=chain, retriever=retriever, tolerance=0)
+    assert cached.invoke("rome is it nice") == "one"
+    style = RunnableConfig(configurable={"style": Written().style})
+    assert cached.invoke("rome is it nice", style) == "two"
+    assert cached.invoke("rome is it nice", style) == "two"
+    assert cached.invoke("rome is it nice") == "one"
+
+
+class Other(BaseRetriever):
+    """Finds something else."""
+
+    def _get_relevant_documents(self, query: str, **_: Any) -> list[Document]:
+        return [Document("something else")]
+
+
+def test_an_answer_from_other_documents_is_not_kept_and_that_is_said_once(
+    retriever: ApproximateCacheRetriever, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain = Chain(Other())
+    cached = AnswerCache(chain=chain.runnable, retriever=retriever)
+    without = AnswerCache(chain=RunnableLambda(str.upper), retriever=retriever)
+    with caplog.at_level(logging.WARNING):
+        assert [cached.invoke("rome is it nice") for _ in range(2)] == ["answer 1", "answer 2"]
+        assert [without.invoke("rome") for _ in range(2)] == ["ROME", "ROME"]
+    assert (cached.stats().unkept, cached.stats().entries) == (2, 0)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert "but from 1 documents. Give the chain the documents with documents_key=" in messages[0]
+    assert "but from nothing that its callbacks report" in messages[1]
+
+
+def test_a_caller_who_changes_an_answer_changes_nobody_elses() -> None:
+    cached = given_documents(
+        lambda inputs: {"answer": AIMessage("yes"), "sources": [{"id": "1"}], **inputs}
+    )
+    for _ in range(3):
+        answer = cached.invoke({"question": "rome is it nice"})
+        assert answer["answer"].content == "yes"
+        assert answer["sources"] == [{"id": "1"}]
+        assert answer["context"][0].page_content == "rome"
+        answer["answer"].content = "no"
+        answer["sources"][0]["id"] = "2"
+        answer["context"][0].page_content = "changed"
+    assert cached.stats().hits == 2
+
+
+def test_an_error_is_the_callers_and_nothing_is_kept(
+    cached: AnswerCache, chain: Chain, store: InMemoryVectorStore
+) -> None:
+    def fail(question: str, count: int) -> str:
+        msg = "no model today"
+        raise RuntimeError(msg)
+
+    right, chain.write = chain.write, fail
+    with pytest.raises(RuntimeError, match="no model today"):
+        cached.invoke("rome is it nice")
+    chain.write = right
+    assert cached.invoke("rome is it nice") == "answer 2"
+
+
+class Pieces:
+    """Streams an answer in pieces."""
+
+    def __init__(self, *pieces: Any) -> None:
+        self.runs = 0
+        self._pieces = pieces
+
+    def runnable(self) -> Runnable[Any, Any]:
+        def run(inputs: Iterator[Any]) -> Iterator[Any]:
+            list(inputs)
+            self.runs += 1
+            yield from self._pieces
+
+        async def arun(inputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
+            async for _ in inputs:
+                pass
+            self.runs += 1
+            for piece in self._pieces:
+                yield piece
+
+        return RunnableGenerator(run, arun)
+
+
+def streaming(pieces: Pieces) -> AnswerCache:
+    find: Runnable[str, list[Document]] = RunnableLambda(
+        lambda question: [Document(question, id="1")]
+    )
+    return AnswerCache(chain=pieces.runnable(), retriever=find, documents_key="context")
+
+
+def test_a_stream_is_kept_when_it_has_ended() -> None:
+    pieces = Pieces("one ", "two ", "three")
+    cached = streaming(pieces)
+    stream: Any = cached.stream("rome")  # a generator
+    assert next(stream) == "one "
+    stream.close()
+    assert cached.stats().entries == 0
+    assert list(cached.stream("rome")) == ["one ", "two ", "three"]
+    assert list(cached.stream("rome")) == ["one two three"]
+    assert cached.invoke("rome") == "one two three"
+    assert pieces.runs == 2
+
+
+async def test_messages_stream_as_chunks_and_are_kept_as_messages() -> None:
+    chunks = [AIMessageChunk(content="one ", id="7"), AIMessageChunk(content="two", id="7")]
+    cached = streaming(Pieces(*chunks))
+    assert [piece.content for piece in cached.stream("rome")] == ["one ", "two"]
+    [piece] = cached.stream("rome")
+    assert isinstance(piece, AIMessageChunk)
+    assert piece.content == "one two"
+    [again] = [piece async for piece in cached.astream("rome")]
+    assert again == piece
+    message = cached.invoke("rome")
+    assert type(message) is AIMessage
+    assert (message.content, message.id) == ("one two", "7")
+
+
+def test_pieces_that_cannot_be_added_are_passed_on_and_not_kept() -> None:
+    cached = streaming(Pieces("one", 2))
+    assert list(cached.stream("rome")) == ["one", 2]
+    assert (cached.stats().entries, cached.stats().unkept) == (0, 1)
+
+
+class Hears(BaseCallbackHandler):
+    """Hears events."""
+
+    run_inline = True
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
+        if name == ANSWER_CACHE_EVENT:
+            self.events.append((name, data))
+
+
+async def test_callbacks_hear_what_happened(cached: AnswerCache) -> None:
+    hears = Hears()
+    config = RunnableConfig(callbacks=[hears])
+    cached.invoke("rome is it nice", config)
+    cached.invoke("rome is it pretty", config)
+    await cached.ainvoke("rome is it nice", config)
+    hits = [data["hit"] for _, data in hears.events]
+    assert hits == [False, True, True]
+    assert hears.events[1][1]["question"] == "rome is it nice"
+    assert 0.1 < hears.events[1][1]["distance"] < 0.6
+    assert hears.events[2][1]["distance"] == 0
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_hit_is_checked_in_the_background_where_nothing_is_proven_yet(
+    chain: Chain, retriever: ApproximateCacheRetriever, asynchronous: bool
+) -> None:
+    cached = AnswerCache(chain=chain.runnable, retriever=retriever, start_tolerance=0.6)
+    hears = Hears()
+    config = RunnableConfig(callbacks=[hears])
+    cached.invoke("rome is it nice")
+    if asynchronous:
+        assert await cached.ainvoke("rome is it pretty", config) == "answer 1"
+    else:
+        assert cached.invoke("rome is it pretty", config) == "answer 1"
+    await asyncio.to_thread(wait_until, lambda: cached.stats().wrong == 1)
+    assert chain.questions == ["rome is it nice", "rome is it pretty"]
+    assert cached.stats().tolerance == 0
+    assert cached.invoke("rome is it pretty") == "answer 3"
+    assert len(hears.events) == 1  # the check is a run of nobody's
+
+
+def test_a_judge_decides_whether_answers_say_the_same(
+    chain: Chain, retriever: ApproximateCacheRetriever
+) -> None:
+    judged: list[dict[str, str]] = []
+
+    def judge(pair: dict[str, str]) -> AIMessage:
+        judged.append(pair)
+        return AIMessage("Yes, they do.")
+
+    cached = AnswerCache(
+        chain=chain.runnable, retriever=retriever, judge=RunnableLambda(judge), start_tolerance=0.6
+    )
+    cached.invoke("rome is it nice")
+    cached.invoke("rome is it pretty")
+    wait_until(lambda: bool(judged))
+    assert judged == [
+        {
+            "question": "rome is it pretty",
+            "answer": "answer 2",
+            "other_question": "rome is it nice",
+            "other_answer": "answer 1",
+        }
+    ]
+    assert cached.invoke("rome is it pretty") == "answer 1"
+    assert cached.stats().wrong == 0
+
+
+def test_tenants_share_nothing(cached: AnswerCache, chain: Chain) -> None:
+    assert cached.invoke("rome is it nice", namespace="a") == "answer 1"
+    assert cached.invoke("rome is it nice", namespace="b") == "answer 2"
+    assert cached.invoke("rome is it nice") == "answer 3"
+    assert cached.invoke("rome is it nice", namespace="a") == "answer 1"
+    of_b = cached.model_copy(update={"namespace": "b"})
+    assert of_b.invoke("rome is it nice") == "answer 2"
+    assert cached.forget(namespace="a") == 1
+    assert cached.invoke("rome is it nice", namespace="a") == "answer 4"
+    assert cached.forget(ids=["rome"]) == 3
+
+
+async def test_explanations_ask_no_chain(cached: AnswerCache, chain: Chain) -> None:
+    cached.invoke("rome is it nice")
+    assert cached.explain("rome is it pretty").hit
+    assert not (await cached.aexplain("rome was it nice in 1950")).hit
+    explanation = await cached.aexplain("oslo is it nice")
+    assert "shares 0 of its 1 documents" in explanation.reason
+    assert len(chain.questions) == 1
+
+
+def test_without_an_embedding_model_the_same_words_alone_count() -> None:
+    cached = given_documents(lambda inputs: inputs["question"], embeddings=None)
+    assert cached.invoke({"question": "rome is it nice"}) == "rome is it nice"
+    assert cached.invoke({"question": "rome is it pretty"}) == "rome is it pretty"
+    assert cached.invoke({"question": "Rome is it nice"}) == "rome is it nice"
+    assert cached.explain({"question": "rome is it lovely"}).tolerance == 0
+
+
+def test_copies_share_answers_where_what_they_do_is_the_same(cached: AnswerCache) -> None:
+    cached.invoke("rome is it nice")
+    assert cached.model_copy().stats().entries == 1
+    assert cached.model_copy(update={"tolerance": 0.1}).stats().entries == 0
+    with pytest.raises(ConfigurationError, match="tolerance"):
+        cached.model_copy(update={"tolerance": -1})
+    with pytest.raises(ConfigurationError, match="model_copy"):
+        cached.tolerance = 0.3  # type: ignore[misc] # the point
+    assert pickle.loads(pickle.dumps(given_pickled())).stats().entries == 0
+
+
+def given_pickled() -> AnswerCache:
+    prompt = ChatPromptTemplate.from_template("{question}")
+    return AnswerCache(chain=prompt, retriever=Other(), documents_key="context")

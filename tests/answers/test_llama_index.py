@@ -1,0 +1,214 @@
+"""Cached answers around LlamaIndex query engines."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import Any
+
+import pytest
+from llama_index.core import VectorStoreIndex
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
+from llama_index.core.llms import (
+    CompletionResponse,
+    CompletionResponseGen,
+    CustomLLM,
+    LLMMetadata,
+)
+from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
+from llama_index.core.schema import QueryBundle, TextNode
+from pydantic import PrivateAttr
+
+from ragcache_integrations.answers import AnswerTrace
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llama_index import (
+    ANSWER_CACHE_METADATA,
+    AnswerCache,
+    ApproximateCacheRetriever,
+)
+from tests.answers.traffic import llama_index_embeddings
+from tests.support.waiting import wait_until
+
+TEXTS = ["rome is a city", "oslo is a town", "kyiv is a place", "bonn is a seat"]
+
+
+class Model(CustomLLM):
+    """Counts its answers."""
+
+    style: str = "plain"
+    _count: int = PrivateAttr(default=0)
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata()
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:
+        self._count += 1
+        return CompletionResponse(text=f"answer {self._count}")
+
+    def stream_complete(
+        self, prompt: str, formatted: bool = False, **_: Any
+    ) -> CompletionResponseGen:
+        self._count += 1
+        text = ""
+        for piece in ("answer ", str(self._count)):
+            text += piece
+            yield CompletionResponse(text=text, delta=piece)
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def index() -> VectorStoreIndex:
+    nodes = [TextNode(text=text, id_=text.split()[0]) for text in TEXTS]
+    return VectorStoreIndex(nodes, embed_model=llama_index_embeddings())
+
+
+def engine_of(index: VectorStoreIndex, model: Model, **settings: Any) -> RetrieverQueryEngine:
+    retriever = ApproximateCacheRetriever.from_index(index, k=1)
+    return RetrieverQueryEngine.from_args(retriever, llm=model, **settings)
+
+
+@pytest.fixture
+def engine(index: VectorStoreIndex, model: Model) -> RetrieverQueryEngine:
+    return engine_of(index, model)
+
+
+@pytest.fixture
+def cached(engine: RetrieverQueryEngine) -> AnswerCache:
+    return AnswerCache(engine, tolerance=0.6)
+
+
+def trace_of(response: Any) -> AnswerTrace:
+    trace = response.metadata[ANSWER_CACHE_METADATA]
+    assert isinstance(trace, AnswerTrace)
+    return trace
+
+
+async def test_the_same_words_and_near_ones_get_the_answer_again(
+    cached: AnswerCache, model: Model
+) -> None:
+    first = cached.query("rome is it nice")
+    assert (str(first), trace_of(first).hit) == ("answer 1", False)
+    again = await cached.aquery("rome is it nice")
+    assert (str(again), trace_of(again).hit) == ("answer 1", True)
+    near = cached.query("rome is it pretty")
+    assert str(near) == "answer 1"
+    assert trace_of(near).question == "rome is it nice"
+    assert [node.node.node_id for node in near.source_nodes] == ["rome"]
+    assert near.metadata is not None
+    assert "rome" in near.metadata
+    assert str(await cached.aquery("oslo is it nice")) == "answer 2"
+    assert str(cached.query("rome is it not nice")) == "answer 3"
+    assert model.count == 3
+
+
+def test_a_changed_node_ends_its_answers(cached: AnswerCache, index: VectorStoreIndex) -> None:
+    assert str(cached.query("rome is it nice")) == "answer 1"
+    assert str(cached.query("oslo is it nice")) == "answer 2"
+    index.delete_nodes(["rome"])
+    index.insert_nodes([TextNode(text="rome is a large city", id_="rome")])
+    assert str(cached.query("rome is it nice")) == "answer 3"
+    assert str(cached.query("oslo is it nice")) == "answer 2"
+
+
+def test_a_setting_that_changes_ends_all_answers(cached: AnswerCache, model: Model) -> None:
+    assert str(cached.query("rome is it nice")) == "answer 1"
+    model.style = "ornate"
+    assert str(cached.query("rome is it nice")) == "answer 2"
+    assert str(cached.query("rome is it nice")) == "answer 2"
+
+
+def test_strings_to_embed_are_part_of_the_question(cached: AnswerCache) -> None:
+    assert str(cached.query("rome is it nice")) == "answer 1"
+    bundle = QueryBundle("rome is it nice", custom_embedding_strs=["rome"])
+    assert str(cached.query(bundle)) == "answer 2"
+    assert str(cached.query("rome is it nice")) == "answer 1"
+
+
+async def test_streams_are_kept_when_they_have_ended(index: VectorStoreIndex, model: Model) -> None:
+    cached = AnswerCache(engine_of(index, model, streaming=True), tolerance=0.6)
+    left = cached.query("rome is it nice")
+    assert isinstance(left, StreamingResponse)
+    assert next(iter(left.response_gen)) == "answer "
+    assert cached.stats().entries == 0
+    whole = cached.query("rome is it nice")
+    assert str(whole) == "answer 2"
+    again = cached.query("rome is it pretty")
+    assert isinstance(again, StreamingResponse)
+    assert list(again.response_gen) == ["answer 2"]
+    awaited = await cached.aquery("rome is it nice")
+    assert isinstance(awaited, AsyncStreamingResponse)
+    assert [piece async for piece in awaited.async_response_gen()] == ["answer 2"]
+    assert trace_of(awaited).hit
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_hit_is_checked_in_the_background_where_nothing_is_proven_yet(
+    engine: RetrieverQueryEngine, model: Model, asynchronous: bool
+) -> None:
+    judged: list[dict[str, str]] = []
+
+    def judge(pair: dict[str, str]) -> bool:
+        judged.append(pair)
+        return False
+
+    cached = AnswerCache(engine, start_tolerance=0.6, judge=judge)
+    cached.query("rome is it nice")
+    ask = await cached.aquery("rome is it pretty") if asynchronous else None
+    assert str(ask or cached.query("rome is it pretty")) == "answer 1"
+    await asyncio.to_thread(wait_until, lambda: cached.stats().wrong == 1)
+    assert (judged[0]["answer"], judged[0]["other_answer"]) == ("answer 2", "answer 1")
+    assert str(cached.query("rome is it pretty")) == "answer 3"
+    assert model.count == 3
+
+
+async def test_explanations_forgetting_and_statistics(cached: AnswerCache) -> None:
+    cached.query("rome is it nice")
+    assert cached.explain("rome is it pretty").hit
+    assert "differs in numbers" in (await cached.aexplain("rome is it nice 1950")).reason
+    assert cached.forget(["oslo"]) == 0
+    assert cached.forget(["rome"]) == 1
+    cached.query("rome is it nice")
+    cached.clear()
+    assert (cached.stats().entries, cached.stats().insertions) == (0, 2)
+    assert [node.node.node_id for node in cached.retrieve(QueryBundle("oslo"))] == ["oslo"]
+
+
+def test_a_copy_has_the_settings_and_nothing_else(cached: AnswerCache) -> None:
+    cached.query("rome is it nice")
+    clone = copy.deepcopy(cached)
+    assert clone.stats().entries == 0
+    assert clone.stats().tolerance == 0.6
+
+
+class OneStep(CustomQueryEngine):
+    def custom_query(self, query_str: str) -> str:
+        return query_str
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (OneStep(), "in two steps, as RetrieverQueryEngine does, but OneStep has no retrieve"),
+        ("engine", "query_engine must be a BaseQueryEngine, got 'engine'"),
+    ],
+)
+def test_an_engine_that_cannot_be_given_nodes_is_refused(
+    engine: BaseQueryEngine, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        AnswerCache(engine)
+
+
+def test_a_misspelt_knob(engine: RetrieverQueryEngine) -> None:
+    with pytest.raises(ConfigurationError, match="did you mean 'tolerance'"):
+        AnswerCache(engine, tolerence=0.3)  # type: ignore[call-arg] # the point
