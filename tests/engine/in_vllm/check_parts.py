@@ -31,7 +31,10 @@ from vllm.v1.request import Request
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine.in_vllm import scheduler as _scheduler
 from ragcache_integrations.engine.in_vllm.anywhere.connector import DocumentConnector
-from ragcache_integrations.engine.in_vllm.anywhere.models import unsuited_for_reuse
+from ragcache_integrations.engine.in_vllm.anywhere.models import (
+    unsuited_for_files,
+    unsuited_for_reuse,
+)
 from ragcache_integrations.engine.in_vllm.driver import (
     VLLM,
     _Running,
@@ -404,10 +407,17 @@ def test_its_size_is_counted_over_all_workers() -> None:
 
 def test_prompts_that_are_not_computed_in_chunks_are_not_reused_anywhere() -> None:
     """One that needs all tokens of a step would wait for ever: rows have a share of each."""
-    config = Case().config()
-    assert unsuited_for_reuse(config) is None
+    config, memory = Case().config(), Case().memory()
+    assert unsuited_for_reuse(config, memory) is None
     config.scheduler_config.enable_chunked_prefill = False
-    assert "in chunks" in str(unsuited_for_reuse(config))
+    assert "in chunks" in str(unsuited_for_reuse(config, memory))
+    assert unsuited_for_files(config, memory) is None
+
+
+@pytest.mark.parametrize("specs", [(SLIDING,), (FullAttentionSpec, SLIDING)])
+def test_a_model_that_forgets_parts_of_a_prompt_keeps_nothing_on_disk(specs: Any) -> None:
+    case = Case(specs=specs)
+    assert "not all of its layers" in str(unsuited_for_files(case.config(), case.memory()))
 
 
 # The driver

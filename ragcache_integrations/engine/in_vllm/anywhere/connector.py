@@ -94,7 +94,8 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
         self._block_size = vllm_config.cache_config.block_size
         # The scheduler comes to the same conclusion, and then asks for nothing.
         self._unused = (
-            unsuited(kv_cache_config, vllm_config.cache_config) or unsuited_for_files(vllm_config)
+            unsuited(kv_cache_config, vllm_config.cache_config)
+            or unsuited_for_files(vllm_config, kv_cache_config)
         ) is not None
         self.reuse: Any = None
         self.disk: DiskIndex | None = None

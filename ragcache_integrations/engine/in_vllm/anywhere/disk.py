@@ -68,7 +68,7 @@ def open_disk(scheduler: Any, settings: CacheSettings) -> tuple[DiskIndex | None
     if not settings.disk_cache_gib or not hasattr(scheduler.connector, "disk"):
         return None, None
     config = scheduler.vllm_config
-    reason = unsuited_for_files(config)
+    reason = unsuited_for_files(config, scheduler.kv_cache_config)
     folder = None if reason else open_folder(config, settings.disk_cache_dir)
     if folder is None:
         reason = reason or "nobody knows which weights the model has: it is no folder"

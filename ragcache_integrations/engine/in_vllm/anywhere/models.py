@@ -13,24 +13,30 @@ ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE whose angles do not depend on the length of the prompt."""
 
 
-def unsuited_for_reuse(config: Any) -> str | None:
+def unsuited_for_reuse(config: Any, kv_cache_config: Any) -> str | None:
     """Why documents can't be reused anywhere; ``None`` if they can.
 
     Args:
         config: vLLM's ``VllmConfig``, of a model that :func:`..kv_cache.unsuited` lets pass.
+        kv_cache_config: vLLM's ``KVCacheConfig``.
     """
     # A prompt that is computed at once waits for a whole step, of which rows take a share.
     if not config.scheduler_config.enable_chunked_prefill:
         return "it does not work with prompts that are not computed in chunks"
-    return unsuited_for_files(config)
+    return unsuited_for_files(config, kv_cache_config)
 
 
-def unsuited_for_files(config: Any) -> str | None:
+def unsuited_for_files(config: Any, kv_cache_config: Any) -> str | None:
     """Why what the model computes can't be kept on disk; ``None`` if it can.
 
     Args:
         config: As of :func:`unsuited_for_reuse`.
+        kv_cache_config: The same.
     """
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    kinds = [(type(spec).__name__, getattr(spec, "sliding_window", None)) for spec in specs]
+    if kinds != [("FullAttentionSpec", None)]:
+        return "not all of its layers attend to the whole prompt"
     text = config.model_config.hf_text_config
     family = (config.model_config.architectures or ["unknown"])[0]
     if family not in FAMILIES:

@@ -419,7 +419,7 @@ def why_not(scheduler: Any, settings: CacheSettings) -> str | None:
     """Why documents can't be reused anywhere; ``None`` where they can, or nobody wants that."""
     if settings.reuse != "anywhere":
         return None
-    reason = unsuited_for_reuse(scheduler.vllm_config)
+    reason = unsuited_for_reuse(scheduler.vllm_config, scheduler.kv_cache_config)
     if reason is not None:
         logger.warning("documents are not reused anywhere but computed exactly: %s", reason)
     return reason
