@@ -13,11 +13,16 @@ finds more tokens. Nothing here runs a model: prefill times are the default cost
 A policy's regret at a point is the share by which it finds less than the best policy there, the
 optimum aside. Policies are ranked by their largest regret.
 
+Then one tenant asks by Zipf's law, and for each of its requests another one sends eight: the tokens
+that the first finds without quotas and with one, against what it finds alone in a cache of its
+quota's size.
+
 Without ``--data`` the questions are the bundled 300; with it, the folder's ``nq`` and ``mmlu``.
 
 The last line is one JSON object: geometric means of PGDSF / LRU over the Zipf streams, the worst
 points, the default policy against LRU, against the best policy of each point and against the
-optimum, and the mean rates of every policy at every point.
+optimum, and the mean rates of every policy at every point. ``quiet_tenant`` has, by policy, the
+share of its hits alone that the quiet tenant keeps with a quota and without, at the worst point.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +49,12 @@ from parts.traffic.corpora import (
     read_documents,
     read_questions,
 )
+from parts.traffic.tenants import QUIET, flooded, of_tenant
 from parts.traffic.traces import question_stream, sampled_lengths
 from tqdm import tqdm
 
 from ragcache_integrations.evaluation.scores.intervals import Interval, bootstrap_interval
-from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
+from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY, POLICIES
 from ragcache_integrations.knowledge_tree.simulation.simulator import (
     SIMULATED_POLICIES,
     SimulationResult,
@@ -72,6 +79,9 @@ TOP_K = 2
 OPTIMUM = "optimum"
 ONLINE = (*SIMULATED_POLICIES, "s3-fifo", "w-tinylfu")
 COMPARED = (*ONLINE, OPTIMUM)
+QUOTA = 0.25
+FLOOD = 8
+"""Requests of the flooding tenant for each one of the quiet tenant's."""
 MEASURES = {
     "documents": "hit rate by documents",
     "tokens": "hit rate by tokens",
@@ -171,6 +181,37 @@ def run(options: argparse.Namespace, seeds: Iterable[int], requests: int) -> Run
                     progress.update()
                 runs.setdefault(Point(source, exponent, change, share), []).append(rates)
     return runs
+
+
+def quiet_hits(trace: Trace, blocks: int, **settings: Any) -> int:
+    """Tokens of the quiet tenant's prompts that are found."""
+    cached = simulate(trace, gpu_blocks=blocks, **settings).cached_tokens
+    requests = zip(cached, trace.requests, strict=True)
+    return sum(tokens for tokens, request in requests if request.namespace == QUIET)
+
+
+def run_tenants(
+    options: argparse.Namespace, seeds: Iterable[int], requests: int
+) -> dict[str, dict[str, float]]:
+    """What a quiet tenant finds beside a flood, against what it finds alone, at its worst point."""
+    answers = next(iter(retrieved(options.data).values()))
+    worst: dict[str, dict[str, float]] = {}
+    for seed, share in itertools.product(seeds, SHARES):
+        lengths = sampled_lengths(itertools.chain.from_iterable(answers), seed=seed)
+        quiet, flood = (
+            question_stream(answers, lengths, requests=count, exponent=CHANGED, seed=number)
+            for count, number in ((requests // FLOOD, seed), (requests, seed + 1000))
+        )
+        both = flooded(quiet, flood, FLOOD)
+        blocks = int(share * sum(lengths.values()) / options.block_size)
+        for policy in POLICIES:
+            simulated = partial(quiet_hits, block_size=options.block_size, policy=policy)
+            alone = simulated(of_tenant(quiet, QUIET), blocks)
+            for name, quotas in (("with a quota", {QUIET: QUOTA}), ("without", None)):
+                left = simulated(both, int(blocks / QUOTA), quotas=quotas) / alone
+                least = worst.setdefault(policy, {})
+                least[name] = min(left, least.get(name, math.inf))
+    return worst
 
 
 def mean(runs: Sequence[dict[str, Rates]], policy: str, measure: str) -> float:
@@ -294,6 +335,10 @@ def main() -> None:
     seeds, requests = (1, 1000) if arguments.quick else (arguments.seeds, arguments.requests)
     runs = run(arguments, range(seeds), requests)
     show(runs)
+    tenants = run_tenants(arguments, range(seeds), requests)
+    print("\nwhat a quiet tenant finds beside a flood, over what it finds alone, worst point")
+    for policy, left in tenants.items():
+        print(f"{policy:<12}" + "".join(f"{name:>14}{part:7.3f}" for name, part in left.items()))
     print(
         json.dumps(
             {
@@ -301,6 +346,10 @@ def main() -> None:
                 "seeds": seeds,
                 "block_size": arguments.block_size,
                 **summary(runs),
+                "quiet_tenant": {
+                    policy: {name: round(part, 4) for name, part in left.items()}
+                    for policy, left in tenants.items()
+                },
             }
         )
     )

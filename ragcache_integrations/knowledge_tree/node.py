@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from .popularity import NEVER, Trial
+from .shares import Share
 
 __all__ = ["History", "Key", "Node", "Shelf"]
 
@@ -77,6 +79,9 @@ class Node:
         last_access: Number of the latest access in the tree; 0 before the first.
         requests: Live requests with this node in their path, waiting or running.
         running: Those of them that were admitted, so that the node's blocks are in use.
+        share: The part of the cache to which it is charged; ``None`` where nothing is.
+        urgency: Of the most urgent request that had it; the least urgent nodes go first.
+        pins: Pins that keep it in the GPU.
         gpu, host: What the tiers hold.
     """
 
@@ -91,6 +96,9 @@ class Node:
     last_access: int = 0
     requests: int = 0
     running: int = 0
+    share: Share | None = None
+    urgency: float = -math.inf
+    pins: int = 0
     gpu: Shelf = field(default_factory=Shelf)
     host: Shelf = field(default_factory=Shelf)
 

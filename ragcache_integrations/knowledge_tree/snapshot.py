@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ragcache_integrations.core.extras import require
 
 from .node import Node
+from .shares import ShareStats
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -42,11 +44,13 @@ class NodeSnapshot:
             ``host`` or nowhere (``none``); ``shared`` where it is shorter than a block, and lies in
             one with what comes after it.
         blocks: Blocks that belong to it.
-        gpu_blocks: Those of them that are idle in the GPU.
+        gpu_blocks: Those of them that are in the GPU and that no request uses now.
         host_blocks: Those of them of which the host has a copy.
         frequency: Times it was asked for.
         average_cost: Prefill seconds per computed token, over the requests that missed it.
         gpu_priority, host_priority: The lowest leaf goes first.
+        pinned: Whether it stays in the GPU under any load.
+        pinned_seconds: For how long; ``None`` without an end, or if it is not pinned.
         children: Nodes of what came after it.
         deeper: How many nodes are below it that the snapshot leaves out: those after the hundredth
             document of a path.
@@ -62,6 +66,8 @@ class NodeSnapshot:
     average_cost: float
     gpu_priority: float
     host_priority: float
+    pinned: bool = False
+    pinned_seconds: float | None = None
     children: tuple[NodeSnapshot, ...] = ()
     deeper: int = 0
 
@@ -70,7 +76,7 @@ class NodeSnapshot:
         name = (f"[{self.name}]" if self.name else "beginning") if root else self.name
         return (
             f"{name}: {self.place}, {self.tokens} tokens, asked for {self.frequency} times, "
-            f"priority {self.gpu_priority:.4g}"
+            f"priority {self.gpu_priority:.4g}{', pinned' if self.pinned else ''}"
         )
 
 
@@ -83,6 +89,7 @@ class TreeSnapshot:
         block_size: Tokens per block.
         gpu_clock, host_clock: The tiers' logical clocks.
         roots: The texts before the first document, one for each tenant and beginning.
+        shares: Of tenants with quotas, and of all others together; empty without quotas.
     """
 
     policy: str
@@ -90,6 +97,7 @@ class TreeSnapshot:
     gpu_clock: float
     host_clock: float
     roots: tuple[NodeSnapshot, ...] = field(default=())
+    shares: tuple[ShareStats, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as JSON takes it."""
@@ -144,24 +152,34 @@ class TreeSnapshot:
         return tree
 
 
-def snapshot_children(node: Node, depth: int = SHOWN_DEPTH) -> tuple[NodeSnapshot, ...]:
-    """What is below a node, down to a number of levels."""
-    return tuple(_snapshot(child, depth) for child in node.children.values())
+def snapshot_children(
+    node: Node, pinned: Mapping[Node, float], depth: int = SHOWN_DEPTH
+) -> tuple[NodeSnapshot, ...]:
+    """What is below a node, down to a number of levels.
+
+    Args:
+        node: The node.
+        pinned: Seconds for which pinned nodes stay so.
+        depth: How many levels.
+    """
+    return tuple(_snapshot(child, pinned, depth) for child in node.children.values())
 
 
-def _snapshot(node: Node, depth: int) -> NodeSnapshot:
+def _snapshot(node: Node, pinned: Mapping[Node, float], depth: int) -> NodeSnapshot:
     return NodeSnapshot(
         name=node.name,
         tokens=node.tokens,
         place=_place(node),
         blocks=len(node.keys),
-        gpu_blocks=len(node.gpu.idle),
+        gpu_blocks=len(node.gpu.idle) + len(node.gpu.busy),
         host_blocks=len(node.host.idle) + len(node.host.busy),
         frequency=node.frequency,
         average_cost=node.average_cost,
         gpu_priority=node.gpu.priority,
         host_priority=node.host.priority,
-        children=snapshot_children(node, depth - 1) if depth else (),
+        pinned=node.pins > 0,
+        pinned_seconds=left if (left := pinned.get(node, math.inf)) < math.inf else None,
+        children=snapshot_children(node, pinned, depth - 1) if depth else (),
         deeper=0 if depth else _nodes_below(node),
     )
 

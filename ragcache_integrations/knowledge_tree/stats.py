@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .path import Span
+from .shares import ShareStats
 
 __all__ = ["Tally", "TreeStats"]
 
@@ -75,6 +76,10 @@ class TreeStats:
         reorderings: Requests that were admitted before one that came earlier.
         longest_overtaking: The most requests by which one request was overtaken.
         preemptions: Times that a request was put back because memory ran out.
+        gpu_blocks: Capacity of the GPU, blocks in use included.
+        pins: Paths that are pinned.
+        pinned_blocks: Blocks that are kept for them in the GPU.
+        shares: Of tenants with quotas, and of all others together; empty without quotas.
     """
 
     requests: int = 0
@@ -101,6 +106,10 @@ class TreeStats:
     reorderings: int = 0
     longest_overtaking: int = 0
     preemptions: int = 0
+    gpu_blocks: int = 0
+    pins: int = 0
+    pinned_blocks: int = 0
+    shares: tuple[ShareStats, ...] = ()
 
     @property
     def document_hit_rate(self) -> float:

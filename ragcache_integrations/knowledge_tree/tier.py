@@ -1,14 +1,16 @@
-"""One tier of the cache: its blocks, its clock, and the heap of what goes first."""
+"""One tier of the cache: its blocks, its clocks, and the heaps of what goes first."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from .node import Key, Node, Shelf
 from .policies import Policy
+from .shares import Share
 
 __all__ = ["Tier"]
 
@@ -18,27 +20,47 @@ HEAP_SLACK = 256
 """Outdated heap entries that are tolerated before the heap is rebuilt."""
 
 
+class _Leaves:
+    """What a tier has of one share.
+
+    Attributes:
+        clock: Rises to the priority of every node that is evicted.
+        heap: Leaves, the next to go first; outdated entries among them.
+        candidates: Nodes with something idle.
+        blocks: Blocks of the share, idle and busy ones.
+    """
+
+    def __init__(self) -> None:
+        self.clock = 0.0
+        self.heap: list[tuple[float, bool, float, int, Node]] = []
+        self.candidates = 0
+        self.blocks = 0
+
+
 class Tier(Generic[Slot]):
     """Blocks of a tier, each idle (it may be evicted) or busy (it must stay).
 
-    Leaves that a request waits for go after all others: its access is certain and near, that of any
-    other leaf is only probable. Of leaves that are alike in this, the one with the lowest priority
-    goes first. It is found through a heap in O(log n). An entry is outdated, and skipped when it
-    comes up, unless it carries the stamp that its node's shelf carries.
+    Of a share's leaves, those that only less urgent requests had go first. Of leaves that are alike
+    in this, those that a request waits for go last: its access is certain and near, that of any
+    other leaf is only probable. Of leaves that are alike in this, too, the one with the lowest
+    priority goes first. It is found through a heap in O(log n). An entry is outdated, and skipped
+    when it comes up, unless it carries the stamp that its node's shelf carries.
 
     Args:
         shelf: Gets a node's shelf in this tier.
-        policy: Prices a node at this tier's clock.
+        policy: Prices a node at the clock of its share in this tier.
+
+    Attributes:
+        idle: How many blocks are idle.
     """
 
     def __init__(self, shelf: Callable[[Node], Shelf], policy: Policy) -> None:
         self._shelf = shelf
         self._policy = policy
-        self.clock = 0.0
         self.slots: dict[Key, Slot] = {}
-        self._heap: list[tuple[bool, float, int, Node]] = []  # first, whether requests need it
+        self.idle = 0
+        self._parts: defaultdict[Share | None, _Leaves] = defaultdict(_Leaves)
         self._stamps = itertools.count()
-        self._candidates = 0
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -46,10 +68,19 @@ class Tier(Generic[Slot]):
     def __contains__(self, key: Key) -> bool:
         return key in self.slots
 
+    @property
+    def clock(self) -> float:
+        """The clock; of several shares' the one that is ahead."""
+        return max((part.clock for part in self._parts.values()), default=0.0)
+
+    def blocks(self, share: Share | None) -> int:
+        """How many blocks of a share are here."""
+        return self._parts[share].blocks
+
     def price(self, node: Node) -> None:
         """Set a node's priority by the clock of now."""
         shelf = self._shelf(node)
-        shelf.priority = self._policy(node, self.clock)
+        shelf.priority = self._policy(node, self._parts[node.share].clock)
         if shelf.idle and not shelf.idle_below:
             self._push(node, shelf)
 
@@ -62,6 +93,7 @@ class Tier(Generic[Slot]):
     def add_idle(self, node: Node, key: Key, slot: Slot) -> None:
         """Take a block in; it may be evicted from now on."""
         self.slots[key] = slot
+        self._parts[node.share].blocks += 1
         self._make_idle(node, key)
 
     def hold(self, node: Node, key: Key) -> Slot:
@@ -82,51 +114,61 @@ class Tier(Generic[Slot]):
     def touch(self, node: Node, key: Key) -> None:
         """Let an idle block be the last of its node's to go, for now."""
         idle = self._shelf(node).idle
-        del idle[key]
-        idle[key] = None
+        if key in idle:
+            del idle[key]
+            idle[key] = None
 
     def remove(self, node: Node, key: Key) -> Slot:
-        """Forget an idle block, which is not an eviction: the clock stays."""
-        self._end_idle(node, self._shelf(node), key)
+        """Forget a block, which is not an eviction: the clock stays."""
+        shelf = self._shelf(node)
+        if key in shelf.busy:
+            shelf.busy.discard(key)
+        else:
+            self._end_idle(node, shelf, key)
+        self._parts[node.share].blocks -= 1
         return self.slots.pop(key)
 
-    def evict(self, at_most: int) -> tuple[Node, list[tuple[Key, Slot]]] | None:
-        """Free blocks of the leaf that goes first, its last block first.
+    def evict(
+        self, at_most: int, share: Share | None = None
+    ) -> tuple[Node, list[tuple[Key, Slot]]] | None:
+        """Free blocks of the leaf of a share that goes first, its last block first.
 
         The clock rises to the leaf's priority (RAGCache §5.1, formula 2).
 
         Args:
             at_most: How many blocks to free; fewer where the leaf has fewer.
+            share: Whose leaf.
 
         Returns:
             The leaf and its blocks that went; ``None`` where nothing may be evicted.
         """
-        node = self._lowest()
+        node = self._lowest(share)
         if node is None:
             return None
-        shelf = self._shelf(node)
-        self.clock = max(self.clock, shelf.priority)
+        part, shelf = self._parts[node.share], self._shelf(node)
+        part.clock = max(part.clock, shelf.priority)
         keys = list(itertools.islice(shelf.idle, at_most))
         for key in keys:
             self._end_idle(node, shelf, key)
+        part.blocks -= len(keys)
         return node, [(key, self.slots.pop(key)) for key in keys]
 
     def clear(self) -> None:
         """Forget everything, the clock included. The nodes' shelves are the caller's."""
-        self.clock = 0.0
         self.slots.clear()
-        self._heap.clear()
-        self._candidates = 0
+        self.idle = 0
+        self._parts.clear()
 
-    def _lowest(self) -> Node | None:
-        heap = self._heap
+    def _lowest(self, share: Share | None) -> Node | None:
+        heap = self._parts[share].heap
         while heap:
-            needed, _, stamp, node = heap[0]
+            urgency, needed, _, stamp, node = heap[0]
             shelf = self._shelf(node)
             if shelf.stamp != stamp or not shelf.idle or shelf.idle_below:
                 heapq.heappop(heap)
-            elif node.requests and not needed:  # a request came after the entry was made
-                heapq.heapreplace(heap, (True, shelf.priority, stamp, node))
+            elif (urgency, needed) < (node.urgency, node.requests > 0):
+                # A request came after the entry was made.
+                heapq.heapreplace(heap, _entry(node, shelf))
             else:
                 return node
         return None
@@ -135,18 +177,20 @@ class Tier(Generic[Slot]):
         shelf = self._shelf(node)
         first = not shelf.idle
         shelf.idle[key] = None
+        self.idle += 1
         if not first:
             return
-        self._candidates += 1
+        self._parts[node.share].candidates += 1
         if not shelf.idle_below:
             self._tell_ancestors(node, 1)
             self._push(node, shelf)
 
     def _end_idle(self, node: Node, shelf: Shelf, key: Key) -> None:
         del shelf.idle[key]
+        self.idle -= 1
         if shelf.idle:
             return
-        self._candidates -= 1
+        self._parts[node.share].candidates -= 1
         if not shelf.idle_below:
             self._tell_ancestors(node, -1)
 
@@ -164,17 +208,23 @@ class Tier(Generic[Slot]):
                 return
 
     def _push(self, node: Node, shelf: Shelf) -> None:
+        part = self._parts[node.share]
         shelf.stamp = next(self._stamps)
-        heapq.heappush(self._heap, (bool(node.requests), shelf.priority, shelf.stamp, node))
-        if len(self._heap) > 2 * self._candidates + HEAP_SLACK:
-            self._heap = [
+        heapq.heappush(part.heap, _entry(node, shelf))
+        if len(part.heap) > 2 * part.candidates + HEAP_SLACK:
+            part.heap = [
                 entry
-                for entry in self._heap
+                for entry in part.heap
                 if (shelf := self._shelf(entry[-1])).stamp == entry[-2]
                 and shelf.idle
                 and not shelf.idle_below
             ]
-            heapq.heapify(self._heap)
+            heapq.heapify(part.heap)
+
+
+def _entry(node: Node, shelf: Shelf) -> tuple[float, bool, float, int, Node]:
+    """What a leaf goes by, and its stamp."""
+    return node.urgency, node.requests > 0, shelf.priority, shelf.stamp, node
 
 
 def _ancestors(node: Node) -> Iterator[Node]:

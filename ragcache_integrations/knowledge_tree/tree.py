@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError
 
 from .node import History, Key, Node
 from .path import Path, Span
+from .pins import Pins
 from .policies import DEFAULT_POLICY, POLICIES
-from .popularity import Popularity
 from .prefill_cost import PrefillCostModel
+from .shares import Share, Shares, ShareStats, check_quotas
 from .snapshot import TreeSnapshot, snapshot_children
 from .stats import Tally, TreeStats
 from .tier import Tier
@@ -30,12 +31,10 @@ from .tier import Tier
 __all__ = ["Copy", "KnowledgeTree"]
 
 Slot = TypeVar("Slot")
+AnySlot = TypeVar("AnySlot")
 
 HISTORY = 100_000
 """Evicted documents whose frequency and cost are remembered."""
-
-SAMPLE = 8192
-"""Of a larger cache, a part of about this many blocks is simulated to tune the half-life."""
 
 NO_SLOT = -1
 """Host slot of a block that was evicted from the GPU in this step."""
@@ -68,7 +67,10 @@ class KnowledgeTree(Generic[Slot]):
             ones.
         cache_depth: Only the first documents of a request are kept (RAGCache §8); ``None`` for all.
         frequency_window: Seconds for which accesses count towards the frequency; ``None`` for ever.
-        now: Clock for the window, in seconds.
+        quotas: Part of every tier that belongs to each of some tenants (see :mod:`.shares`); the
+            others have the rest together.
+        longest_request: Blocks of the longest request, for which pins must leave room.
+        now: Clock for the window and for pins, in seconds.
 
     Raises:
         ConfigurationError: An argument is out of its range.
@@ -85,6 +87,8 @@ class KnowledgeTree(Generic[Slot]):
         prefill_seconds: Callable[[int, int], float] | None = None,
         cache_depth: int | None = None,
         frequency_window: float | None = None,
+        quotas: Mapping[str, float] | None = None,
+        longest_request: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         if block_size < 1 or gpu_blocks < 1 or lookahead < 0 or host_blocks < 0:
@@ -110,6 +114,8 @@ class KnowledgeTree(Generic[Slot]):
         self._prefill_seconds = prefill_seconds or PrefillCostModel.default()
         self._cache_depth = cache_depth
         self._frequency_window = frequency_window
+        self._quotas = check_quotas(quotas or {})
+        self._longest_request = longest_request
         self._now = now
         self.gpu: Tier[Slot] = Tier(attrgetter("gpu"), POLICIES[policy])
         self.host: Tier[int] = Tier(attrgetter("host"), POLICIES[policy])
@@ -121,8 +127,10 @@ class KnowledgeTree(Generic[Slot]):
         self._owners: dict[Key, Node] = {}
         self._history: Memo[Key, History] = Memo(HISTORY)
         self._accesses = 0
-        blocks = self.gpu_blocks + self.host_blocks
-        self._popularity = Popularity(blocks, every=-(-blocks // SAMPLE))
+        self._shares = Shares(self._quotas, self.gpu_blocks + self.host_blocks)
+        self.pins = Pins(
+            self.gpu, self.gpu_blocks, self._longest_request, self.block_size, self._now
+        )
         self._free_host_slots = list(range(self.host_blocks - 1, -1, -1))
         self._leaving: dict[Key, Slot] = {}  # evicted from the GPU, not yet copied to the host
         self._versions: dict[tuple[Node, str], Key] = {}
@@ -130,7 +138,9 @@ class KnowledgeTree(Generic[Slot]):
 
     # Requests
 
-    def enter(self, namespace: str, spans: Sequence[Span], keys: Sequence[Key]) -> Path:
+    def enter(
+        self, namespace: str, spans: Sequence[Span], keys: Sequence[Key], priority: int = 0
+    ) -> Path:
         """Find a request's path, making what nodes are missing.
 
         Args:
@@ -138,6 +148,8 @@ class KnowledgeTree(Generic[Slot]):
             spans: The prompt's documents, in order and without overlap.
             keys: The prompt's full blocks, in order. A key stands for the block's content and all
                 that is before it.
+            priority: Of the request, as vLLM counts: documents that only requests with higher
+                numbers had are evicted first.
 
         Raises:
             ValueError: There are no documents.
@@ -154,6 +166,7 @@ class KnowledgeTree(Generic[Slot]):
             node = self._child(node, name, keys, begin, end)
             node.tokens = token_end - start
             node.requests += 1
+            node.urgency = max(node.urgency, -priority)
             nodes.append(node)
             ends.append(end)
             begin, start = end, token_end
@@ -176,12 +189,13 @@ class KnowledgeTree(Generic[Slot]):
         computed = max(1, prompt_tokens - cached)
         cost = self._prefill_seconds(cached, computed) / computed
         now = path.accessed_at = self._now() if self._frequency_window is not None else 0.0
-        path.counted_at = self._popularity.advance(path.ends[-1])
+        popularity = self._shares[path.nodes[0].name].popularity
+        path.counted_at = popularity.advance(path.ends[-1])
         for node, end in zip(path.nodes, path.ends, strict=True):
             node.running += 1
             node.last_access = self._accesses
             self._count(node.history, now)
-            self._popularity.count(node.history, len(node.keys))
+            popularity.count(node.history, len(node.keys))
             if end * self.block_size > cached:
                 node.history.total_cost += cost
                 node.history.computed += 1
@@ -198,9 +212,10 @@ class KnowledgeTree(Generic[Slot]):
         if not path.accessed or path.retracted or self._void(path):
             return
         path.retracted = True
+        popularity = self._shares[path.nodes[0].name].popularity
         for node in path.nodes:
             self._uncount(node.history, path.accessed_at)
-            self._popularity.take_back(node.history, path.counted_at)
+            popularity.take_back(node.history, path.counted_at)
             self.gpu.price(node)
             self.host.price(node)
 
@@ -218,6 +233,53 @@ class KnowledgeTree(Generic[Slot]):
                 self.gpu.spare(node)
                 self.host.spare(node)
             self._forget_if_unused(node)
+
+    # Promises
+
+    def pin(self, path: Path, ttl: float | None = None) -> None:
+        """Keep a path's documents, and all that is before them, in the GPU.
+
+        What of them is not computed yet is kept once it is. Documents beyond ``cache_depth`` are
+        not kept. A path that is pinned gets the new time.
+
+        Args:
+            path: Of a request that has not left.
+            ttl: Seconds; ``None`` until it is unpinned, or everything is forgotten.
+
+        Raises:
+            ConfigurationError: There would be no room for the longest request, or the pins would
+                exceed the tenant's quota.
+        """
+        if path.closed or self._void(path):
+            return
+        self.expire_pins()
+        self.pins.add(path.nodes, ttl, quotas=bool(self._quotas))
+
+    def unpin(self, path: Path) -> bool:
+        """Let a path's documents be evicted again.
+
+        Returns:
+            Whether they were pinned.
+        """
+        return self._unpin(path.nodes[-1])
+
+    def expire_pins(self) -> None:
+        """Unpin what was pinned long enough."""
+        for node in self.pins.over():
+            self._unpin(node)
+
+    def _unpin(self, last: Node) -> bool:
+        nodes = self.pins.remove(last)
+        for node in nodes:
+            self._forget_if_unused(node)
+        return bool(nodes)
+
+    def charge(self, namespace: str, blocks: int) -> None:
+        """Charge GPU blocks to a tenant whose requests use them; a negative number ends that.
+
+        Only of use where there are quotas.
+        """
+        self._shares[namespace].used += blocks
 
     # GPU tier
 
@@ -238,6 +300,8 @@ class KnowledgeTree(Generic[Slot]):
             self.gpu.touch(node, key)
             return False
         self.gpu.add_idle(node, key, slot)
+        if node.pins:
+            self.gpu.hold(node, key)
         if key in self._leaving:  # another copy of it was evicted in this step
             del self._leaving[key]
             self.host.remove(node, key)
@@ -260,13 +324,17 @@ class KnowledgeTree(Generic[Slot]):
         """Evict idle GPU blocks (RAGCache algorithm 1, lines 15-23).
 
         Args:
-            blocks: How many; at least this many must be idle.
+            blocks: How many; at least this many must be idle, and not pinned. They are charged to
+                whom they are for already.
         """
-        if blocks > len(self.gpu):
-            msg = f"asked to evict {blocks} blocks, only {len(self.gpu)} are idle"
+        if blocks > self.gpu.idle:
+            msg = f"asked to evict {blocks} blocks, only {self.gpu.idle} are idle"
             raise RuntimeError(msg)
         slots: list[Slot] = []
-        while len(slots) < blocks and (evicted := self.gpu.evict(blocks - len(slots))):
+        while len(slots) < blocks:
+            evicted = self._evict(self.gpu, blocks - len(slots), self.gpu_blocks)
+            if evicted is None:
+                break
             node, gone = evicted
             for key, slot in gone:
                 slots.append(slot)
@@ -306,7 +374,7 @@ class KnowledgeTree(Generic[Slot]):
         their slots is given away.
         """
         while (excess := len(self.host) - self.host_blocks) > 0:
-            evicted = self.host.evict(excess)
+            evicted = self._evict(self.host, excess, self.host_blocks)
             if evicted is None:
                 break
             node, gone = evicted
@@ -329,7 +397,7 @@ class KnowledgeTree(Generic[Slot]):
     # All of it
 
     def clear(self) -> None:
-        """Forget every node, block and frequency. The statistics continue.
+        """Forget every node, block, frequency and pin. The statistics continue.
 
         No GPU block may be in use. Paths from before are void: nothing is kept for them any more.
         """
@@ -347,6 +415,10 @@ class KnowledgeTree(Generic[Slot]):
             host_used_blocks=len(self.host) - len(self._leaving),
             host_blocks=self.host_blocks,
             nodes=self._count_nodes,
+            gpu_blocks=self.gpu_blocks,
+            pins=len(self.pins),
+            pinned_blocks=self.pins.blocks,
+            shares=self._share_stats(),
         )
 
     def snapshot(self) -> TreeSnapshot:
@@ -356,7 +428,8 @@ class KnowledgeTree(Generic[Slot]):
             block_size=self.block_size,
             gpu_clock=self.gpu.clock,
             host_clock=self.host.clock,
-            roots=snapshot_children(self.root),
+            roots=snapshot_children(self.root, self.pins.seconds_left()),
+            shares=self._share_stats(),
         )
 
     def nodes(self) -> Iterator[Node]:
@@ -368,6 +441,36 @@ class KnowledgeTree(Generic[Slot]):
                 waiting.append(node)
 
     # Inside
+
+    def _evict(
+        self, tier: Tier[AnySlot], at_most: int, capacity: int
+    ) -> tuple[Node, list[tuple[Key, AnySlot]]] | None:
+        """Free blocks of the share of which the largest multiple is used, as far as it is over."""
+        if not self._quotas:
+            return tier.evict(at_most, self._shares[""])
+        held = {share: self._held(tier, share) for share in self._shares}
+        for share in sorted(held, key=lambda share: -share.multiple(held[share], capacity)):
+            excess = max(1, held[share] - share.blocks(capacity))
+            if (evicted := tier.evict(min(at_most, excess), share)) is not None:
+                return evicted
+        return None
+
+    def _held(self, tier: Tier[Any], share: Share) -> int:
+        return tier.blocks(share) + (share.used if tier is self.gpu else 0)
+
+    def _share_stats(self) -> tuple[ShareStats, ...]:
+        if not self._quotas:
+            return ()
+        return tuple(
+            ShareStats(
+                share.namespace,
+                share.quota,
+                self._held(self.gpu, share),
+                self.host.blocks(share),
+                share.pinned,
+            )
+            for share in self._shares
+        )
 
     def _void(self, path: Path) -> bool:
         """Whether all was forgotten since the path was entered."""
@@ -386,12 +489,14 @@ class KnowledgeTree(Generic[Slot]):
         begin: int,
         end: int,
     ) -> Node:
+        name, _ = label
         # Another path may own the first blocks already, such as a conversation's earlier turns.
         parent = under
         while begin < end and (owner := self._owners.get(keys[begin])) is not None:
             parent = owner
             begin += 1
-        node = Node(label, parent, under, tuple(keys[begin:end]))
+        share = self._shares[name] if under is self.root else under.share
+        node = Node(label, parent, under, tuple(keys[begin:end]), share=share)
         under.children[label] = node
         parent.links += 1
         for key in node.keys:
@@ -444,6 +549,7 @@ class KnowledgeTree(Generic[Slot]):
                 or under.children.get(node.label) is not node
                 or node.requests
                 or node.links
+                or node.pins
                 or node.children
                 or not (node.gpu.empty and node.host.empty)
             ):

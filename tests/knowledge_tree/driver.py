@@ -117,7 +117,7 @@ class Driver:
 
     @property
     def available(self) -> int:
-        return len(self.free) + len(self.tree.gpu)
+        return len(self.free) + self.tree.gpu.idle
 
     def find(self, request: Request, pick: int = 0) -> tuple[list[int], int]:
         """Slots of the leading blocks found in the GPU, and how many more are on the host.
@@ -141,9 +141,10 @@ class Driver:
         spans: tuple[Span, ...],
         tokens: list[Token],
         prompt_tokens: int,
+        priority: int = 0,
     ) -> Request:
         keys = self.keys(namespace, tokens)
-        path = self.tree.enter(namespace, spans, keys[: prompt_tokens // self.size])
+        path = self.tree.enter(namespace, spans, keys[: prompt_tokens // self.size], priority)
         request = Request(namespace, spans, tokens, prompt_tokens, keys, path, prompt_tokens)
         self.waiting.append(request)
         return request
@@ -157,8 +158,8 @@ class Driver:
         if needed > self.available - sum(not self.users[slot] for slot in hits):
             return False
         for key, slot in zip(request.keys, hits, strict=False):
-            self._use(key, slot)
-        request.slots = hits + self._take(needed)
+            self._use(key, slot, request.namespace)
+        request.slots = hits + self._take(needed, request.namespace)
         on_host_keys = request.keys[len(hits) : cached]
         for slot, host_slot in zip(
             request.slots[len(hits) : cached], self.tree.swap_in(on_host_keys), strict=True
@@ -187,7 +188,7 @@ class Driver:
         if needed > self.available:
             return False
         request.known = known
-        request.slots += self._take(needed)
+        request.slots += self._take(needed, request.namespace)
         self._name(request, computed)
         self.scheduled.append(request)
         return True
@@ -262,15 +263,17 @@ class Driver:
 
     # Inside
 
-    def _use(self, key: int, slot: int) -> None:
+    def _use(self, key: int, slot: int, namespace: str) -> None:
         assert self.names[slot] == key
         if not self.users[slot]:
             kept = self.tree.reuse(key, slot)
             assert kept == (slot not in self.free)
             self.free.pop(slot, None)
+            self.tree.charge(namespace, 1)
         self.users[slot] += 1
 
-    def _take(self, blocks: int) -> list[int]:
+    def _take(self, blocks: int, namespace: str) -> list[int]:
+        self.tree.charge(namespace, blocks)
         taken = [self.free.popitem(last=False)[0] for _ in range(min(blocks, len(self.free)))]
         missing = max(0, blocks - len(taken))
         if missing:
@@ -304,6 +307,7 @@ class Driver:
             self.users[slot] -= 1
             if self.users[slot]:
                 continue
+            self.tree.charge(request.namespace, -1)
             key = self.names[slot]
             if key is None:
                 self.free[slot] = None

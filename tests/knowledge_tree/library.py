@@ -39,7 +39,9 @@ class Library:
         self.lengths = lengths or {}
         self.questions = 0
 
-    def arrive(self, *documents: str, system: str = "S", tenant: str = "") -> Request:
+    def arrive(
+        self, *documents: str, system: str = "S", tenant: str = "", priority: int = 0
+    ) -> Request:
         tokens: list[Token] = [(system, place) for place in range(self.lengths.get(system, 1))]
         spans: list[Span] = []
         for name in documents:
@@ -48,7 +50,7 @@ class Library:
             spans.append((name.partition("'")[0], start, len(tokens)))
         self.questions += 1
         tokens.append(("question", self.questions))
-        return self.driver.arrive(tenant, tuple(spans), tokens, len(tokens))
+        return self.driver.arrive(tenant, tuple(spans), tokens, len(tokens), priority)
 
     def begin(self, *documents: str, system: str = "S", tenant: str = "") -> Request:
         """A request is admitted and computed, and goes on running."""

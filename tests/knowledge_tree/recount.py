@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -12,6 +12,7 @@ from ragcache_integrations.knowledge_tree import tier as tier_module
 from ragcache_integrations.knowledge_tree.node import Key, Node, Shelf
 from ragcache_integrations.knowledge_tree.path import Path
 from ragcache_integrations.knowledge_tree.popularity import FIRST, NEVER
+from ragcache_integrations.knowledge_tree.shares import Share
 from ragcache_integrations.knowledge_tree.tier import Tier
 
 GetShelf = Callable[[Node], Shelf]
@@ -83,7 +84,22 @@ def check_requests(
         assert node.requests == requests[node]
         assert node.running == running[node]
         holds = not (node.gpu.empty and node.host.empty) or any(map(in_use, node.keys))
-        assert holds or node.requests or node.links or node.children, "should be gone"
+        assert holds or node.requests or node.links or node.children or node.pins, "should be gone"
+
+
+def check_pins(tree: KnowledgeTree[int]) -> None:
+    """What is pinned is never idle in the GPU, and all that is before it is pinned, too."""
+    pinned = 0
+    for node in tree.nodes():
+        assert node.pins >= 0
+        if node.pins:
+            pinned += len(node.keys)
+            assert not node.gpu.idle
+            assert node.parent is tree.root or (node.parent is not None and node.parent.pins)
+        else:
+            assert not node.gpu.busy
+    assert pinned == tree.stats().pinned_blocks
+    assert pinned + tree._longest_request <= tree.gpu_blocks or not pinned
 
 
 def check_tier(
@@ -97,25 +113,32 @@ def check_tier(
         return bool(shelf(node).idle) or any(map(active, below.get(node, ())))
 
     held: list[Hashable] = []
+    by_share: Counter[object] = Counter()
     for node in [tree.root, *nodes]:
         mine = shelf(node)
         assert not mine.idle.keys() & mine.busy
         assert mine.idle.keys() | mine.busy <= set(node.keys)
         held += [*mine.idle, *mine.busy]
+        by_share[node.share] += len(mine.idle) + len(mine.busy)
         assert mine.idle_below == sum(map(active, below.get(node, ())))
         places = [node.keys.index(key) for key in mine.idle if not in_use(key)]
         assert places == sorted(places, reverse=True), "the last block must go first"
     assert len(held) == len(tier)
     assert set(held) == tier.slots.keys()
-    assert tier._candidates == sum(bool(shelf(node).idle) for node in nodes)
-    lowest = min((rank(node, shelf) for node in leaves(tree, shelf)), default=None)
-    found = tier._lowest()
-    assert (None if found is None else rank(found, shelf)) == lowest
+    assert tier.idle == sum(len(shelf(node).idle) for node in nodes)
+    for share in tree._shares:
+        own = [node for node in nodes if node.share is share]
+        part = tier._parts[share]
+        assert part.candidates == sum(bool(shelf(node).idle) for node in own)
+        assert tier.blocks(share) == by_share[share]
+        ranks = [rank(node, shelf) for node in leaves(tree, shelf) if node.share is share]
+        found = tier._lowest(share)
+        assert (None if found is None else rank(found, shelf)) == min(ranks, default=None)
 
 
-def rank(node: Node, shelf: GetShelf) -> tuple[bool, float]:
-    """What a leaf is evicted by, the lowest first: whether requests need it, and its priority."""
-    return node.requests > 0, shelf(node).priority
+def rank(node: Node, shelf: GetShelf) -> tuple[float, bool, float]:
+    """What a leaf is evicted by, the lowest first: urgency, whether requests need it, priority."""
+    return node.urgency, node.requests > 0, shelf(node).priority
 
 
 def heap_bound(candidates: int) -> int:
@@ -160,7 +183,7 @@ class Ledger:
         self.priorities: dict[tuple[str, Node], float] = {}
         self.last: dict[Node, int] = {}
         self.accesses = 0
-        self.half_lives = 0.0
+        self.half_lives: defaultdict[Share, float] = defaultdict(float)
 
     def account(self, node: Node) -> Account:
         """History belongs to the content: a node that comes back has it again."""
@@ -171,19 +194,21 @@ class Ledger:
         self, tree: KnowledgeTree[int], path: Path, cached: int, prompt: int, now: float
     ) -> None:
         self.accesses += 1
-        blocks = tree.gpu_blocks + tree.host_blocks
-        self.half_lives += path.ends[-1] / blocks / tree._popularity.half_life
+        share = path.nodes[0].share
+        assert share is not None
+        blocks = max(1, round(share.quota * (tree.gpu_blocks + tree.host_blocks)))
+        self.half_lives[share] += path.ends[-1] / blocks / share.popularity.half_life
         new = max(1, prompt - cached)
         for node, end in zip(path.nodes, path.ends, strict=True):
             account = self.account(node)
             account.times.append(now)
-            account.counted.append(self.half_lives)
+            account.counted.append(self.half_lives[share])
             account.frequency = sum(then >= now - self.window for then in account.times)
             if end * self.block_size > cached:
                 account.costs.append(self.seconds(cached, new) / new)
             self.last[node] = self.accesses
-            self.price("gpu", node, tree.gpu.clock)
-            self.price("host", node, tree.host.clock)
+            self.price("gpu", node, tree.gpu._parts[share].clock)
+            self.price("host", node, tree.host._parts[share].clock)
 
     def price(self, tier: str, node: Node, clock: float) -> None:
         account = self.account(node)

@@ -296,7 +296,8 @@ class TestEviction:
         for _ in range(100):  # each prices an idle node again
             path = library.arrive("D1").path
             library.tree.access(path, 0, 0, 4)
-        assert len(library.tree.gpu._heap) <= 2 * 2 + 8 + 1
+        (part,) = library.tree.gpu._parts.values()
+        assert len(part.heap) <= 2 * 2 + 8 + 1
 
 
 class TestHostTier:

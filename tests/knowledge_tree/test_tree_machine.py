@@ -27,6 +27,8 @@ SETTINGS = st.builds(
     rule=st.sampled_from(["unused", "always"]),
     access_first=st.booleans(),
     gap=st.sampled_from([0, 0, 1]),
+    quotas=st.sampled_from([(), (), (("tenant", 0.5),), (("tenant", 0.3), ("", 0.7))]),
+    longest=st.sampled_from([0, 0, 4]),
 )
 
 
@@ -42,6 +44,7 @@ REQUESTS = st.builds(
     question=st.sampled_from([0, 1, 3]),
     answer=st.integers(0, 4),
     earlier=st.one_of(st.none(), st.none(), st.none(), WHICH),
+    priority=st.sampled_from([0, 0, 0, 1, -1]),
 )
 
 
@@ -91,6 +94,14 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(duration=st.sampled_from([0.5, 2.0, 10.0]))
     def sleep(self, duration: float) -> None:
         self.world.sleep(duration)
+
+    @rule(which=WHICH, ttl=st.sampled_from([None, 1.0, 5.0]))
+    def pin(self, which: int, ttl: float | None) -> None:
+        self.world.pin(which, ttl)
+
+    @rule(which=WHICH)
+    def unpin(self, which: int) -> None:
+        self.world.unpin(which)
 
     @rule(enter_again=st.booleans())
     def clear(self, enter_again: bool) -> None:

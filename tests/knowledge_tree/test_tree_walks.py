@@ -23,6 +23,8 @@ ACTIONS = {
     "abort": 1,
     "end_step": 6,
     "sleep": 1,
+    "pin": 1,
+    "unpin": 1,
 }
 
 
@@ -43,6 +45,8 @@ class Walk:
                 rule=pick(["unused", "always"]),
                 access_first=pick([False, True]),
                 gap=pick([0, 0, 1]),
+                quotas=pick([(), (("tenant", 0.5),), (("tenant", 0.3), ("", 0.7))]),
+                longest=pick([0, 4]),
             )
         )
         self.names = sorted(LENGTHS)[: pick([2, 4, 5])]
@@ -57,7 +61,15 @@ class Walk:
             question=number(4),
             answer=number(4),
             earlier=pick([None, None, None, number(8)]),
+            priority=pick([0, 0, 1, -1]),
         )
+
+    def pass_on(self, action: str, which: int) -> None:
+        """What depends on time."""
+        if action == "pin":
+            self.world.pin(which, self.random.choice([None, 1.0, 5.0]))
+        else:
+            self.world.sleep(self.random.choice([0.5, 2.0, 10.0]))
 
     def step(self) -> None:
         world, pick, number = self.world, self.random.choice, self.random.randrange
@@ -75,12 +87,12 @@ class Walk:
             world.admit(which, chunk, pick([0, 1, 2]))
         elif action == "advance":
             world.advance(which, chunk)
-        elif action == "preempt":
-            world.preempt(which)
+        elif action in ("preempt", "unpin"):
+            getattr(world, action)(which)
         elif action in ("finish", "abort"):
             getattr(world, action)(which, leave=leave)
-        elif action == "sleep":
-            world.sleep(pick([0.5, 2.0, 10.0]))
+        elif action in ("pin", "sleep"):
+            self.pass_on(action, which)
         else:
             world.end_step()
         world.check()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import pytest
+
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 from ragcache_integrations.knowledge_tree.node import Key, Node
 from ragcache_integrations.knowledge_tree.path import Path, Span
+from ragcache_integrations.knowledge_tree.shares import Share
 from ragcache_integrations.knowledge_tree.tier import Tier
 
 from . import recount
@@ -33,6 +38,8 @@ class Setting:
     rule: Rule = "unused"
     access_first: bool = True
     gap: int = 0
+    quotas: tuple[tuple[str, float], ...] = ()
+    longest: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,7 @@ class Asked:
     question: int
     answer: int
     earlier: int | None = None
+    priority: int = 0
 
 
 class World:
@@ -64,6 +72,8 @@ class World:
             prefill_seconds=seconds,
             cache_depth=setting.cache_depth,
             frequency_window=setting.frequency_window,
+            quotas=dict(setting.quotas),
+            longest_request=setting.longest,
             now=lambda: self.time,
         )
         self.driver = Driver(
@@ -79,6 +89,8 @@ class World:
         self.clocks = (0.0, 0.0)
         self.most_candidates = [0, 0]
         self.past: list[Request] = []
+        self.pins: dict[Node, float] = {}
+        self.kept: set[Key] = set()
         self.answers = 0
         self._watch_tier("gpu", self.tree.gpu, recount.gpu)
         self._watch_tier("host", self.tree.host, recount.host)
@@ -103,7 +115,7 @@ class World:
         tokens += [("question", asked.question, place) for place in range(asked.question)]
         prompt = len(tokens)
         tokens += [("answer", self.answers, place) for place in range(asked.answer)]
-        request = self.driver.arrive(namespace, tuple(spans), tokens, prompt)
+        request = self.driver.arrive(namespace, tuple(spans), tokens, prompt, asked.priority)
         self._check_path(request)
         self.past = [*self.past[-7:], request]
         return request
@@ -145,8 +157,44 @@ class World:
         if waiting:
             self.driver.abort(waiting[which % len(waiting)], leave=leave)
 
+    def pin(self, which: int, ttl: float | None) -> None:
+        """Pin the documents of a request that has not left; refused where there is no room."""
+        live = self.driver.waiting + self.driver.running
+        if not live:
+            return
+        path = live[which % len(live)].path
+        self.tree.expire_pins()
+        self.expire_pins()
+        above = {node for node in path.nodes for node in [node, *_above(node)]}
+        new = sum(len(node.keys) for node in above if not node.pins)
+        pinned = self.tree.stats().pinned_blocks
+        fits = pinned + new <= self.setting.gpu_blocks - self.setting.longest
+        if self.setting.quotas:
+            share = path.nodes[0].share
+            assert share is not None
+            own = sum(len(n.keys) for n in self.tree.nodes() if n.pins and n.share is share)
+            fits &= own + new <= share.quota * self.setting.gpu_blocks + 1e-6
+        if path.nodes[0] not in self.tree.root.children.values():
+            self.tree.pin(path, ttl)  # void
+        elif fits or not new:
+            self.tree.pin(path, ttl)
+            self.pins[path.nodes[-1]] = math.inf if ttl is None else self.time + ttl
+        else:
+            with pytest.raises(ConfigurationError, match="cannot be pinned"):
+                self.tree.pin(path, ttl)
+
+    def unpin(self, which: int) -> None:
+        if self.past:
+            last = self.past[which % len(self.past)].path
+            assert self.tree.unpin(last) == (self.pins.pop(last.nodes[-1], None) is not None)
+
+    def expire_pins(self) -> None:
+        self.pins = {node: until for node, until in self.pins.items() if until > self.time}
+
     def end_step(self) -> None:
         self.driver.end_step()
+        self.tree.expire_pins()
+        self.expire_pins()
         self.check_after_step()
 
     def sleep(self, duration: float) -> None:
@@ -162,6 +210,7 @@ class World:
         self.ledger.forget()
         self.written.clear()
         self.clocks = (0.0, 0.0)
+        self.pins.clear()
         self.check()
         assert not list(self.tree.nodes())
         for request, path in zip(self.driver.waiting, void, strict=True):
@@ -191,6 +240,7 @@ class World:
         recount.check_tier(tree, tree.gpu, recount.gpu, driver.in_use)
         recount.check_tier(tree, tree.host, recount.host, driver.in_use)
         driver.check_slots()
+        self._check_promises()
         self.ledger.check(tree)
         self._check_chains()
         self._check_clocks_and_heaps()
@@ -221,6 +271,22 @@ class World:
             assert tuple(own) == node.keys == tuple(request.keys[start:end][-len(own) or end :])
             start = end
         assert all(self.tree.owner(key) for key in request.keys[: path.ends[-1]])
+
+    def _check_promises(self) -> None:
+        """What is pinned stays once it is there; what a tenant uses is charged to it."""
+        tree, driver = self.tree, self.driver
+        recount.check_pins(tree)
+        assert set(tree.pins._pins) == set(self.pins)
+        pinned = {node for last in self.pins for node in [last, *_above(last)]}
+        assert pinned <= {node for node in tree.nodes() if node.pins}
+        keys = {key for node in tree.nodes() if node.pins for key in node.keys}
+        there = {key for key in keys if key in tree.gpu.slots or driver.in_use(key)}
+        assert self.kept & keys <= there, "a pinned block has gone"
+        self.kept = there
+        users = {slot: r.namespace for r in driver.running for slot in r.slots}
+        for share in tree._shares:
+            used = sum(tree._shares[namespace] is share for namespace in users.values())
+            assert share.used == used
 
     def _check_chains(self) -> None:
         tree, driver = self.tree, self.driver
@@ -254,27 +320,35 @@ class World:
         assert clocks[1] >= self.clocks[1]
         self.clocks = clocks
         for index, tier in enumerate((self.tree.gpu, self.tree.host)):
-            self.most_candidates[index] = max(self.most_candidates[index], tier._candidates)
-            assert len(tier._heap) <= recount.heap_bound(self.most_candidates[index])
+            self.most_candidates[index] = max(
+                self.most_candidates[index], sum(part.candidates for part in tier._parts.values())
+            )
+            for part in tier._parts.values():
+                assert len(part.heap) <= recount.heap_bound(self.most_candidates[index])
 
     # What is seen of the tree's own calls
 
     def _watch_tier(self, name: str, tier: Tier[int], shelf: recount.GetShelf) -> None:
         evict = tier.evict
 
-        def watched(at_most: int) -> tuple[Node, list[tuple[Key, int]]] | None:
-            candidates = recount.leaves(self.tree, shelf)
+        def watched(
+            at_most: int, share: Share | None = None
+        ) -> tuple[Node, list[tuple[Key, int]]] | None:
+            leaves = recount.leaves(self.tree, shelf)
+            candidates = [node for node in leaves if node.share is share]
             first = min((recount.rank(node, shelf) for node in candidates), default=None)
             idle = {node: list(shelf(node).idle) for node in candidates}
-            clock = tier.clock
-            evicted = evict(at_most)
+            clock = tier._parts[share].clock
+            multiples = self._multiples(name, leaves)
+            evicted = evict(at_most, share)
             if evicted is None:
                 assert not candidates
                 return None
             node, gone = evicted
             assert node in candidates
+            assert multiples[share] == max(multiples.values()), "another share uses more of its own"
             assert recount.rank(node, shelf) == first, "not the leaf that goes first"
-            assert tier.clock == max(clock, shelf(node).priority)
+            assert tier._parts[share].clock == max(clock, shelf(node).priority)
             assert len(gone) == min(at_most, len(idle[node]))
             last_first = sorted(idle[node], key=node.keys.index, reverse=True)
             if not any(map(self.driver.in_use, idle[node])):
@@ -283,6 +357,21 @@ class World:
             return evicted
 
         tier.evict = watched  # type: ignore[method-assign]  # to look at every call
+
+    def _multiples(self, name: str, leaves: list[Node]) -> dict[Share | None, float]:
+        """By how many times each share is used that has anything to give."""
+        gpu = name == "gpu"
+        held = {share: share.used if gpu else 0 for share in self.tree._shares}
+        for node in self.tree.nodes():
+            place = node.gpu if gpu else node.host
+            assert node.share is not None
+            held[node.share] += len(place.idle) + len(place.busy)
+        capacity = self.setting.gpu_blocks if gpu else self.setting.host_blocks
+        return {
+            share: count / (share.quota * capacity) if share.quota else math.inf
+            for share, count in held.items()
+            if any(node.share is share for node in leaves)
+        }
 
     def _note_evicted(self, name: str, gone: list[tuple[Key, int]]) -> None:
         if name == "gpu":
@@ -307,7 +396,7 @@ class World:
             slots = evict(blocks)
             for node in bare:
                 if not node.host.empty:
-                    self.ledger.price("host", node, tree.host.clock)
+                    self.ledger.price("host", node, tree.host._parts[node.share].clock)
             return slots
 
         def watched_swap_out() -> list[object]:
@@ -340,3 +429,10 @@ class World:
         }
         for name, method in watched.items():
             setattr(tree, name, method)
+
+
+def _above(node: Node) -> Iterator[Node]:
+    """The owners of the blocks before a node's, the root of the tree aside."""
+    while node.parent is not None and node.parent.parent is not None:
+        node = node.parent
+        yield node

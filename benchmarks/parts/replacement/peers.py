@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from ragcache_integrations.knowledge_tree.node import Key, Node
 from ragcache_integrations.knowledge_tree.policies import lru
+from ragcache_integrations.knowledge_tree.shares import Share
 from ragcache_integrations.knowledge_tree.tier import Tier
 
 __all__ = ["S3FifoTier", "WTinyLfuTier"]
@@ -88,8 +89,10 @@ class _QueuedTier(Tier[int], ABC):
             self._access(node)
 
     @override
-    def evict(self, at_most: int) -> tuple[Node, list[tuple[Key, int]]] | None:
-        evicted = super().evict(at_most)
+    def evict(
+        self, at_most: int, share: Share | None = None
+    ) -> tuple[Node, list[tuple[Key, int]]] | None:
+        evicted = super().evict(at_most, share)
         if evicted is not None and evicted[0].gpu.empty:
             self._gone(evicted[0])
         return evicted
@@ -128,7 +131,7 @@ class S3FifoTier(_QueuedTier):
             self._small.put(node)
 
     @override
-    def _lowest(self) -> Node | None:
+    def _lowest(self, share: Share | None) -> Node | None:
         while True:
             small, main = self._small.leaf(), self._main.leaf()
             if small is not None and (main is None or self._small.blocks > SMALL * self._blocks):
@@ -195,7 +198,7 @@ class WTinyLfuTier(_QueuedTier):
             self._probation.put(admitted)
 
     @override
-    def _lowest(self) -> Node | None:
+    def _lowest(self, share: Share | None) -> Node | None:
         while True:
             candidate = self._window.leaf()
             victim = self._probation.leaf() or self._protected.leaf()

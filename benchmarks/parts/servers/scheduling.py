@@ -94,7 +94,7 @@ class Scheduling:
         in_gpu = len(slots)
         on_host = tree.on_host(keys, in_gpu)
         needed = len(keys) - in_gpu
-        room = self._kept // 4 - len(tree.gpu) - in_gpu
+        room = self._kept // 4 - tree.gpu.idle - in_gpu
         taken = tree.evict(needed - room) if needed > room else []
         taken += itertools.islice(self._slots, needed - len(taken))
         tree.swap_in(keys[in_gpu : in_gpu + on_host])

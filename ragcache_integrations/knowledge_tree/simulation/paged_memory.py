@@ -38,6 +38,7 @@ class PagedRequest:
         prompt_keys: How many of them lie in the prompt.
         blocks: How many blocks it needs in all.
         topic: The same for all requests that begin with the same document.
+        namespace: The tenant.
         path: Its way through the tree, once it has entered.
     """
 
@@ -47,6 +48,7 @@ class PagedRequest:
     prompt_keys: int
     blocks: int
     topic: int
+    namespace: str = ""
     path: Path | None = None
 
 
@@ -75,8 +77,9 @@ class Pager:
 
     def page(self, request: TraceRequest) -> PagedRequest:
         """Cut a request into blocks."""
-        size, path, end = self._block_size, 0, self._system_tokens
-        keys = list(range(end // size))
+        size, end = self._block_size, self._system_tokens
+        path = self._path(0, request.namespace, 0) if request.namespace else 0
+        keys = list(_keys(path, 0, end // size))
         spans: list[Span] = []
         topic = None
         for name, tokens in request.documents:
@@ -91,7 +94,15 @@ class Pager:
         end += request.question_tokens
         full = (end + self._output_tokens - 1) // size
         keys += _keys(path, len(keys), full)
-        return PagedRequest(tuple(spans), end, keys, end // size, self.blocks(end), topic or path)
+        return PagedRequest(
+            tuple(spans),
+            end,
+            keys,
+            end // size,
+            self.blocks(end),
+            topic or path,
+            request.namespace,
+        )
 
     def _path(self, before: int, name: str, tokens: int) -> int:
         step = (before, name, tokens)
@@ -159,7 +170,7 @@ class TreeMemory:
         """A request has arrived."""
         if request.spans:
             keys = request.keys[: request.prompt_keys]
-            request.path = self._tree.enter("", request.spans, keys)
+            request.path = self._tree.enter(request.namespace, request.spans, keys)
 
     def find(self, request: PagedRequest) -> CachedPrefix:
         """What of its prompt is cached now."""
@@ -171,6 +182,7 @@ class TreeMemory:
         tree, size = self._tree, self._block_size
         keys = request.keys[: _reusable(request, size)]
         hits, on_host = self._find(request, keys)
+        tree.charge(request.namespace, request.blocks)
         slots = [self._use(key) for key in keys[:hits]]
         slots += self._take(request.blocks - hits)
         tree.swap_in(keys[hits : hits + on_host])
@@ -178,6 +190,7 @@ class TreeMemory:
         if request.path is not None:
             tree.access(request.path, prefix.gpu_tokens, prefix.host_tokens, request.prompt_tokens)
         tree.swap_out()
+        tree.charge(request.namespace, -request.blocks)
         self._release(request.keys, slots)
         if request.path is not None:
             tree.leave(request.path)
@@ -280,7 +293,7 @@ class StockMemory:
 
     def stats(self) -> TreeStats:
         """What happened so far; what only a tree counts is 0."""
-        return TreeStats(**self._tally)
+        return TreeStats(**self._tally, shares=())
 
     def _take(self, blocks: int) -> list[int]:
         kept = max(0, len(self._free) - blocks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tqdm import tqdm
@@ -89,6 +89,7 @@ def simulate(
     policy: str = DEFAULT_POLICY,
     prefill_seconds: PrefillSeconds | None = None,
     cache_depth: int | None = None,
+    quotas: Mapping[str, float] | None = None,
     output_tokens: int = 8,
     queue: bool = False,
     reorder_window: int | None = None,
@@ -110,6 +111,7 @@ def simulate(
         policy: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``; or ``vllm`` for stock vLLM.
         prefill_seconds: T(alpha, beta); :meth:`PrefillCostModel.default` where it is ``None``.
         cache_depth: Only the first documents of a request are kept; ``None`` for all.
+        quotas: Part of the memory that belongs to each of some tenants.
         output_tokens: Length of every answer.
         queue: Simulate arrivals and waiting too, and give each request's time to first token.
         reorder_window: With a queue: by how many others a waiting request may be overtaken by one
@@ -137,10 +139,10 @@ def simulate(
         )
         raise ConfigurationError(msg)
     if policy == STOCK_POLICY:
-        if host_blocks or cache_depth is not None or reorder_window is not None:
+        if host_blocks or cache_depth is not None or reorder_window is not None or quotas:
             msg = (
-                "stock vLLM has no host_blocks, cache_depth and reorder_window here, got "
-                f"{host_blocks}, {cache_depth} and {reorder_window}"
+                "stock vLLM has no host_blocks, cache_depth, reorder_window and quotas here, got "
+                f"{host_blocks}, {cache_depth}, {reorder_window} and {quotas}"
             )
             raise ConfigurationError(msg)
         memory: PagedMemory = StockMemory(gpu_blocks, block_size)
@@ -152,6 +154,7 @@ def simulate(
             policy=policy,
             prefill_seconds=seconds,
             cache_depth=cache_depth,
+            quotas=quotas,
         )
         if gpu_tier is not None:
             tree.gpu = gpu_tier

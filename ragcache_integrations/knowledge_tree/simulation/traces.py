@@ -25,12 +25,14 @@ class TraceRequest:
         question_tokens: Length of what comes after the documents, at least 1.
         question: Identifies the question's text; ``None`` for one that is asked only once.
         arrival: Second at which the request arrives.
+        namespace: The tenant. Tenants share nothing.
     """
 
     documents: tuple[tuple[str, int], ...]
     question_tokens: int = 32
     question: str | None = None
     arrival: float = 0.0
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

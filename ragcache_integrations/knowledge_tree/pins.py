@@ -1,0 +1,166 @@
+"""Pinned documents: they stay in the GPU until they are unpinned or their time is over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ragcache_integrations.errors import ConfigurationError
+
+from .node import Node
+from .tier import Tier
+
+__all__ = ["Pins"]
+
+
+@dataclass(slots=True)
+class _Pin:
+    nodes: tuple[Node, ...]
+    until: float
+
+
+class Pins:
+    """The pins of a tree, each of a path.
+
+    A pin keeps all blocks of its path in the GPU, from the beginning of the prompt to the end of
+    its last document: without those before it, a block is of no use. Blocks that are not computed
+    yet are kept as soon as they are. The room for all of them is set aside at once, so that a pin
+    that was accepted is never broken.
+
+    Args:
+        gpu: The tier in which they stay.
+        capacity: Its blocks.
+        longest: Blocks of the longest request, for which there must always be room.
+        block_size: Tokens per block.
+        now: Clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        gpu: Tier[Any],
+        capacity: int,
+        longest: int,
+        block_size: int,
+        now: Callable[[], float],
+    ) -> None:
+        self._gpu = gpu
+        self._capacity = capacity
+        self._longest = longest
+        self._block_size = block_size
+        self._now = now
+        self._pins: dict[Node, _Pin] = {}
+        self._next_end = math.inf
+        self.blocks = 0
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def add(self, nodes: tuple[Node, ...], ttl: float | None, *, quotas: bool) -> None:
+        """Pin a path; one that is pinned gets the new time.
+
+        Args:
+            nodes: Of the path, in order.
+            ttl: Seconds; ``None`` for no end.
+            quotas: Whether tenants have quotas, so that a tenant's pins must fit its share.
+
+        Raises:
+            ConfigurationError: There would be no room for the longest request, or the pins would
+                exceed the tenant's quota.
+        """
+        until = math.inf if ttl is None else self._now() + ttl
+        pin = self._pins.get(nodes[-1])
+        if pin is None:
+            chain = tuple(_chain(nodes))
+            self._check(chain, quotas=quotas)
+            for node in chain:
+                node.pins += 1
+                if node.pins == 1:
+                    self._count(node, 1)
+                    for key in list(node.gpu.idle):
+                        self._gpu.hold(node, key)
+            pin = self._pins[nodes[-1]] = _Pin(chain, until)
+        pin.until = until
+        self._next_end = min(self._next_end, until)
+
+    def remove(self, last: Node) -> tuple[Node, ...]:
+        """Unpin the path that ends with a node.
+
+        Returns:
+            The nodes of the path, the last one first; none if it was not pinned.
+        """
+        pin = self._pins.pop(last, None)
+        if pin is None:
+            return ()
+        for node in pin.nodes:
+            node.pins -= 1
+            if not node.pins:
+                self._count(node, -1)
+                for key in reversed(node.keys):  # the last block is the first to go
+                    self._gpu.release(node, key)
+        return pin.nodes
+
+    def over(self) -> Iterable[Node]:
+        """The last nodes of paths whose time is over."""
+        now = self._now()
+        if now < self._next_end:
+            return ()
+        over = [node for node, pin in self._pins.items() if pin.until <= now]
+        self._next_end = min(
+            (pin.until for pin in self._pins.values() if pin.until > now), default=math.inf
+        )
+        return over
+
+    def seconds_left(self) -> Mapping[Node, float]:
+        """How long each pinned node stays so, by its longest pin."""
+        left: dict[Node, float] = {}
+        now = self._now()
+        for pin in self._pins.values():
+            for node in pin.nodes:
+                left[node] = max(left.get(node, 0.0), pin.until - now)
+        return left
+
+    def _check(self, chain: Iterable[Node], *, quotas: bool) -> None:
+        new = [node for node in chain if not node.pins]
+        blocks = sum(len(node.keys) for node in new)
+        if not blocks:
+            return
+        most = self._capacity - self._longest
+        if self.blocks + blocks > most:
+            msg = (
+                f"{self._blocks(blocks)} cannot be pinned: {self._blocks(self.blocks)} are pinned "
+                f"already, and of {self._capacity} at most {max(0, most)} may be, so that there is "
+                f"room for the longest request of {self._blocks(self._longest)}"
+            )
+            raise ConfigurationError(msg)
+        share = new[0].share
+        if quotas and share is not None:
+            most = share.blocks(self._capacity)
+            if share.pinned + blocks > most:
+                msg = (
+                    f"{self._blocks(blocks)} cannot be pinned: {self._blocks(share.pinned)} of "
+                    f"this tenant are pinned already, and its quota of {share.quota:g} is "
+                    f"{self._blocks(most)}"
+                )
+                raise ConfigurationError(msg)
+
+    def _blocks(self, blocks: int) -> str:
+        return f"{blocks} blocks ({blocks * self._block_size} tokens)"
+
+    def _count(self, node: Node, sign: int) -> None:
+        blocks = sign * len(node.keys)
+        self.blocks += blocks
+        if node.share is not None:
+            node.share.pinned += blocks
+
+
+def _chain(nodes: tuple[Node, ...]) -> Iterator[Node]:
+    """The nodes of a path and all owners of blocks before theirs, the last one first."""
+    seen: set[Node] = set()
+    for node in reversed(nodes):
+        above: Node | None = node
+        while above is not None and above.parent is not None and above not in seen:
+            seen.add(above)
+            yield above
+            above = above.parent

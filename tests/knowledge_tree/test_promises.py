@@ -1,0 +1,222 @@
+"""Pins, quotas and priorities by examples; ``test_tree_machine.py`` tries them in any order."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.knowledge_tree import POLICIES, KnowledgeTree
+from ragcache_integrations.knowledge_tree.simulation.simulator import SimulationResult, simulate
+from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest, zipf_ranks
+
+from .library import Found, Library
+
+
+class TestPins:
+    def test_pinned_documents_stay_with_all_before_them(self) -> None:
+        library = Library(20)
+        request = library.begin("D1", "D2")
+        library.tree.pin(request.path)
+        library.driver.finish(request)
+        for number in range(50):
+            library.ask(f"other {number}")
+        assert library.ask("D1", "D2") == Found(gpu=5, host=0)
+
+    def test_what_is_computed_later_is_pinned_once_it_is(self) -> None:
+        library = Library(20)
+        request = library.arrive("D1")
+        library.tree.pin(request.path)
+        library.driver.abort(request)
+        library.ask("D1")
+        library.evict(library.tree.gpu.idle)
+        assert library.in_gpu() == ["D1"]
+
+    def test_their_time_ends(self) -> None:
+        now = [100.0]
+        library = Library(20, now=lambda: now[0])
+        request = library.begin("D1")
+        library.tree.pin(request.path, 60)
+        library.driver.finish(request)
+        (root,) = library.tree.snapshot().roots
+        assert [(n.pinned, n.pinned_seconds) for n in (root, *root.children)] == [(True, 60)] * 2
+        assert str(library.tree.snapshot()).endswith(", pinned")
+        now[0] += 59
+        library.tree.pin(library.arrive("D1").path, 2)  # again: the new time counts
+        library.tree.expire_pins()
+        assert library.tree.stats().pins == 1
+        now[0] += 2
+        library.tree.expire_pins()
+        assert (library.tree.stats().pins, library.tree.stats().pinned_blocks) == (0, 0)
+        assert library.tree.gpu.idle == 3
+        assert not library.tree.snapshot().roots[0].pinned
+
+    def test_unpinned_documents_are_evicted_as_others_are(self) -> None:
+        library = Library(20)
+        request = library.begin("D1")
+        library.tree.pin(request.path)
+        library.driver.finish(request)
+        assert library.tree.gpu.idle == 0
+        assert library.tree.unpin(library.arrive("D1").path)
+        assert not library.tree.unpin(library.arrive("D1").path)
+        library.evict(3)
+        assert library.in_gpu() == []
+
+    def test_two_pins_share_a_beginning(self) -> None:
+        library = Library(20)
+        paths = [library.arrive("D1", follower).path for follower in ("D2", "D3")]
+        for path in paths:
+            library.tree.pin(path)
+        assert library.tree.stats().pinned_blocks == 7
+        library.tree.unpin(paths[0])
+        assert library.tree.stats().pinned_blocks == 5
+        library.tree.unpin(paths[1])
+        assert library.tree.stats().pinned_blocks == 0
+
+    def test_the_longest_request_always_has_room(self) -> None:
+        library = Library(20, block_size=1, longest_request=15)
+        library.tree.pin(library.arrive("D1").path)
+        with pytest.raises(
+            ConfigurationError,
+            match=r"4 blocks \(4 tokens\) cannot be pinned: 3 blocks \(3 tokens\) are pinned "
+            r"already, and of 20 at most 5 may be, .* longest request of 15 blocks",
+        ):
+            library.tree.pin(library.arrive("D1", "D2", "D3").path)
+        library.tree.pin(library.arrive("D2").path)
+        assert library.tree.stats().pinned_blocks == 5
+
+    def test_pins_count_against_their_tenant_s_quota(self) -> None:
+        library = Library(20, quotas={"one": 0.2})
+        library.tree.pin(library.arrive("D1", tenant="one").path)
+        with pytest.raises(ConfigurationError, match=r"3 .* of this tenant .* quota of 0.2 is 4"):
+            library.tree.pin(library.arrive("D1", "D2", tenant="one").path)
+        library.tree.pin(library.arrive("D1", "D2").path)
+
+    def test_they_end_when_everything_is_forgotten(self) -> None:
+        library = Library(20)
+        request = library.begin("D1")
+        library.tree.pin(request.path)
+        library.driver.finish(request)
+        library.tree.clear()
+        assert (library.tree.stats().pins, library.tree.stats().pinned_blocks) == (0, 0)
+
+
+class TestPriorities:
+    def test_documents_of_less_urgent_requests_go_first(self) -> None:
+        library = Library(policy="lru")
+        for name, priority in (
+            ("urgent", -1),
+            ("usual", 0),
+            ("batch", 1),
+            ("both", 1),
+            ("both", 0),
+        ):
+            request = library.arrive(name, priority=priority)
+            assert library.driver.admit(request, request.prompt_tokens)
+            library.driver.end_step()
+            library.driver.finish(request)
+        gone = []
+        for _ in range(4):
+            before = library.in_gpu()
+            library.evict(2)
+            gone += [name for name in before if name not in library.in_gpu()]
+        assert gone == ["batch", "usual", "both", "urgent"]
+
+    def test_even_if_requests_wait_for_them(self) -> None:
+        library = Library()
+        library.ask("usual")
+        request = library.arrive("batch", priority=1)
+        assert library.driver.admit(request, request.prompt_tokens)
+        library.driver.end_step()
+        library.driver.finish(request)
+        library.arrive("batch", priority=1)
+        library.evict(2)
+        assert library.in_gpu() == ["usual"]
+
+
+class TestQuotas:
+    @pytest.mark.parametrize(
+        ("quotas", "message"),
+        [
+            ({"one": 0.0}, "above 0 and at most 1, got 0.0 for 'one'"),
+            ({"one": 0.6, "two": 0.5}, "at most 1 together, got 1.1"),
+            ({"*": 0.5}, r"which '\*' is not"),
+            ({1: 0.5}, "got 1"),
+            ([0.5], "must map namespaces"),
+        ],
+    )
+    def test_wrong_ones(self, quotas: dict[str, float], message: str) -> None:
+        with pytest.raises(ConfigurationError, match=message):
+            KnowledgeTree(block_size=1, gpu_blocks=10, quotas=quotas)
+
+    def test_what_nobody_uses_is_borrowed_and_given_back(self) -> None:
+        library = Library(20, quotas={"quiet": 0.5})
+        for number in range(9):
+            library.ask(f"D{number}", tenant="loud")
+        assert library.tree.gpu.blocks(library.tree._shares["loud"]) > 10
+        for _ in range(2):
+            for number in range(3):
+                library.ask(f"D{number}", tenant="quiet")
+        assert library.ask("D0", tenant="quiet") == Found(gpu=3, host=0)
+        for number in range(9):
+            library.ask(f"D{number}", tenant="loud")
+        assert library.ask("D1", tenant="quiet") == Found(gpu=3, host=0)
+        quiet, rest = library.tree.stats().shares
+        assert (quiet.namespace, quiet.quota, rest.namespace, rest.quota) == (
+            "quiet",
+            0.5,
+            "*",
+            0.5,
+        )
+        assert quiet.gpu_blocks + rest.gpu_blocks <= 20
+
+    @pytest.mark.parametrize("policy", ["lrfu", "pgdsf", "lru"])
+    @pytest.mark.parametrize("host_blocks", [0, 80])
+    def test_a_flood_leaves_a_tenant_what_it_has_alone(self, policy: str, host_blocks: int) -> None:
+        """Within 5 % of the hits in a cache of its quota's size, however much comes for another."""
+        assert policy in POLICIES
+        quota, blocks = 0.25, 160
+        quiet = _requests("quiet", 300, 60, seed=1)
+        flood = _requests("loud", 300 * 12, 100, seed=2)
+        mixed = [
+            request
+            for one, others in zip(quiet, zip(*[iter(flood)] * 12, strict=True), strict=True)
+            for request in (one, *others)
+        ]
+
+        def run(requests: list[TraceRequest], share: float, **settings: object) -> SimulationResult:
+            return simulate(
+                Trace(tuple(requests), system_tokens=16),
+                gpu_blocks=round(share * blocks),
+                host_blocks=round(share * host_blocks),
+                policy=policy,
+                **settings,  # type: ignore[arg-type]
+            )
+
+        def found(result: SimulationResult, requests: list[TraceRequest]) -> int:
+            return sum(
+                cached
+                for cached, request in zip(result.cached_tokens, requests, strict=True)
+                if request.namespace == "quiet"
+            )
+
+        alone = found(run(quiet, quota), quiet)
+        with_quota = found(run(mixed, 1, quotas={"quiet": quota}), mixed)
+        without = found(run(mixed, 1), mixed)
+        assert with_quota >= 0.95 * alone
+        assert without < 0.8 * alone
+
+
+def _requests(tenant: str, count: int, documents: int, seed: int) -> list[TraceRequest]:
+    """Requests for two documents each, by Zipf's law."""
+    pick = random.Random(seed)
+    lengths = [pick.choice([24, 40, 72]) for _ in range(documents)]
+    ranks = zipf_ranks(documents, count, 0.9, np.random.default_rng(seed))
+    usual = TraceRequest((), question_tokens=8, namespace=tenant)
+    return [
+        replace(usual, documents=tuple((f"D{n}", lengths[n]) for n in (rank, rank // 2)))
+        for rank in ranks
+    ]
