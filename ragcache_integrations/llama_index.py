@@ -14,6 +14,7 @@ from ragcache_integrations.answers.llama_index import (  # noqa: E402
     ANSWER_CACHE_METADATA,
     AnswerCache,
 )
+from ragcache_integrations.answers.tools.llama_index import cached_tool  # noqa: E402
 from ragcache_integrations.chains.adaptive.llama_index import (  # noqa: E402
     AdaptiveQueryEngine,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "StoreFacts",
     "StoreKind",
     "StuffSynthesis",
+    "cached_tool",
     "lint_prompt",
     "register_store",
 ]

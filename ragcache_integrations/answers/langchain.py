@@ -26,7 +26,7 @@ from langchain_core.messages import (
 )
 from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable, patch_config
-from pydantic import BaseModel, PrivateAttr
+from pydantic import PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
@@ -37,6 +37,7 @@ from ragcache_integrations.retrievers.keys import freeze_arguments
 from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
 
 from .changes import ChangeWatch
+from .copies import copy_answer
 from .core import AnswerCore, Question, Vector
 from .documents import document_identity
 from .flow import AnswerFlow, Lookup, same_text
@@ -155,7 +156,7 @@ class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
             self._report(run_manager, lookup)
             if lookup is not None and lookup.entry is not None:
                 self._flow.check(lookup, call.answer_unheard)
-                return _copy(lookup.entry.answer)
+                return copy_answer(lookup.entry.answer)
             output = call.answer()
             call.keep(lookup, output)
             return output
@@ -182,7 +183,7 @@ class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
             await self._areport(run_manager, lookup)
             if lookup is not None and lookup.entry is not None:
                 self._flow.check(lookup, call.answer_unheard, call.aanswer_unheard)
-                return _copy(lookup.entry.answer)
+                return copy_answer(lookup.entry.answer)
             output = await call.aanswer()
             call.keep(lookup, output)
             return output
@@ -209,7 +210,7 @@ class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
             self._report(run_manager, lookup)
             if lookup is not None and lookup.entry is not None:
                 self._flow.check(lookup, call.answer_unheard)
-                yield _as_piece(_copy(lookup.entry.answer))
+                yield _as_piece(copy_answer(lookup.entry.answer))
                 return
             pieces = _Pieces()
             for piece in call.stream():
@@ -242,7 +243,7 @@ class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
             await self._areport(run_manager, lookup)
             if lookup is not None and lookup.entry is not None:
                 self._flow.check(lookup, call.answer_unheard, call.aanswer_unheard)
-                yield _as_piece(_copy(lookup.entry.answer))
+                yield _as_piece(copy_answer(lookup.entry.answer))
                 return
             pieces = _Pieces()
             async for piece in call.astream():
@@ -476,7 +477,7 @@ class _Call:
             return
         # A change meanwhile may have come before or after the answer.
         if self._cache._watch.version() == self._version:  # noqa: SLF001 - a part of it
-            flow.keep(lookup, _copy(output))
+            flow.keep(lookup, copy_answer(output))
 
 
 class _DocumentsHeard(BaseCallbackHandler):
@@ -577,17 +578,6 @@ def _as_piece(answer: Any) -> Any:
     if type(answer) is AIMessage:
         fields = {name: getattr(answer, name) for name in answer.model_fields_set - {"type"}}
         return AIMessageChunk(**fields)
-    return answer
-
-
-def _copy(answer: Any) -> Any:
-    """Copy an answer so that changes of the copy leave it as it is."""
-    if isinstance(answer, BaseModel):
-        return copy_model(answer)
-    if isinstance(answer, dict):
-        return {name: _copy(value) for name, value in answer.items()}
-    if isinstance(answer, list):
-        return [_copy(value) for value in answer]
     return answer
 
 

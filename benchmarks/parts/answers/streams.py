@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,4 +102,7 @@ def doctors_pairs(path: Path) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     with path.open(newline="") as file:
         for _, question, written, label in csv.reader(file):
             (same if label == "1" else other)[question] = (question, written)[label != "1" :]
-    return [(same[question], other[question]) for question in same if question in other]
+    pairs = [(same[question], other[question]) for question in same if question in other]
+    # A text that two pairs share has two right answers.
+    counts = Counter(text.casefold() for pair in pairs for texts in pair for text in texts)
+    return [pair for pair in pairs if all(counts[text.casefold()] == 1 for text in sum(pair, ()))]

@@ -1,0 +1,157 @@
+"""Cached results of LlamaIndex tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import numpy as np
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.tools import (
+    AsyncBaseTool,
+    BaseTool,
+    ToolMetadata,
+    ToolOutput,
+    adapt_to_async_tool,
+)
+from llama_index.core.tools.function_tool import FunctionTool
+from typing_extensions import override
+
+from ragcache_integrations.answers.core import Vector
+from ragcache_integrations.answers.knobs import AnswerKnobArguments, AnswerKnobs
+from ragcache_integrations.answers.types import AnswerStats
+from ragcache_integrations.core.knobs import read_knobs
+from ragcache_integrations.errors import ConfigurationError
+
+from .calls import ToolCalls
+
+__all__ = ["CachedTool", "cached_tool"]
+
+
+class CachedTool(AsyncBaseTool):
+    """A tool whose results are served again; made by :func:`cached_tool`."""
+
+    def __init__(
+        self,
+        tool: AsyncBaseTool,
+        calls: ToolCalls[ToolOutput],
+        embed_model: BaseEmbedding | None,
+    ) -> None:
+        self._tool, self._calls, self._embed_model = tool, calls, embed_model
+
+    @property
+    @override
+    def metadata(self) -> ToolMetadata:
+        return self._tool.metadata
+
+    def stats(self) -> AnswerStats:
+        """Return what was done so far. Touches memory alone."""
+        return self._calls.flow.core.stats()
+
+    def clear(self) -> None:
+        """Forget all results."""
+        self._calls.flow.core.clear()
+
+    @override
+    def call(self, *args: Any, **kwargs: Any) -> ToolOutput:
+        question = self._calls.question(self._arguments(args, kwargs))
+        if question is None:
+            return self._tool.call(*args, **kwargs)
+        model, text = self._embed_model, question.text
+
+        def embed() -> Vector:
+            assert model is not None  # noqa: S101 - not called otherwise
+            return np.asarray(model.get_query_embedding(text), np.float32)
+
+        lookup = self._calls.flow.look_up(question, None if model is None else embed)
+        if lookup.entry is not None:
+            self._calls.flow.check(lookup, lambda: self._tool.call(*args, **kwargs))
+            return lookup.entry.answer.model_copy(deep=True)
+        output = self._tool.call(*args, **kwargs)
+        if not output.is_error and self._calls.keeps(output.raw_output):
+            self._calls.flow.keep(lookup, output.model_copy(deep=True))
+        return output
+
+    @override
+    async def acall(self, *args: Any, **kwargs: Any) -> ToolOutput:
+        question = self._calls.question(self._arguments(args, kwargs))
+        if question is None:
+            return await self._tool.acall(*args, **kwargs)
+        model, text = self._embed_model, question.text
+
+        async def embed() -> Vector:
+            assert model is not None  # noqa: S101 - not called otherwise
+            return np.asarray(await model.aget_query_embedding(text), np.float32)
+
+        lookup = await self._calls.flow.alook_up(question, None if model is None else embed)
+        if lookup.entry is not None:
+            self._calls.flow.check(
+                lookup,
+                lambda: self._tool.call(*args, **kwargs),
+                lambda: self._tool.acall(*args, **kwargs),
+            )
+            return lookup.entry.answer.model_copy(deep=True)
+        output = await self._tool.acall(*args, **kwargs)
+        if not output.is_error and self._calls.keeps(output.raw_output):
+            self._calls.flow.keep(lookup, output.model_copy(deep=True))
+        return output
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        schema = self.metadata.fn_schema
+        names = () if schema is None else tuple(schema.model_fields)
+        by_place = dict(zip((*names, *map(str, range(len(args)))), args, strict=False))
+        return by_place | kwargs
+
+
+def cached_tool(
+    tool: BaseTool,
+    *,
+    query_argument: str | None = None,
+    embed_model: BaseEmbedding | None = None,
+    keep: Callable[[Any], bool] | None = None,
+    **knobs: Unpack[AnswerKnobArguments],
+) -> CachedTool:
+    """Return a tool that serves the results of earlier calls, for any agent.
+
+    ::
+
+        search = cached_tool(search, query_argument="query", ttl=600)
+
+    Results are those of calls with equal arguments; of the query, case and white space don't count.
+    With ``embed_model``, a query in other words gets an earlier result up to a tolerance that is
+    learnt, as :class:`~ragcache_integrations.llama_index.AnswerCache` does, but only if results of
+    near queries turn out to be equal. Arguments that can't be compared are never cached, nor are
+    errors.
+
+    Args:
+        tool: The tool: one that only reads, and whose results may be as old as ``ttl``.
+        query_argument: Name of the argument that is a text; ``None``: all arguments must be equal.
+        embed_model: Embeds queries; ``None``: only the same words count.
+        keep: Returns whether a raw result is to be kept; ``None``: each that is not empty.
+        **knobs: See :class:`~ragcache_integrations.answers.AnswerKnobs`.
+
+    Raises:
+        ConfigurationError: A knob is unknown or out of range, the tool is none, has no such
+            argument, or needs the workflow's context.
+    """
+    if not isinstance(tool, BaseTool):
+        msg = f"tool must be a BaseTool, got {tool!r:.100}"
+        raise ConfigurationError(msg)
+    if isinstance(tool, FunctionTool) and tool.requires_context:
+        msg = f"{tool.metadata.name} gets the workflow's context, so its results depend on more"
+        raise ConfigurationError(msg)
+    schema = tool.metadata.fn_schema
+    names = [] if schema is None else list(schema.model_fields)
+    if query_argument is not None and query_argument not in names:
+        msg = (
+            f"query_argument must name an argument of {tool.metadata.name}, which has "
+            f"{', '.join(map(repr, names)) or 'none'}, got {query_argument!r}"
+        )
+        raise ConfigurationError(msg)
+    checked = read_knobs(AnswerKnobs, knobs)
+    calls = ToolCalls[ToolOutput](query_argument, checked, keep, _same)
+    return CachedTool(adapt_to_async_tool(tool), calls, embed_model)
+
+
+def _same(one: ToolOutput, other: ToolOutput) -> bool:
+    return bool(one.raw_output == other.raw_output)

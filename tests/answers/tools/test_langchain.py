@@ -1,0 +1,152 @@
+"""Cached LangChain tools: what is asked again, and what is not."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import InjectedToolArg, ToolException, tool
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.langchain import cached_tool
+from tests.answers.traffic import langchain_embeddings
+
+CALLS: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def calls() -> list[Any]:
+    CALLS.clear()
+    return CALLS
+
+
+@tool
+def search(query: str, count: int = 3) -> list[str]:
+    """Search the archive."""
+    CALLS.append((query, count))
+    if "nothing" in query:
+        return []
+    if "broken" in query:
+        msg = f"the archive is closed ({len(CALLS)})"
+        raise ToolException(msg)
+    return [f"{query.split(maxsplit=1)[0]} {number}" for number in range(count)]
+
+
+async def test_equal_calls_are_made_once(calls: list[Any]) -> None:
+    cached = cached_tool(search, query_argument="query")
+    assert (cached.name, cached.description, cached.args) == (
+        search.name,
+        search.description,
+        search.args,
+    )
+    assert cached.invoke({"query": "rome is it nice"}) == ["rome 0", "rome 1", "rome 2"]
+    found = cached.invoke({"query": "Rome is it nice?"})
+    found.clear()
+    assert await cached.ainvoke({"query": "rome is it nice"}) == ["rome 0", "rome 1", "rome 2"]
+    assert cached.invoke({"query": "rome is it nice", "count": 1}) == ["rome 0"]
+    assert calls == [("rome is it nice", 3), ("rome is it nice", 1)]
+    assert cached.stats().hits == 2
+
+
+def test_a_call_of_a_model_gets_its_message() -> None:
+    cached = cached_tool(search)
+    call = {"type": "tool_call", "name": "search", "args": {"query": "rome"}}
+    for number in range(2):
+        message = cached.invoke(call | {"id": f"call {number}"})
+        assert isinstance(message, ToolMessage)
+        assert (message.tool_call_id, message.name) == (f"call {number}", "search")
+        assert message.content == search.invoke(call | {"id": "plain"}).content
+    assert cached.stats().hits == 1
+
+
+def test_nothing_found_and_errors_are_asked_again(calls: list[Any]) -> None:
+    cached = cached_tool(search)
+    for _ in range(2):
+        assert cached.invoke({"query": "nothing"}) == []
+        with pytest.raises(ToolException, match="the archive is closed"):
+            cached.invoke({"query": "broken"})
+    assert len(calls) == 4
+    assert (cached.stats().entries, cached.stats().unkept) == (0, 2)
+
+
+def test_errors_that_a_tool_turns_into_text_are_asked_again() -> None:
+    cached = cached_tool(search.model_copy(update={"handle_tool_error": True}))
+    assert cached.invoke({"query": "broken"}) == "the archive is closed (1)"
+    assert cached.invoke({"query": "broken"}) == "the archive is closed (2)"
+
+
+def test_what_is_kept_is_for_the_caller_to_say(calls: list[Any]) -> None:
+    cached = cached_tool(search, keep=lambda found: len(found) > 1)
+    for _ in range(2):
+        cached.invoke({"query": "rome", "count": 1})
+    assert len(calls) == 2
+
+
+def test_artifacts_are_kept_with_the_content() -> None:
+    @tool(response_format="content_and_artifact")
+    def lookup(name: str) -> tuple[str, dict[str, int]]:
+        """Look something up."""
+        CALLS.append(name)
+        return f"about {name}", {"number": len(CALLS)}
+
+    cached = cached_tool(lookup)
+    for number in range(2):
+        call = {"type": "tool_call", "name": "lookup", "args": {"name": "rome"}, "id": str(number)}
+        message = cached.invoke(call)
+        assert (message.content, message.artifact) == ("about rome", {"number": 1})
+        message.artifact["number"] = 7
+
+
+def test_what_is_injected_and_cannot_be_compared_is_never_cached(calls: list[Any]) -> None:
+    @tool
+    def read(name: str, connection: Annotated[Any, InjectedToolArg]) -> str:
+        """Read something."""
+        calls.append(name)
+        return name
+
+    cached = cached_tool(read)
+    for _ in range(2):
+        assert cached.invoke({"name": "rome", "connection": object()}) == "rome"
+    assert len(calls) == 2
+    for _ in range(2):
+        assert cached.invoke({"name": "rome", "connection": "same"}) == "rome"
+    assert len(calls) == 3
+
+
+def test_a_near_query_gets_the_result_and_one_that_differs_does_not(calls: list[Any]) -> None:
+    cached = cached_tool(
+        search, query_argument="query", embeddings=langchain_embeddings(), tolerance=0.6
+    )
+    cached.invoke({"query": "rome is it nice"})
+    assert cached.invoke({"query": "rome is it pretty"}) == ["rome 0", "rome 1", "rome 2"]
+    cached.invoke({"query": "rome is it nice in 1950"})
+    assert [query for query, _ in calls] == ["rome is it nice", "rome is it nice in 1950"]
+
+
+class Runs(BaseCallbackHandler):
+    """Hears runs of tools."""
+
+    def __init__(self) -> None:
+        self.names: list[tuple[str, bool]] = []
+
+    def on_tool_start(self, serialized: Any, input_str: str, **run: Any) -> None:
+        self.names.append((serialized["name"], run["parent_run_id"] is None))
+
+
+def test_traces_show_whether_the_tool_ran() -> None:
+    cached, runs = cached_tool(search), Runs()
+    cached.invoke({"query": "rome"}, {"callbacks": [runs]})
+    assert runs.names == [("search", True), ("search", False)]
+    cached.invoke({"query": "rome"}, {"callbacks": [runs]})
+    assert runs.names[2:] == [("search", True)]
+
+
+def test_what_cannot_be_a_cached_tool() -> None:
+    with pytest.raises(ConfigurationError, match="tool must be a BaseTool, got 'search'"):
+        cached_tool("search")  # type: ignore[arg-type] # the point
+    with pytest.raises(ConfigurationError, match="which has 'query', 'count', got 'text'"):
+        cached_tool(search, query_argument="text")
+    with pytest.raises(ConfigurationError, match="did you mean 'ttl'"):
+        cached_tool(search, tll=3)  # type: ignore[call-arg] # the point

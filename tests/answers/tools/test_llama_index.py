@@ -1,0 +1,90 @@
+"""Cached LlamaIndex tools: what is asked again, and what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.tools import FunctionTool, call_tool_with_selection
+from llama_index.core.workflow import Context
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llama_index import cached_tool
+from tests.answers.traffic import llama_index_embeddings
+
+CALLS: list[Any] = []
+
+
+def find(query: str, count: int = 3) -> list[str]:
+    """Search the archive."""
+    CALLS.append((query, count))
+    if "nothing" in query:
+        return []
+    return [f"{query.split(maxsplit=1)[0]} {number}" for number in range(count)]
+
+
+@pytest.fixture
+def search() -> FunctionTool:
+    CALLS.clear()
+    return FunctionTool.from_defaults(find, name="search")
+
+
+async def test_equal_calls_are_made_once(search: FunctionTool) -> None:
+    cached = cached_tool(search, query_argument="query")
+    assert cached.metadata == search.metadata
+    first = cached.call(query="rome is it nice")
+    assert first.raw_output == ["rome 0", "rome 1", "rome 2"]
+    first.raw_output.clear()
+    second = await cached.acall(query="rome is it nice?")
+    assert second.raw_output == ["rome 0", "rome 1", "rome 2"]
+    assert cached("rome is it nice").content == second.content
+    cached.call(query="rome is it nice", count=1)
+    assert CALLS == [("rome is it nice", 3), ("rome is it nice", 1)]
+    cached.clear()
+    assert cached.stats().entries == 0
+
+
+def test_an_agents_calls_are_served(search: FunctionTool) -> None:
+    cached = cached_tool(search)
+    for _ in range(2):
+        selection = ToolSelection(tool_id="1", tool_name="search", tool_kwargs={"query": "rome"})
+        output = call_tool_with_selection(selection, [cached])
+        assert output.raw_output == ["rome 0", "rome 1", "rome 2"]
+    assert cached.stats().hits == 1
+
+
+def test_nothing_found_is_asked_again(search: FunctionTool) -> None:
+    cached = cached_tool(search)
+    for _ in range(2):
+        assert cached.call(query="nothing").raw_output == []
+    assert len(CALLS) == 2
+
+
+async def test_a_near_query_gets_the_result_and_one_that_differs_does_not(
+    search: FunctionTool,
+) -> None:
+    cached = cached_tool(
+        search, query_argument="query", embed_model=llama_index_embeddings(), tolerance=0.6
+    )
+    cached.call(query="rome is it nice")
+    assert (await cached.acall(query="rome is it pretty")).raw_output[0] == "rome 0"
+    cached.call(query="rome is it nice in 1950")
+    assert [query for query, _ in CALLS] == ["rome is it nice", "rome is it nice in 1950"]
+
+
+async def read(ctx: Context, name: str) -> str:
+    """Read something."""
+    return name
+
+
+read.__annotations__["ctx"] = Context  # LlamaIndex doesn't resolve a module's own postponed names
+
+
+def test_what_cannot_be_a_cached_tool(search: FunctionTool) -> None:
+    with pytest.raises(ConfigurationError, match="tool must be a BaseTool, got 'search'"):
+        cached_tool("search")  # type: ignore[arg-type] # the point
+    with pytest.raises(ConfigurationError, match="which has 'query', 'count', got 'text'"):
+        cached_tool(search, query_argument="text")
+    with pytest.raises(ConfigurationError, match="gets the workflow's context"):
+        cached_tool(FunctionTool.from_defaults(async_fn=read))
