@@ -10,10 +10,15 @@ from dataclasses import dataclass, field
 from .popularity import NEVER, Trial
 from .shares import Share
 
-__all__ = ["History", "Key", "Node", "Shelf"]
+__all__ = ["History", "Key", "Node", "Shelf", "in_group"]
 
 Key = Hashable
 """Names a block by its content and by everything before it, as vLLM's block hashes do."""
+
+
+def in_group(key: Key, group: int) -> Key:
+    """Names a block of a group of layers in a tier; one of the first group has its own name."""
+    return (key, group) if group else key
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ragcache_integrations.errors import ConfigurationError
 
-from .node import Node
+from .node import Node, in_group
 from .tier import Tier
 
 __all__ = ["Pins"]
@@ -35,6 +35,8 @@ class Pins:
         longest: Blocks of the longest request, for which there must always be room.
         block_size: Tokens per block.
         now: Clock, in seconds.
+        groups: Number of groups of layers whose blocks are kept apart.
+        size: Blocks of all groups that are kept of a document with so many keys.
     """
 
     def __init__(
@@ -44,12 +46,17 @@ class Pins:
         longest: int,
         block_size: int,
         now: Callable[[], float],
+        *,
+        groups: int,
+        size: Callable[[int], int],
     ) -> None:
         self._gpu = gpu
         self._capacity = capacity
         self._longest = longest
         self._block_size = block_size
         self._now = now
+        self._groups = groups
+        self._size = size
         self._pins: dict[Node, _Pin] = {}
         self._next_end = math.inf
         self.blocks = 0
@@ -98,7 +105,8 @@ class Pins:
             if not node.pins:
                 self._count(node, -1)
                 for key in reversed(node.keys):  # the last block is the first to go
-                    self._gpu.release(node, key)
+                    for group in range(self._groups):
+                        self._gpu.release(node, in_group(key, group))
         return pin.nodes
 
     def over(self) -> Iterable[Node]:
@@ -123,7 +131,7 @@ class Pins:
 
     def _check(self, chain: Iterable[Node], *, quotas: bool) -> None:
         new = [node for node in chain if not node.pins]
-        blocks = sum(len(node.keys) for node in new)
+        blocks = sum(self._size(len(node.keys)) for node in new)
         if not blocks:
             return
         most = self._capacity - self._longest
@@ -149,7 +157,7 @@ class Pins:
         return f"{blocks} blocks ({blocks * self._block_size} tokens)"
 
     def _count(self, node: Node, sign: int) -> None:
-        blocks = sign * len(node.keys)
+        blocks = sign * self._size(len(node.keys))
         self.blocks += blocks
         if node.share is not None:
             node.share.pinned += blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,8 +42,9 @@ class NodeSnapshot:
         tokens: Length of the document and of the text between it and the one before.
         place: Where its KV cache is: ``in use`` by a request (in the GPU), in the ``gpu``, on the
             ``host`` or nowhere (``none``); ``shared`` where it is shorter than a block, and lies in
-            one with what comes after it.
-        blocks: Blocks that belong to it.
+            one with what comes after it. If its layers see different parts of the prompt, it is in
+            the GPU only while all of its blocks are.
+        blocks: Blocks that belong to it, of all layers that have blocks of their own.
         gpu_blocks: Those of them that are in the GPU and that no request uses now.
         host_blocks: Those of them of which the host has a copy.
         frequency: Times it was asked for.
@@ -153,24 +154,31 @@ class TreeSnapshot:
 
 
 def snapshot_children(
-    node: Node, pinned: Mapping[Node, float], depth: int = SHOWN_DEPTH
+    node: Node,
+    size: Callable[[int], int],
+    pinned: Mapping[Node, float],
+    depth: int = SHOWN_DEPTH,
 ) -> tuple[NodeSnapshot, ...]:
     """What is below a node, down to a number of levels.
 
     Args:
         node: The node.
+        size: Blocks of all groups that are kept of a document with so many keys.
         pinned: Seconds for which pinned nodes stay so.
         depth: How many levels.
     """
-    return tuple(_snapshot(child, pinned, depth) for child in node.children.values())
+    return tuple(_snapshot(child, size, pinned, depth) for child in node.children.values())
 
 
-def _snapshot(node: Node, pinned: Mapping[Node, float], depth: int) -> NodeSnapshot:
+def _snapshot(
+    node: Node, size: Callable[[int], int], pinned: Mapping[Node, float], depth: int
+) -> NodeSnapshot:
+    blocks = size(len(node.keys))
     return NodeSnapshot(
         name=node.name,
         tokens=node.tokens,
-        place=_place(node),
-        blocks=len(node.keys),
+        place=_place(node, blocks),
+        blocks=blocks,
         gpu_blocks=len(node.gpu.idle) + len(node.gpu.busy),
         host_blocks=len(node.host.idle) + len(node.host.busy),
         frequency=node.frequency,
@@ -179,7 +187,7 @@ def _snapshot(node: Node, pinned: Mapping[Node, float], depth: int) -> NodeSnaps
         host_priority=node.host.priority,
         pinned=node.pins > 0,
         pinned_seconds=left if (left := pinned.get(node, math.inf)) < math.inf else None,
-        children=snapshot_children(node, pinned, depth - 1) if depth else (),
+        children=snapshot_children(node, size, pinned, depth - 1) if depth else (),
         deeper=0 if depth else _nodes_below(node),
     )
 
@@ -193,12 +201,14 @@ def _nodes_below(node: Node) -> int:
     return count
 
 
-def _place(node: Node) -> Place:
+def _place(node: Node, blocks: int) -> Place:
     if not node.keys:
         return "shared"
     if node.running:
         return "in use"
-    if not node.gpu.empty:
+    # A prefix of blocks is of use, but not without what all layers need at its end.
+    least = 1 if blocks == len(node.keys) else blocks
+    if len(node.gpu.idle) + len(node.gpu.busy) >= least:
         return "gpu"
     return "none" if node.host.empty else "host"
 

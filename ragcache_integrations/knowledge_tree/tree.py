@@ -5,10 +5,16 @@ belongs to the document in which its last token falls, because its content depen
 before; if its key covers tokens after it, the last of these counts. Eviction takes the
 lowest-priority leaf of a tier, last block first, and only as many blocks as are needed; what
 requests wait for goes only once nothing else is left. Not thread-safe: its caller is a scheduler.
+
+Layers that see a part of the prompt only have blocks of their own, in groups. A prompt that goes on
+after a document needs of such a group the last blocks before the document's end, and no others. So
+the tree keeps these, and leaves the others to its caller. The tail that a document's followers need
+of it is never longer than its own: it is enough to look at each document's end.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +24,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError
 
-from .node import History, Key, Node
+from .node import History, Key, Node, in_group
 from .path import Path, Span
 from .pins import Pins
 from .policies import DEFAULT_POLICY, POLICIES
@@ -61,7 +67,10 @@ class KnowledgeTree(Generic[Slot]):
         lookahead: Tokens after a block that its key covers. With EAGLE and MTP vLLM's hashes do,
             because the draft model's KV cache depends on them.
         gpu_blocks: Capacity of the GPU in blocks, those in use included.
-        host_blocks: Capacity of the host tier in blocks; 0 for none.
+        host_blocks: Capacity of the host tier in blocks; 0 for none. It holds whole documents only,
+            so that there is none with ``windows`` of several groups or of limited length.
+        windows: For each group of layers, how many blocks before a document's end its followers
+            need; ``None`` for all.
         policy: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
         prefill_seconds: T(alpha, beta), the time to prefill beta tokens after alpha cached
             ones.
@@ -69,7 +78,8 @@ class KnowledgeTree(Generic[Slot]):
         frequency_window: Seconds for which accesses count towards the frequency; ``None`` for ever.
         quotas: Part of every tier that belongs to each of some tenants (see :mod:`.shares`); the
             others have the rest together.
-        longest_request: Blocks of the longest request, for which pins must leave room.
+        longest_request: Blocks of the longest request, of all groups, for which pins must leave
+            room.
         now: Clock for the window and for pins, in seconds.
 
     Raises:
@@ -83,6 +93,7 @@ class KnowledgeTree(Generic[Slot]):
         lookahead: int = 0,
         gpu_blocks: int,
         host_blocks: int = 0,
+        windows: Sequence[int | None] = (None,),
         policy: str = DEFAULT_POLICY,
         prefill_seconds: Callable[[int, int], float] | None = None,
         cache_depth: int | None = None,
@@ -97,6 +108,9 @@ class KnowledgeTree(Generic[Slot]):
                 f"0, got {block_size}, {gpu_blocks}, {lookahead} and {host_blocks}"
             )
             raise ConfigurationError(msg)
+        if host_blocks and tuple(windows) != (None,):
+            msg = f"host_blocks must be 0 with windows={windows}, got {host_blocks}"
+            raise ConfigurationError(msg)
         if policy not in POLICIES:
             msg = f"unknown policy {policy!r}: allowed are {', '.join(POLICIES)}"
             raise ConfigurationError(msg)
@@ -110,6 +124,8 @@ class KnowledgeTree(Generic[Slot]):
         self._lookahead = lookahead
         self.gpu_blocks = gpu_blocks
         self.host_blocks = host_blocks
+        self._windows = tuple(windows)
+        self._longest_window = max((blocks for blocks in windows if blocks is not None), default=0)
         self.policy = policy
         self._prefill_seconds = prefill_seconds or PrefillCostModel.default()
         self._cache_depth = cache_depth
@@ -125,11 +141,18 @@ class KnowledgeTree(Generic[Slot]):
     def _start(self) -> None:
         self.root = Node(("", None), None, None, ())
         self._owners: dict[Key, Node] = {}
+        self._blocks_behind: dict[Key, int] = {}  # in its node, of those in the longest window
         self._history: Memo[Key, History] = Memo(HISTORY)
         self._accesses = 0
         self._shares = Shares(self._quotas, self.gpu_blocks + self.host_blocks)
         self.pins = Pins(
-            self.gpu, self.gpu_blocks, self._longest_request, self.block_size, self._now
+            self.gpu,
+            self.gpu_blocks,
+            self._longest_request,
+            self.block_size,
+            self._now,
+            groups=len(self._windows),
+            size=self._size,
         )
         self._free_host_slots = list(range(self.host_blocks - 1, -1, -1))
         self._leaving: dict[Key, Slot] = {}  # evicted from the GPU, not yet copied to the host
@@ -190,12 +213,13 @@ class KnowledgeTree(Generic[Slot]):
         cost = self._prefill_seconds(cached, computed) / computed
         now = path.accessed_at = self._now() if self._frequency_window is not None else 0.0
         popularity = self._shares[path.nodes[0].name].popularity
-        path.counted_at = popularity.advance(path.ends[-1])
+        stretches = itertools.pairwise((0, *path.ends))
+        path.counted_at = popularity.advance(sum(self._size(end - at) for at, end in stretches))
         for node, end in zip(path.nodes, path.ends, strict=True):
             node.running += 1
             node.last_access = self._accesses
             self._count(node.history, now)
-            popularity.count(node.history, len(node.keys))
+            popularity.count(node.history, self._size(len(node.keys)))
             if end * self.block_size > cached:
                 node.history.total_cost += cost
                 node.history.computed += 1
@@ -287,15 +311,20 @@ class KnowledgeTree(Generic[Slot]):
         """The node to which a block belongs; ``None`` for text after the documents."""
         return self._owners.get(key)
 
-    def release(self, key: Key, slot: Slot) -> bool:
+    def release(self, key: Key, slot: Slot, group: int = 0) -> bool:
         """A GPU block is in use no more.
 
         Returns:
-            Whether the tree keeps it; ``False`` for a block of no document and for a second copy.
+            Whether the tree keeps it; ``False`` for a block of no document, for one that nothing
+            after its document needs, and for a second copy.
         """
         node = self._owners.get(key)
         if node is None:
             return False
+        window = self._windows[group]
+        if window is not None and self._blocks_behind.get(key, window) >= window:
+            return False
+        key = in_group(key, group)
         if key in self.gpu.slots:
             self.gpu.touch(node, key)
             return False
@@ -309,15 +338,16 @@ class KnowledgeTree(Generic[Slot]):
             self.host.hold(node, key)
         return True
 
-    def reuse(self, key: Key, slot: Slot) -> bool:
+    def reuse(self, key: Key, slot: Slot, group: int = 0) -> bool:
         """A GPU block is in use again.
 
         Returns:
             Whether the tree had kept it.
         """
-        if self.gpu.slots.get(key) != slot:
+        kept = in_group(key, group)
+        if self.gpu.slots.get(kept) != slot:
             return False
-        self.gpu.remove(self._owners[key], key)
+        self.gpu.remove(self._owners[key], kept)
         return True
 
     def evict(self, blocks: int) -> list[Slot]:
@@ -428,7 +458,7 @@ class KnowledgeTree(Generic[Slot]):
             block_size=self.block_size,
             gpu_clock=self.gpu.clock,
             host_clock=self.host.clock,
-            roots=snapshot_children(self.root, self.pins.seconds_left()),
+            roots=snapshot_children(self.root, self._size, self.pins.seconds_left()),
             shares=self._share_stats(),
         )
 
@@ -472,6 +502,11 @@ class KnowledgeTree(Generic[Slot]):
             for share in self._shares
         )
 
+    def _size(self, blocks: int) -> int:
+        """Blocks of all groups that are kept of a document with so many keys."""
+        windows = self._windows
+        return sum(blocks if window is None else min(blocks, window) for window in windows)
+
     def _void(self, path: Path) -> bool:
         """Whether all was forgotten since the path was entered."""
         return path.nodes[0].under is not self.root
@@ -501,6 +536,9 @@ class KnowledgeTree(Generic[Slot]):
         parent.links += 1
         for key in node.keys:
             self._owners[key] = node
+        if self._longest_window:
+            tail = node.keys[-self._longest_window :]
+            self._blocks_behind.update(zip(reversed(tail), itertools.count()))
         if node.keys and (history := self._history.pop(node.keys[-1], None)) is not None:
             node.history = history
         self._count_nodes += 1
@@ -558,6 +596,7 @@ class KnowledgeTree(Generic[Slot]):
             parent.links -= 1
             for key in node.keys:
                 del self._owners[key]
+                self._blocks_behind.pop(key, None)
             if node.keys and node.history.frequency:
                 self._history[node.keys[-1]] = node.history
             if self._versions.get((under, node.name)) == node.label[1]:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+from vllm.v1.core.kv_cache_utils import (
+    FreeKVCacheBlockQueue,
+    KVCacheBlock,
+    get_block_hash,
+    get_group_id,
+)
 
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 
@@ -40,7 +45,11 @@ class DocumentFreeQueue(FreeKVCacheBlockQueue):
             hashed = block.block_hash
             # If several blocks hold the same content, the tree keeps one of them. A block with the
             # same hash that is still in use will be released later.
-            if hashed is None or served(hashed).ref_cnt or not release(hashed[:-4], block):
+            if (
+                hashed is None
+                or served(hashed).ref_cnt
+                or not release(get_block_hash(hashed), block, get_group_id(hashed))
+            ):
                 others.append(block)
             else:
                 self.num_free_blocks += 1
@@ -49,7 +58,9 @@ class DocumentFreeQueue(FreeKVCacheBlockQueue):
     def remove(self, block: KVCacheBlock) -> None:
         """Take a free block out because a request reuses its content."""
         hashed = block.block_hash
-        if hashed is not None and self._tree.reuse(hashed[:-4], block):
+        if hashed is not None and self._tree.reuse(
+            get_block_hash(hashed), block, get_group_id(hashed)
+        ):
             self.num_free_blocks -= 1
         else:
             super().remove(block)

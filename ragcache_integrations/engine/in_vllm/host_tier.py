@@ -31,7 +31,7 @@ from ragcache_integrations.engine.arguments import GIB
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 
 from .host_copies import HostCopies, block_runs, host_copies
-from .kv_cache import block_bytes, unsuited
+from .kv_cache import block_bytes, unsuited_for_host
 
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
@@ -129,7 +129,7 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
             raise ValueError(msg)
         gib = float(self._kv_transfer_config.get_from_extra_config(HOST_CACHE_GIB, 0.0))
         self.host_blocks = host_blocks(gib, kv_cache_config, parallel.world_size)
-        self._unused = unsuited(kv_cache_config, vllm_config.cache_config) is not None
+        self._unused = unsuited_for_host(kv_cache_config, vllm_config.cache_config) is not None
         self._gpu_blocks = kv_cache_config.num_blocks
         # The draft model runs after the forward pass and before ``wait_for_save``, and may be one
         # CUDA graph where the forward pass is not.

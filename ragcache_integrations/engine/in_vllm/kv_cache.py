@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["block_bytes", "unsuited"]
+__all__ = ["block_bytes", "unsuited", "unsuited_for_host", "windows"]
+
+FULL, SLIDING = "FullAttentionSpec", "SlidingWindowSpec"
 
 
 def unsuited(kv_cache_config: Any, cache_config: Any) -> str | None:
@@ -16,13 +18,50 @@ def unsuited(kv_cache_config: Any, cache_config: Any) -> str | None:
     """
     if not cache_config.enable_prefix_caching:
         return "prefix caching is off, or the model does not support it"
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        return f"the model is a hybrid with {len(groups)} groups of KV caches"
-    spec = groups[0].kv_cache_spec
-    if type(spec).__name__ != "FullAttentionSpec" or getattr(spec, "sliding_window", None):
-        return f"the model's attention ({type(spec).__name__}) does not reach all of the prompt"
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    if not specs:
+        return "the model has no KV cache"
+    if unknown := {type(spec).__name__ for spec in specs} - {FULL, SLIDING}:
+        kinds = ", ".join(sorted(unknown))
+        return f"it does not know what the model's layers need of a prompt ({kinds})"
+    if len({spec.block_size for spec in specs}) > 1:
+        return "the model's layers have blocks of different sizes"
     return None
+
+
+def unsuited_for_host(kv_cache_config: Any, cache_config: Any) -> str | None:
+    """Why documents can't be kept on the host; ``None`` if they can.
+
+    Args:
+        kv_cache_config: As of :func:`unsuited`.
+        cache_config: The same.
+    """
+    if reason := unsuited(kv_cache_config, cache_config):
+        return reason
+    if windows(kv_cache_config) != (None,):
+        return "not all of the model's layers attend to the whole prompt"
+    return None
+
+
+def windows(kv_cache_config: Any, *, drafts: bool = False) -> tuple[int | None, ...]:
+    """For each group of layers, how many blocks before a place a prompt needs to go on from there.
+
+    This is vLLM's own rule, ``SlidingWindowManager._contiguous_blocks_for_hit``.
+
+    Args:
+        kv_cache_config: vLLM's ``KVCacheConfig``, which :func:`unsuited` lets pass.
+        drafts: Whether a draft model computes the last block of each hit again.
+
+    Returns:
+        ``None`` for a group that needs all of them.
+    """
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    return tuple(
+        max(1, -(-(spec.sliding_window - 1) // spec.block_size) + drafts)
+        if type(spec).__name__ == SLIDING
+        else None
+        for spec in specs
+    )
 
 
 def block_bytes(kv_cache_config: Any) -> int:

@@ -40,7 +40,7 @@ from .anywhere.disk import open_disk
 from .anywhere.prefixes import StoredPrefixes
 from .anywhere.requests import is_plain, reuse_of, why_not
 from .free_blocks import DocumentFreeQueue
-from .kv_cache import unsuited
+from .kv_cache import unsuited, unsuited_for_host, windows
 from .waiting import CacheAwareRequestQueue, topics
 
 __all__ = [
@@ -55,7 +55,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 FIRST_GROUP = b"\0\0\0\0"
-"""vLLM's suffix for the hashes of blocks in the first, and here the only, KV cache group."""
+"""vLLM's suffix for the hashes of blocks in the first KV cache group. Models with a host tier have no
+other."""
 
 RECENT = 256
 """Number of requests that have left and whose accesses may still be retracted."""
@@ -78,6 +79,7 @@ _RELIED_UPON = (
     "kv_cache_manager.block_pool.free_block_queue.num_free_blocks",
     "kv_cache_manager.block_pool.evict_blocks",
     "kv_cache_manager.block_pool.num_gpu_blocks",
+    "kv_cache_manager.coordinator.find_longest_cache_hit",
     "kv_cache_manager.get_block_ids",
     "scheduler_config.policy",
     "vllm_config.max_concurrent_batches",
@@ -134,6 +136,14 @@ class DocumentCache:
 
     def __init__(self, scheduler: Any, settings: CacheSettings) -> None:
         self._host_tier = host_tier_of(scheduler.connector)
+        self._windows = windows(
+            scheduler.kv_cache_config, drafts=scheduler.vllm_config.speculative_config is not None
+        )
+        if self._host_tier is not None:
+            memory = (scheduler.kv_cache_config, scheduler.cache_config)
+            if reason := unsuited_for_host(*memory):
+                logger.warning("the host tier is off: %s", reason)
+                self._host_tier = None
         self.reuse_is_off = why_not(scheduler, settings)
         self._disk, self.disk_is_off = open_disk(scheduler, settings)
         self._reuse = None if self.reuse_is_off else reuse_of(scheduler, settings, self._disk)
@@ -146,6 +156,9 @@ class DocumentCache:
         self._pool = scheduler.kv_cache_manager.block_pool
         self._block_ids: Callable[[str], Sequence[list[int]]] = (
             scheduler.kv_cache_manager.get_block_ids
+        )
+        self._longest_hit: Callable[[Any, int], Sequence[Any]] = (
+            scheduler.kv_cache_manager.coordinator.find_longest_cache_hit
         )
         self._paths: dict[str, Path] = {}
         # A speculative request may be complete before its documents turn out to be wrong.
@@ -166,6 +179,7 @@ class DocumentCache:
             lookahead=getattr(scheduler, "num_hash_lookahead_tokens", 0),  # not in older versions
             gpu_blocks=self._pool.num_gpu_blocks - 1,  # vLLM keeps one to itself
             host_blocks=self._host_tier.host_blocks if self._host_tier else 0,
+            windows=self._windows,
             policy=settings.policy,
             prefill_seconds=PrefillCostModel.from_dict(profile) if profile else None,
             cache_depth=settings.cache_depth,
@@ -422,8 +436,11 @@ class DocumentCache:
 
         Cached blocks form a prefix, so that its end ``n`` is found in ``O(log n)`` look-ups:
         doubling steps bracket it, then bisection finds it. Throughout, the first ``low`` blocks
-        are known to be cached.
+        are known to be cached. Where layers need different parts of a prompt, vLLM finds the end.
         """
+        if self._windows != (None,):
+            tokens: int = self._longest_hit(request.block_hashes, request.num_tokens - 1)[1]
+            return tokens // self._block_size
         in_gpu = self._pool.cached_block_hash_to_block.get_one_block
         on_host = self.tree.host.slots
         hashes = request.block_hashes

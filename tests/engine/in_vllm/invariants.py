@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
 from ragcache_integrations.engine.in_vllm.scheduler import FIRST_GROUP
 from tests.engine.in_vllm.simulation import Engine
 
@@ -30,12 +32,17 @@ def check_gpu_tier(engine: Engine) -> None:
     not be read back. It costs memory until they go, and nothing else.
     """
     cached = engine.pool.cached_block_hash_to_block
-    for key, block in engine.documents.tree.gpu.slots.items():
-        assert block.block_hash == key + FIRST_GROUP
+    windows = engine.documents._windows
+    for name, block in engine.documents.tree.gpu.slots.items():
+        key, group = name if isinstance(name, tuple) else (name, 0)
+        assert block.block_hash == make_block_hash_with_group_id(key, group)
         assert block.ref_cnt == 0
         assert cached.contain(block.block_hash, block.block_id)
+        if windows[group] is not None:  # what it sees begins somewhere
+            continue
         before = engine.before[key]
-        within = before is None or cached.get_one_block(before + FIRST_GROUP)
+        above = before and make_block_hash_with_group_id(before, group)
+        within = above is None or cached.get_one_block(above)
         assert within or engine.worker.copies_fail, "out of reach"
 
 

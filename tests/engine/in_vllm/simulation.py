@@ -147,7 +147,10 @@ class Engine:
     def __init__(self, case: Case, seed: int = 0) -> None:
         self.case = case
         self.scheduler = make_scheduler(case)
-        self.worker = Worker(case.block_size, case.gpu_blocks, random.Random(seed))
+        specs = [group.kv_cache_spec for group in case.memory().kv_cache_groups]
+        windows = [getattr(spec, "sliding_window", None) for spec in specs]
+        dice = random.Random(seed)
+        self.worker = Worker(case.block_size, case.gpu_blocks, dice, windows)
         self.requests: dict[str, Request] = {}
         """Those that have not ended."""
         self.ended: list[Request] = []

@@ -41,7 +41,8 @@ class Known:
     """What a worker knows of a request."""
 
     tokens: list[int]
-    blocks: list[int]
+    blocks: list[list[int]]
+    """For each group of layers."""
     salt: str
     length: int
     """Of the prompt and the whole answer."""
@@ -54,10 +55,18 @@ class Worker:
         block_size: Tokens per block.
         gpu_blocks: Size of the KV cache.
         dice: Draws the answers.
+        windows: How many tokens each group of layers sees, that of now included; ``None`` for all.
     """
 
-    def __init__(self, block_size: int, gpu_blocks: int, dice: random.Random) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        gpu_blocks: int,
+        dice: random.Random,
+        windows: Sequence[int | None] = (None,),
+    ) -> None:
         self._size = block_size
+        self._windows = windows
         self._dice = dice
         self._requests: dict[str, Known] = {}
         self.copies_fail = 0.0
@@ -147,7 +156,8 @@ class Worker:
     def _misled(self, request: Known, start: int) -> bool:
         """Whether it reads what could not be read back, which nobody could have known."""
         wrong = self.wrong_blocks
-        places = ((request.blocks[at // self._size], at % self._size) for at in range(start))
+        numbers = request.blocks[0]
+        places = ((numbers[at // self._size], at % self._size) for at in range(start))
         return any(block in wrong and self.gpu[block][at] == WRONG for block, at in places)
 
     def _take_in(self, plan: Any, salts: Mapping[str, str]) -> None:
@@ -157,15 +167,16 @@ class Worker:
             known = self._requests.get(new.req_id)
             length = known.length if known else len(tokens) + self._dice.randint(1, 12)
             self._requests[new.req_id] = Known(
-                tokens, list(new.block_ids[0]), salts[new.req_id], length
+                tokens, list(map(list, new.block_ids)), salts[new.req_id], length
             )
         cached = plan.scheduled_cached_reqs
         for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
             request = self._requests[request_id]
             if request_id in cached.resumed_req_ids:
-                request.blocks = list(blocks[0])
+                request.blocks = list(map(list, blocks))
             elif blocks is not None:
-                request.blocks += blocks[0]
+                for numbers, more in zip(request.blocks, blocks, strict=True):
+                    numbers += more
             if request_id in cached.all_token_ids:
                 request.tokens = list(cached.all_token_ids[request_id])
 
@@ -185,18 +196,23 @@ class Worker:
         misled = self._misled(request, start)
         contents = list(names(request.tokens[:stop], request.salt))
         for place in range(start, stop):
-            block, at = request.blocks[place // self._size], place % self._size
-            content = self.gpu[block]
+            at = place % self._size
             name = WRONG if misled else contents[place]
-            self.gpu[block] = (*content[:at], name, *content[at + 1 :])
-            if misled:
-                self._wrong[-1].add(block)
+            for numbers in request.blocks:
+                block = numbers[place // self._size]
+                content = self.gpu[block]
+                self.gpu[block] = (*content[:at], name, *content[at + 1 :])
+                if misled:
+                    self._wrong[-1].add(block)
         return misled
 
     def _check(self, request: Known, start: int) -> None:
-        for place, name in enumerate(names(request.tokens[:start], request.salt)):
-            found = self.gpu[request.blocks[place // self._size]][place % self._size]
-            assert found == name, f"the KV cache is wrong at token {place} of {start}"
+        before = list(names(request.tokens[:start], request.salt))
+        for numbers, window in zip(request.blocks, self._windows, strict=True):
+            for place in range(0 if window is None else max(0, start + 1 - window), start):
+                found = self.gpu[numbers[place // self._size]][place % self._size]
+                wrong = f"the KV cache is wrong at token {place} of {start}"
+                assert found == before[place], wrong
 
     def _sample(self, request: Known) -> list[int]:
         token = END if len(request.tokens) + 1 >= request.length else self._dice.randint(10, 12)
