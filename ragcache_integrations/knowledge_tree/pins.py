@@ -36,7 +36,7 @@ class Pins:
         block_size: Tokens per block.
         now: Clock, in seconds.
         groups: Number of groups of layers whose blocks are kept apart.
-        size: Blocks of all groups that are kept of a document with so many keys.
+        size: Blocks of all groups that are kept of a document with a number of keys.
     """
 
     def __init__(

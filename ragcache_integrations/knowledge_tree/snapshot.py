@@ -163,7 +163,7 @@ def snapshot_children(
 
     Args:
         node: The node.
-        size: Blocks of all groups that are kept of a document with so many keys.
+        size: Blocks of all groups that are kept of a document with a number of keys.
         pinned: Seconds for which pinned nodes stay so.
         depth: How many levels.
     """

@@ -6,9 +6,9 @@ before; if its key covers tokens after it, the last of these counts. Eviction ta
 lowest-priority leaf of a tier, last block first, and only as many blocks as are needed; what
 requests wait for goes only once nothing else is left. Not thread-safe: its caller is a scheduler.
 
-Layers that see a part of the prompt only have blocks of their own, in groups. A prompt that goes on
-after a document needs of such a group the last blocks before the document's end, and no others. So
-the tree keeps these, and leaves the others to its caller. The tail that a document's followers need
+Layers that see a part of the prompt only have blocks of their own, in groups. A prompt that
+continues after a document needs of such a group the last blocks before the document's end, and no
+others. So the tree keeps these, and leaves the others to its caller. The tail that a document's followers need
 of it is never longer than its own: it is enough to look at each document's end.
 """
 
@@ -503,7 +503,7 @@ class KnowledgeTree(Generic[Slot]):
         )
 
     def _size(self, blocks: int) -> int:
-        """Blocks of all groups that are kept of a document with so many keys."""
+        """Blocks of all groups that are kept of a document with a number of keys."""
         windows = self._windows
         return sum(blocks if window is None else min(blocks, window) for window in windows)
 

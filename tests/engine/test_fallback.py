@@ -107,20 +107,23 @@ def test_another_scheduler_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, "the model's attention (SlidingWindowSpec) does not reach all of the prompt"),
-        (
-            {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
-            "the model is a hybrid with 3 groups of KV caches",
-        ),
-    ],
+    "changes",
+    [{}, {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}],
     ids=["sliding window", "hybrid"],
 )
-def test_a_model_that_does_not_see_all_of_the_prompt(
-    changes: dict[str, Any], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_model_that_does_not_see_all_of_the_prompt_has_a_tree_but_no_host_tier(
+    changes: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = model_with_a_window(tmp_path, **changes)
     with start(model, {}, knowledge_tree=False) as stock:
         expected = answers(stock)
-    check_fallback(model, {}, expected, reason, caplog)
+    with start(model, {}, host_cache_gib=0.05) as engine:
+        assert answers(engine) == expected
+        stats, tree = engine.stats().tree, engine.tree()
+        reason = engine.host_is_off
+    assert stats is not None
+    assert (stats.documents, stats.documents_hit_gpu) == (4, 2)
+    assert tree is not None
+    assert [node.place for node in tree.nodes()][1:] == ["gpu", "gpu"]
+    assert reason == "not all of the model's layers attend to the whole prompt"
+    assert f"documents are not kept on the host: {reason}" in caplog.messages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -300,6 +301,61 @@ class TestEviction:
         assert len(part.heap) <= 2 * 2 + 8 + 1
 
 
+class TestWindows:
+    """Two groups of layers: one sees all of a prompt, the other the last two blocks."""
+
+    @staticmethod
+    def computed(lengths: dict[str, int], gpu_blocks: int = 99) -> KnowledgeTree[tuple[int, int]]:
+        """A tree after one request; a block's slot is its key and its group."""
+        tree: KnowledgeTree[tuple[int, int]] = KnowledgeTree(
+            block_size=1, gpu_blocks=gpu_blocks, windows=(None, 2)
+        )
+        ends = list(accumulate(lengths.values()))
+        spans = [(name, end - lengths[name], end) for name, end in zip(lengths, ends, strict=True)]
+        path = tree.enter("", spans, range(ends[-1]))
+        tree.access(path, 0, 0, ends[-1])
+        for group in range(2):
+            for key in reversed(range(ends[-1])):
+                tree.release(key, (key, group), group)
+        tree.leave(path)
+        return tree
+
+    def test_only_the_end_of_a_document_is_kept_of_what_sees_no_more(self) -> None:
+        tree = self.computed({"D1": 4, "D2": 1, "D3": 3})
+        kept = set(tree.gpu.slots.values())
+        assert kept == {(key, 0) for key in range(8)} | {(key, 1) for key in (2, 3, 4, 6, 7)}
+
+    def test_a_block_is_used_again_in_its_group(self) -> None:
+        tree = self.computed({"D1": 4})
+        assert not tree.reuse(3, (3, 1))
+        assert tree.reuse(3, (3, 1), 1)
+        assert not tree.reuse(3, (3, 1), 1)
+        assert tree.reuse(3, (3, 0))
+
+    def test_a_document_without_its_end_is_not_said_to_be_there(self) -> None:
+        tree = self.computed({"D1": 4})
+        (root,) = tree.snapshot().roots
+        (document,) = root.children
+        assert (document.place, document.blocks, document.gpu_blocks) == ("gpu", 6, 6)
+        tree.evict(1)
+        ((document,),) = (root.children for root in tree.snapshot().roots)
+        assert (document.place, document.gpu_blocks) == ("none", 5)
+
+    def test_nothing_of_a_forgotten_document_is_known(self) -> None:
+        tree = self.computed({"D1": 4})
+        tree.evict(6)
+        assert not tree.release(3, (3, 1), 1)
+        assert not tree._blocks_behind
+
+    def test_all_blocks_of_a_pinned_document_stay_and_count(self) -> None:
+        tree = self.computed({"D1": 4}, gpu_blocks=6)
+        path = tree.enter("", [("D1", 0, 4)], range(4))
+        tree.pin(path)
+        assert (tree.pins.blocks, tree.gpu.idle) == (6, 0)
+        assert tree.unpin(path)
+        assert (tree.pins.blocks, tree.gpu.idle) == (0, 6)
+
+
 class TestHostTier:
     def test_what_is_evicted_comes_back_from_the_host(self) -> None:
         library = Library(host_blocks=10)
@@ -455,6 +511,7 @@ class TestBadInput:
             ({"lookahead": -1}, "got 1, 9, -1 and 0"),
             ({"host_blocks": -1}, "lookahead and host_blocks at least 0, got 1, 9, 0 and -1"),
             ({"policy": "pgsdf"}, "'pgsdf': allowed are lrfu, pgdsf, gdsf, lru, lfu"),
+            ({"host_blocks": 1, "windows": (None, 2)}, r"0 with windows=\(None, 2\), got 1"),
             ({"cache_depth": 0}, "cache_depth must be at least 1 document, or None, got 0"),
             ({"frequency_window": 0.0}, "must be above 0 seconds, or None, got 0.0"),
             ({"frequency_window": float("nan")}, "got nan"),

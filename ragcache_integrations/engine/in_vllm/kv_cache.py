@@ -44,7 +44,7 @@ def unsuited_for_host(kv_cache_config: Any, cache_config: Any) -> str | None:
 
 
 def windows(kv_cache_config: Any, *, drafts: bool = False) -> tuple[int | None, ...]:
-    """For each group of layers, how many blocks before a place a prompt needs to go on from there.
+    """For each group of layers, how many blocks before a place a prompt needs to continue.
 
     This is vLLM's own rule, ``SlidingWindowManager._contiguous_blocks_for_hit``.
 

@@ -55,8 +55,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 FIRST_GROUP = b"\0\0\0\0"
-"""vLLM's suffix for the hashes of blocks in the first KV cache group. Models with a host tier have no
-other."""
+"""vLLM's suffix for the hashes of blocks in the first KV cache group. Models with a host tier have
+no other."""
 
 RECENT = 256
 """Number of requests that have left and whose accesses may still be retracted."""
@@ -132,6 +132,7 @@ class DocumentCache:
         reuse_is_off: Why documents are not reused anywhere; ``None`` where they are, or where
             nobody wants that.
         disk_is_off: The same of keeping them on disk.
+        host_is_off: The same of keeping them on the host.
     """
 
     def __init__(self, scheduler: Any, settings: CacheSettings) -> None:
@@ -139,11 +140,13 @@ class DocumentCache:
         self._windows = windows(
             scheduler.kv_cache_config, drafts=scheduler.vllm_config.speculative_config is not None
         )
+        self.host_is_off: str | None = None
         if self._host_tier is not None:
             memory = (scheduler.kv_cache_config, scheduler.cache_config)
-            if reason := unsuited_for_host(*memory):
-                logger.warning("the host tier is off: %s", reason)
-                self._host_tier = None
+            self.host_is_off = unsuited_for_host(*memory)
+        if self.host_is_off is not None:
+            logger.warning("documents are not kept on the host: %s", self.host_is_off)
+            self._host_tier = None
         self.reuse_is_off = why_not(scheduler, settings)
         self._disk, self.disk_is_off = open_disk(scheduler, settings)
         self._reuse = None if self.reuse_is_off else reuse_of(scheduler, settings, self._disk)
@@ -157,9 +160,12 @@ class DocumentCache:
         self._block_ids: Callable[[str], Sequence[list[int]]] = (
             scheduler.kv_cache_manager.get_block_ids
         )
-        self._longest_hit: Callable[[Any, int], Sequence[Any]] = (
-            scheduler.kv_cache_manager.coordinator.find_longest_cache_hit
-        )
+        coordinator = scheduler.kv_cache_manager.coordinator
+        self._longest_hit: Callable[[Any, int], Sequence[Any]] = coordinator.find_longest_cache_hit
+        if any(self._windows):
+            # Otherwise vLLM keeps of windowed layers only what is before the end of a prompt. The
+            # tree needs what is before the end of each document, and lets the others go first.
+            coordinator.retention_interval = None
         self._paths: dict[str, Path] = {}
         # A speculative request may be complete before its documents turn out to be wrong.
         self._recent: deque[tuple[str, Path]] = deque(maxlen=RECENT)

@@ -246,12 +246,10 @@ def test_an_operation_that_is_new_is_named_and_the_scheduler_stays_vllm_s(
     ("case", "words"),
     [
         (Case(prefix_caching=False), "prefix caching is off"),
-        (Case(specs=(FullAttentionSpec, SLIDING)), "a hybrid with 2 groups of KV caches"),
-        (Case(specs=(SLIDING,)), r"\(SlidingWindowSpec\) does not reach all of the prompt"),
-        (Case(specs=(CHUNKED,)), r"\(ChunkedLocalAttentionSpec\) does not reach all of the prompt"),
+        (Case(specs=(CHUNKED,)), r"the model's layers need of a prompt \(ChunkedLocalAttention"),
         (
-            Case(specs=(partial(FullAttentionSpec, sliding_window=8),)),
-            "does not reach all of the prompt",
+            Case(specs=(FullAttentionSpec, CHUNKED)),
+            r"the model's layers need of a prompt \(ChunkedLocalAttention",
         ),
     ],
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -15,9 +17,10 @@ from ragcache_integrations.engine.in_vllm.scheduler import FIRST_GROUP
 from ragcache_integrations.engine.protocol import CacheSettings
 from tests.engine.in_vllm.invariants import check, check_at_rest
 from tests.engine.in_vllm.simulation import Case, Engine, make_scheduler
-from tests.engine.in_vllm.traffic import Traffic
+from tests.engine.in_vllm.traffic import SHAPES, Specs, Traffic
 
 SEEDS = 75
+REQUESTS = int(os.environ.get("WINDOWED_REQUESTS", "200"))
 
 DOCUMENT = list(range(100, 108))
 SPANS = [("d", 0, 8)]
@@ -58,6 +61,61 @@ def test_random_traffic_reads_what_it_should_and_loses_nothing(asynchronous: boo
     for what in ("preemptions", "swap_ins", "swap_outs", "dropped", "reorderings", "aborts"):
         assert total[what] >= 20, f"too few {what} to have tried them"
     assert total["resets"] >= 10
+
+
+@pytest.mark.usefixtures("runner")
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("specs", SHAPES)
+def test_random_traffic_with_windows_reads_what_it_should_and_loses_nothing(
+    specs: Specs, asynchronous: bool
+) -> None:
+    total: Counter[str] = Counter()
+    for seed in range(SEEDS // 5):
+        stats = Traffic(seed, asynchronous=asynchronous, specs=specs).run()
+        total.update({name: n for name, n in asdict(stats).items() if isinstance(n, int)})
+    for what in ("documents_hit_gpu", "gpu_evicted_nodes", "reorderings"):
+        assert total[what] >= 5, f"too few {what} to have tried them"
+    assert not total["swap_outs"], "the host can't have what all layers need"
+
+
+def documents_found(case: Case, *, exponent: float, drift: bool) -> float:
+    """The share of documents that a stream of requests finds whole."""
+    dice = random.Random(5)
+    engine = Engine(case)
+    coordinator = engine.scheduler.kv_cache_manager.coordinator
+    documents = list(range(40))
+    lengths = {number: dice.randint(8, 24) for number in documents}
+    weights = [1 / (rank + 1) ** exponent for rank in range(len(documents))]
+    found = total = 0
+    for number in range(REQUESTS):
+        if drift and number % 10 == 0:
+            one, other = dice.sample(range(len(documents)), 2)
+            documents[one], documents[other] = documents[other], documents[one]
+        chosen = dict.fromkeys(dice.choices(documents, weights, k=2))
+        tokens, spans = [3] * 4, []
+        for name in chosen:
+            spans.append((str(name), len(tokens), len(tokens) + lengths[name]))
+            tokens += [100 + name] * lengths[name]
+        prompt = ([*tokens, 10_000 + number], spans)
+        request = engine.request(*prompt)
+        hit = coordinator.find_longest_cache_hit(request.block_hashes, len(prompt[0]) - 1)[1]
+        engine.ask(*prompt, max_tokens=1)
+        total += len(spans)
+        found += sum(end // case.block_size * case.block_size <= hit for _, _, end in spans)
+    return found / total
+
+
+@pytest.mark.parametrize("specs", SHAPES)
+@pytest.mark.parametrize(
+    ("exponent", "drift", "least"), [(1.0, False, 1.15), (1.0, True, 1.0), (0.0, False, 1.0)]
+)
+def test_with_windows_more_documents_are_found_than_by_stock_vllm(
+    specs: Specs, exponent: float, drift: bool, least: float
+) -> None:
+    case = Case(gpu_blocks=30 + 20 * len(specs), specs=specs, max_num_batched_tokens=512)
+    ours = documents_found(case, exponent=exponent, drift=drift)
+    stock = documents_found(replace(case, cache=None), exponent=exponent, drift=drift)
+    assert ours >= least * stock > 0
 
 
 AHEAD = "num_hash_lookahead_tokens"

@@ -68,7 +68,10 @@ class Case:
         size = {"block_size": self.block_size, "num_kv_heads": 1, "head_size": 8}
         specs = [spec(**size, dtype=torch.float16) for spec in self.specs]
         groups = [KVCacheGroupSpec([f"layer{at}"], spec) for at, spec in enumerate(specs)]
-        return KVCacheConfig(self.gpu_blocks, [], groups)
+        memory = KVCacheConfig(self.gpu_blocks, [], groups)
+        # vLLM's default, in versions that have it: of windowed layers, ends of prompts are kept.
+        memory.prefix_cache_retention_interval = 0
+        return memory
 
     def config(self) -> Any:
         """vLLM's configuration."""

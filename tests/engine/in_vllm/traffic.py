@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
+
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.knowledge_tree import POLICIES, TreeStats
@@ -51,12 +55,33 @@ def make_case(dice: random.Random, *, asynchronous: bool, drafts: int) -> Case:
     )
 
 
+Specs = tuple[Callable[..., Any], ...]
+
+
+def sliding(tokens: int) -> Callable[..., Any]:
+    """Layers that see the last tokens, that of now included."""
+    return partial(SlidingWindowSpec, sliding_window=tokens)
+
+
+SHAPES: tuple[Specs, ...] = (
+    (FullAttentionSpec, sliding(8)),  # gpt-oss
+    (FullAttentionSpec, sliding(9), sliding(9)),  # Gemma 3
+    (sliding(14), FullAttentionSpec, sliding(5)),
+    (sliding(8),),  # Mistral 7B v0.1
+)
+"""Models whose layers see different parts of a prompt."""
+
+
 class Traffic:
     """Sends requests, gives some up, empties the cache now and then."""
 
-    def __init__(self, seed: int, *, asynchronous: bool, drafts: int = 0) -> None:
+    def __init__(
+        self, seed: int, *, asynchronous: bool, drafts: int = 0, specs: Specs | None = None
+    ) -> None:
         self._dice = random.Random(seed)
         case = make_case(self._dice, asynchronous=asynchronous, drafts=drafts)
+        if specs:
+            case = replace(case, specs=specs, gpu_blocks=case.gpu_blocks * len(specs))
         self.engine = Engine(case, seed)
         self._texts = make_texts(self._dice)
         self.aborts = self.resets = 0

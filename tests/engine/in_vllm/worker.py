@@ -176,7 +176,7 @@ class Worker:
                 request.blocks = list(map(list, blocks))
             elif blocks is not None:
                 for numbers, more in zip(request.blocks, blocks, strict=True):
-                    numbers += more
+                    numbers.extend(more)
             if request_id in cached.all_token_ids:
                 request.tokens = list(cached.all_token_ids[request_id])
 
