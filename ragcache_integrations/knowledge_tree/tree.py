@@ -8,8 +8,8 @@ requests wait for goes only once nothing else is left. Not thread-safe: its call
 
 Layers that see a part of the prompt only have blocks of their own, in groups. A prompt that
 continues after a document needs of such a group the last blocks before the document's end, and no
-others. So the tree keeps these, and leaves the others to its caller. The tail that a document's followers need
-of it is never longer than its own: it is enough to look at each document's end.
+others. So the tree keeps these, and leaves the others to its caller. The tail that a document's
+followers need of it is never longer than its own: it is enough to look at each document's end.
 """
 
 from __future__ import annotations
