@@ -1,7 +1,7 @@
 """Cached answers: one is served again only where question, documents and settings are the same."""
 
 from .core import AnswerCore, CachedAnswer, Near, Question
-from .flow import AnswerFlow, Lookup, same_text
+from .flow import AnswerFlow, Lookup, same_text, says_same
 from .knobs import AnswerKnobArguments, AnswerKnobs
 from .types import AnswerExplanation, AnswerStats, AnswerTrace
 
@@ -18,4 +18,5 @@ __all__ = [
     "Near",
     "Question",
     "same_text",
+    "says_same",
 ]

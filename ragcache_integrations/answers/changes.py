@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import logging
+import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,18 +14,28 @@ from pydantic import BaseModel
 
 from ragcache_integrations.core.forks import make_lock
 
-__all__ = ["ChangeWatch"]
+__all__ = ["CHANGED", "ChangeWatch"]
 
-_MOST_OBJECTS = 300
-_MOST_ITEMS = 64
+logger = logging.getLogger(__name__)
+
+CHANGED = (
+    "the chain, its prompt or its model changed while it answered. Nothing is kept of one that "
+    "notes something in its own attributes with each answer"
+)
+"""Why the answer of a chain whose settings changed meanwhile is not kept."""
+
+_MOST_OBJECTS = 3_000
+_MOST_ITEMS = 1_000
 """Items of a container that are compared: larger ones are data, such as a store's documents."""
+_CODE = (types.FunctionType, types.MethodType)
 _PLAIN = (str, int, float, bool, bytes, type(None))
 
 _NOT_WATCHED = (
     *("_get_relevant_documents", "_retrieve"),
+    *("similarity_search", "embed_query", "get_query_embedding"),
     *("ignore_llm", "on_event_start", "as_trace", "add_handler"),
 )
-"""Attributes of retrievers, and of what hears callbacks and counts."""
+"""Attributes of retrievers, stores and embedding models, and of what hears callbacks and counts."""
 
 Parts = tuple[Any, ...]
 
@@ -30,9 +43,11 @@ Parts = tuple[Any, ...]
 class ChangeWatch:
     """Says whether anything was assigned within an object since it was looked at last.
 
-    Watched are the attributes of pydantic models and of a framework's own objects, and the items of
-    small lists and dicts within them. What code does is not, nor are retrievers, whose documents
-    say all, and handlers of callbacks. Thread-safe.
+    Watched are the attributes of pydantic models and of objects of a framework's classes, and of
+    classes derived from these, and the items of lists and dicts within them. Of functions and
+    methods, the objects of that kind are watched that they name, or that their own object holds.
+    What else code does is not, nor are retrievers, whose documents say all, and handlers of
+    callbacks. Thread-safe.
 
     Args:
         root: The object, such as a chain.
@@ -45,13 +60,14 @@ class ChangeWatch:
         self._modules = modules
         self._lock = make_lock()
         self._version = 0
+        self._warned = False
         self._seen = self._look()
 
     def version(self) -> int:
         """Return a number that is another one after each change."""
         with self._lock:
             # By identity: comparing values could run anybody's code, and take any time.
-            if not all(_same(_parts(value), parts) for value, parts in self._seen):
+            if not all(_same(self._parts(value), parts) for value, parts in self._seen):
                 self._seen = self._look()
                 self._version += 1
             return self._version
@@ -64,27 +80,58 @@ class ChangeWatch:
             value = waiting.pop()
             if id(value) in seen or not self._is_watched(value):
                 continue
-            parts = _parts(value)
+            parts = self._parts(value)
             seen[id(value)] = value, parts
             waiting.extend(part for part in parts if not isinstance(part, _PLAIN))
+        if len(seen) == _MOST_OBJECTS and not self._warned:
+            self._warned = True
+            logger.warning("Of a chain, changes of the first %d objects are noticed", len(seen))
         return list(seen.values())
 
     def _is_watched(self, value: object) -> bool:
-        if isinstance(value, type) or any(hasattr(value, name) for name in _NOT_WATCHED):
-            return False
         if isinstance(value, dict | list | tuple):
             return len(value) <= _MOST_ITEMS
-        known = isinstance(value, BaseModel) or type(value).__module__.startswith(self._modules)
-        return known and hasattr(value, "__dict__")
+        return isinstance(value, _CODE) or self._is_known(value)
+
+    def _is_known(self, value: Any) -> bool:
+        return _is_known(type(value), self._modules)
+
+    def _parts(self, value: Any) -> Parts:
+        if isinstance(value, list | tuple):
+            return tuple(value)
+        if isinstance(value, dict):
+            return tuple(_flat(value.items()))
+        if isinstance(value, _CODE):
+            return tuple(filter(self._is_known, _named_by(value)))
+        computed = _computed_once(type(value).__mro__)
+        extra = getattr(value, "__pydantic_extra__", None) or {}
+        # Copied at once: other threads may set attributes meanwhile.
+        items = [*getattr(value, "__dict__", {}).items(), *extra.items()]
+        return tuple(_flat(item for item in items if item[0] not in computed))
 
 
-def _parts(value: Any) -> Parts:
-    if isinstance(value, list | tuple):
-        return tuple(value)
-    if isinstance(value, dict):
-        return tuple(_flat(value.items()))
-    computed = _computed_once(type(value).__mro__)
-    return tuple(_flat(item for item in vars(value).items() if item[0] not in computed))
+def _named_by(code: types.FunctionType | types.MethodType) -> Iterator[Any]:
+    """Yield what a function names, and what the object of a method holds."""
+    if isinstance(code, types.MethodType):
+        yield code.__self__
+        yield from list(getattr(code.__self__, "__dict__", {}).values())
+        code = code.__func__  # type: ignore[assignment] # a function, mostly
+    if isinstance(code, types.FunctionType):
+        for cell in code.__closure__ or ():
+            with contextlib.suppress(ValueError):  # not assigned yet
+                yield cell.cell_contents
+        yield from (code.__globals__.get(name) for name in code.__code__.co_names)
+        yield from code.__defaults__ or ()
+        yield from (code.__kwdefaults__ or {}).values()
+
+
+@functools.cache
+def _is_known(kind: type, modules: tuple[str, ...]) -> bool:
+    """Whether the attributes of objects of a class are watched."""
+    known = issubclass(kind, BaseModel) or (
+        any(base.__module__.startswith(modules) for base in kind.__mro__)
+    )
+    return known and not any(hasattr(kind, name) for name in _NOT_WATCHED)
 
 
 def _flat(items: Iterable[tuple[Any, Any]]) -> Iterator[Any]:

@@ -366,9 +366,9 @@ def _words(text: str) -> str:
 
 
 def _unit(embedding: Vector) -> Vector | None:
-    """Return an embedding at unit length; ``None`` for zero, which has no direction."""
-    length = float(np.linalg.norm(embedding))
-    return embedding / length if length else None
+    """Return an embedding at unit length; ``None`` where it has no direction: 0, NaN, infinity."""
+    length = float(np.linalg.norm(np.asarray(embedding, np.float64)))
+    return embedding / length if 0 < length < math.inf else None
 
 
 def _nearest(
@@ -377,7 +377,11 @@ def _nearest(
     """Return the entry whose question is nearest, and its distance."""
     if unit is None:
         return None
-    embedded = [(entry, entry.embedding) for entry in entries if entry.embedding is not None]
+    embedded = [
+        (entry, entry.embedding)
+        for entry in entries
+        if entry.embedding is not None and entry.embedding.shape == unit.shape
+    ]
     if not embedded:
         return None
     distances = np.linalg.norm(np.stack([key for _, key in embedded]) - unit, axis=1)

@@ -9,23 +9,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from ragcache_integrations.core.background_checks import BackgroundChecks
 from ragcache_integrations.core.forks import make_executor
+from ragcache_integrations.errors import ConfigurationError
 
+from .copies import copy_answer
 from .core import AnswerCore, CachedAnswer, Near, Question, Vector
 from .types import AnswerTrace
 
-__all__ = ["AnswerFlow", "Lookup", "same_text"]
+__all__ = ["AnswerFlow", "Lookup", "same_text", "says_same"]
 
 logger = logging.getLogger(__name__)
 
 A = TypeVar("A")
 
-Judge = Callable[[Question, A, Question, A], bool]
-"""Whether the answers to two questions say the same: a question, its answer, and another's."""
+Judge = Callable[[Question, A, Question, A], object]
+"""Says whether the answers to two questions are the same: a question, its answer, and another's.
+See :func:`says_same` for what it returns."""
 
+_UNCOPYABLE = "it can't be copied, so its receiver could change it for others"
 _WORKERS = 4
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b|[^\w\s]")
+_YES = re.compile(r"\s*yes\b", re.IGNORECASE)
 
 
 def same_text(answer: str, other: str) -> bool:
@@ -35,6 +42,21 @@ def same_text(answer: str, other: str) -> bool:
         return _ARTICLES.sub(" ", text.casefold()).split()
 
     return words(answer) == words(other)
+
+
+def says_same(verdict: object) -> bool:
+    """Whether somebody says that two answers are the same: true, or a text that begins with yes.
+
+    Raises:
+        ConfigurationError: It is neither a bool nor a text, such as a coroutine, which would count
+            as true.
+    """
+    if isinstance(verdict, str):
+        return _YES.match(verdict) is not None
+    if isinstance(verdict, bool | np.bool_):
+        return bool(verdict)
+    msg = f"judge and same_answer must return True, False or a text, got {verdict!r:.100}"
+    raise ConfigurationError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +88,12 @@ class AnswerFlow(Generic[A]):
     """
 
     def __init__(
-        self, core: AnswerCore[A], same: Callable[[A, A], bool], judge: Judge[A] | None = None
+        self, core: AnswerCore[A], same: Callable[[A, A], object], judge: Judge[A] | None = None
     ) -> None:
         self.core = core
         self._same = same
         self._judge = judge
+        self._warned: set[str] = set()
         self._checks = BackgroundChecks(
             make_executor(_WORKERS, "ragcache-answers"),
             partial(core.count, "checks"),
@@ -128,7 +151,7 @@ class AnswerFlow(Generic[A]):
         )
 
     def keep(self, lookup: Lookup[A], answer: A) -> None:
-        """Keep a new answer, and learn from it.
+        """Keep a new answer, and learn from it. An error of ``same`` is logged.
 
         Args:
             lookup: The question, which was looked up before it was answered.
@@ -136,7 +159,35 @@ class AnswerFlow(Generic[A]):
         """
         self.core.insert(lookup.question, lookup.embedding, answer)
         if lookup.near is not None:
-            self._compare(lookup.question, lookup.near, answer)
+            try:
+                self._compare(lookup.question, lookup.near, answer)
+            except Exception as error:  # noqa: BLE001 - the caller has an answer
+                self._checks.fail(error)
+
+    def keep_copy(self, lookup: Lookup[A], answer: A) -> None:
+        """Keep a copy of a new answer, which its receiver may change.
+
+        Args:
+            lookup: As for :meth:`keep`.
+            answer: The answer. One that can't be copied is not kept.
+        """
+        try:
+            copied = copy_answer(answer)
+        except Exception:  # noqa: BLE001 - whatever a copy may raise
+            self.leave_out(_UNCOPYABLE)
+        else:
+            self.keep(lookup, copied)
+
+    def leave_out(self, warning: str | None = None) -> None:
+        """Count an answer that can't be kept.
+
+        Args:
+            warning: Why, for the log, which has it once; ``None`` where the trace says so.
+        """
+        self.core.count("unkept")
+        if warning is not None and warning not in self._warned:
+            self._warned.add(warning)
+            logger.warning("An answer is not kept: %s", warning)
 
     def check(
         self,
@@ -166,7 +217,7 @@ class AnswerFlow(Generic[A]):
 
     def _compare(self, question: Question, near: Near[A], answer: A) -> None:
         """Learn whether the nearest entry's answer is right for a question with this answer."""
-        if self._same(near.entry.answer, answer):
+        if says_same(self._same(near.entry.answer, answer)):
             self.core.learn(near, wrong=False)
         elif self._judge is None:
             self.core.learn(near, wrong=True)
@@ -175,5 +226,5 @@ class AnswerFlow(Generic[A]):
 
     def _ask_judge(self, judge: Judge[A], question: Question, near: Near[A], answer: A) -> None:
         entry = near.entry
-        same = judge(question, answer, entry.question, entry.answer)
+        same = says_same(judge(question, answer, entry.question, entry.answer))
         self.core.learn(near, wrong=not same)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import numpy as np
@@ -25,8 +24,15 @@ from langchain_core.messages import (
     message_chunk_to_message,
 )
 from langchain_core.retrievers import RetrieverLike
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable, patch_config
-from pydantic import PrivateAttr
+from langchain_core.runnables import (
+    AddableDict,
+    Runnable,
+    RunnableConfig,
+    RunnableLambda,
+    RunnableSerializable,
+    patch_config,
+)
+from pydantic import BeforeValidator, ConfigDict, PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
@@ -36,17 +42,15 @@ from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.keys import freeze_arguments
 from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
 
-from .changes import ChangeWatch
+from .changes import CHANGED, ChangeWatch
 from .copies import copy_answer
 from .core import AnswerCore, Question, Vector
 from .documents import document_identity
-from .flow import AnswerFlow, Lookup, same_text
+from .flow import AnswerFlow, Lookup, same_text, says_same
 from .knobs import AnswerKnobs
 from .types import AnswerExplanation, AnswerStats, AnswerTrace, unkept_explanation
 
 __all__ = ["ANSWER_CACHE_EVENT", "AnswerCache"]
-
-logger = logging.getLogger(__name__)
 
 ANSWER_CACHE_EVENT = "answer_cache"
 """Name of the custom event that every call sends to its callbacks; its data is a dict of the
@@ -56,10 +60,15 @@ _INCOMPARABLE = "the input or a document's metadata hold values that can't be co
 _UNKEPT = AnswerTrace(hit=False, reason=_INCOMPARABLE)
 _INPUT_KEYS = ("input", "question", "query")
 _OTHER_DOCUMENTS = (
-    "An answer is not kept: the chain did not answer from what the retriever finds for the "
+    "the chain did not answer from what the retriever finds for the "
     "question, but from %s. Give the chain the documents with documents_key=, or the answer cache "
     "the retriever that the chain has"
 )
+
+
+def _as_runnable(value: object) -> object:
+    """Wrap a function, as LangChain does within chains."""
+    return RunnableLambda(value) if callable(value) and not isinstance(value, Runnable) else value
 
 
 class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
@@ -102,13 +111,16 @@ class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
         answer_key: Name of the text of the answer, where the chain returns a dict.
         same_answer: Whether two answers say the same, from which is learnt; ``None``: whether their
             texts are equal but for case, punctuation and articles.
-        judge: Asked in the background whether two answers say the same whose texts differ. Gets a
-            dict of ``question``, ``answer``, ``other_question`` and ``other_answer``, and returns
-            whether they do, or a text that begins with *yes*.
+        judge: A Runnable or a function, asked in the background whether two answers say the same
+            whose texts differ. Gets a dict of ``question``, ``answer``, ``other_question`` and
+            ``other_answer``, and returns whether they do, or a text that begins with *yes*.
 
     Raises:
         ConfigurationError: An argument is unknown, missing or out of range.
     """
+
+    # Other bases would have it ignore what they don't know.
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     chain: Runnable[Any, Any]
     retriever: RetrieverLike
@@ -117,7 +129,7 @@ class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
     documents_key: str | None = None
     answer_key: str | None = None
     same_answer: Callable[[Any, Any], bool] | None = None
-    judge: Runnable[Any, Any] | None = None
+    judge: Annotated[Runnable[Any, Any] | None, BeforeValidator(_as_runnable)] = None
 
     _flow: AnswerFlow[Any] = PrivateAttr()
     _watch: ChangeWatch = PrivateAttr()
@@ -331,6 +343,9 @@ class _Call:
         self._value = value
         self._config = config
         self._arguments = arguments
+        if not isinstance(namespace, str | None):
+            msg = f"namespace must be a string, got {namespace!r:.100}"
+            raise ConfigurationError(msg)
         self._namespace = cache.namespace if namespace is None else namespace
         self._text, self._others = _read_input(value, cache.input_key)
         self._documents: list[Document] = []
@@ -354,7 +369,15 @@ class _Call:
         return list(await retriever.ainvoke(self._text, self._config, **self._of_tenant))
 
     def question(self, documents: list[Document]) -> Question | None:
-        """Return the question with all that its answer depends on; ``None``: nobody knows that."""
+        """Return the question with all that its answer depends on; ``None``: nobody knows that.
+
+        Raises:
+            ConfigurationError: The retriever returned something else than documents.
+        """
+        for document in documents:
+            if not isinstance(document, Document):
+                msg = f"the retriever must return documents, got {document!r:.100}"
+                raise ConfigurationError(msg)
         self._documents = documents
         identities = _identities(documents)
         configurable = settings_of(self._config.get("configurable") or {})
@@ -423,7 +446,8 @@ class _Call:
         key = self._cache.documents_key
         if key is None:
             return self._value
-        inputs = self._value if isinstance(self._value, dict) else {"input": self._text}
+        name = self._cache.input_key or "input"
+        inputs = self._value if isinstance(self._value, Mapping) else {name: self._text}
         return {**inputs, key: [copy_model(document) for document in self._documents]}
 
     def _heard_config(self) -> RunnableConfig:
@@ -468,16 +492,13 @@ class _Call:
         """Keep an answer, if it is known what it depends on."""
         flow = self._cache._flow  # noqa: SLF001 - a part of it
         if lookup is None or output is None:
-            flow.core.count("unkept")
-            return
-        if self._cache.documents_key is None and not self._heard.only(lookup.question.documents):
-            flow.core.count("unkept")
-            if flow.core.stats().unkept == 1:
-                logger.warning(_OTHER_DOCUMENTS, self._heard.told())
-            return
-        # A change meanwhile may have come before or after the answer.
-        if self._cache._watch.version() == self._version:  # noqa: SLF001 - a part of it
-            flow.keep(lookup, copy_answer(output))
+            flow.leave_out()
+        elif self._cache.documents_key is None and not self._heard.only(lookup.question.documents):
+            flow.leave_out(_OTHER_DOCUMENTS % self._heard.told())
+        elif self._cache._watch.version() != self._version:  # noqa: SLF001 - a part of it
+            flow.leave_out(CHANGED)
+        else:
+            flow.keep_copy(lookup, output)
 
 
 class _DocumentsHeard(BaseCallbackHandler):
@@ -555,22 +576,55 @@ class _Pieces:
 
     def add(self, piece: Any) -> None:
         """Take the next piece."""
-        if self._whole is None:
-            self._whole = piece
-        elif not self._fails:
-            try:
-                self._whole = self._whole + piece
-            except TypeError:
-                self._fails = True
+        if self._fails:
+            return
+        try:
+            piece = copy_answer(piece)  # the receiver may change it
+            self._whole = piece if self._whole is None else _sum(self._whole, piece)
+        except Exception:  # noqa: BLE001 - whatever a copy or a sum may raise
+            self._fails = True
 
     @property
     def whole(self) -> Any:
         """The whole answer as ``invoke`` would return it; ``None`` where there is none."""
         if self._fails:
             return None
-        if isinstance(self._whole, BaseMessageChunk):
-            return message_chunk_to_message(self._whole)
-        return dict(self._whole) if isinstance(self._whole, dict) else self._whole
+        if isinstance(self._whole, dict):
+            return {name: _unchunked(value) for name, value in self._whole.items()}
+        return _unchunked(self._whole)
+
+
+def _unchunked(value: Any) -> Any:
+    """Return a message that came in pieces as ``invoke`` would return it."""
+    return message_chunk_to_message(value) if isinstance(value, BaseMessageChunk) else value
+
+
+def _sum(whole: Any, piece: Any) -> Any:
+    """Add a piece of a stream to those before it.
+
+    Raises:
+        TypeError: They are no such pieces.
+        ValueError: It may be all of the answer so far, as LangChain's parsers of JSON return it.
+    """
+    if isinstance(whole, AddableDict):
+        return AddableDict({**whole, **{name: _value(whole, piece, name) for name in piece}})
+    if isinstance(whole, int | float) or (
+        isinstance(whole, str | list) and whole and piece[: len(whole)] == whole
+    ):
+        msg = f"{piece!r:.100} may be the whole answer so far"
+        raise ValueError(msg)
+    return whole + piece
+
+
+def _value(whole: dict[str, Any], piece: dict[str, Any], name: str) -> Any:
+    """Return a value of a sum of dicts, as LangChain adds them."""
+    before, value = whole.get(name), piece[name]
+    if before is None or value is None:
+        return before if value is None else value
+    try:
+        return _sum(before, value)
+    except TypeError:  # no value that comes in pieces
+        return value
 
 
 def _as_piece(answer: Any) -> Any:
@@ -615,9 +669,8 @@ def _judge(
             "other_answer": _text(answer_key, other_answer) or other_answer,
         }
     )
-    if isinstance(verdict, bool):
-        return verdict
-    return (_text(None, verdict) or "").strip().casefold().startswith("yes")
+    text = _text(None, verdict)
+    return says_same(verdict if text is None else text)
 
 
 def _hears_events(run: CallbackManagerForChainRun | AsyncCallbackManagerForChainRun) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, Unpack
 import numpy as np
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.base.llms.types import CompletionResponse
 from llama_index.core.base.response.schema import (
     RESPONSE_TYPE,
     AsyncStreamingResponse,
@@ -27,6 +28,7 @@ from llama_index.core.base.response.schema import (
     StreamingResponse,
 )
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.prompts.mixin import PromptDictType, PromptMixinType
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, QueryType
 
 from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
@@ -35,10 +37,10 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.keys import freeze_arguments
 
-from .changes import ChangeWatch
+from .changes import CHANGED, ChangeWatch
 from .core import AnswerCore, Question, Vector
 from .documents import document_identity
-from .flow import AnswerFlow, Lookup, same_text
+from .flow import AnswerFlow, Lookup, same_text, says_same
 from .knobs import AnswerKnobArguments, AnswerKnobs
 from .types import AnswerExplanation, AnswerStats, AnswerTrace, unkept_explanation
 
@@ -102,13 +104,13 @@ class AnswerCache(QueryEngine):
             whether they are equal but for case, punctuation and articles.
         judge: Called in the background for two answers whose texts differ, with a dict of
             ``question``, ``answer``, ``other_question`` and ``other_answer``; returns whether they
-            say the same.
+            say the same, or a text that begins with *yes*.
         callback_manager: As for any query engine.
         **knobs: See :class:`~ragcache_integrations.answers.AnswerKnobs`.
 
     Raises:
-        ConfigurationError: A knob is unknown or out of range, or the query engine does not retrieve
-            and synthesize in two steps.
+        ConfigurationError: A knob is unknown or out of range, another argument is of the wrong
+            type, or the query engine does not retrieve and synthesize in two steps.
     """
 
     _argument_names = ("query_engine", "embed_model", "same_answer", "judge")
@@ -119,11 +121,18 @@ class AnswerCache(QueryEngine):
         *,
         embed_model: BaseEmbedding | None = None,
         same_answer: Callable[[str, str], bool] | None = None,
-        judge: Callable[[dict[str, str]], bool] | None = None,
+        judge: Callable[[dict[str, str]], object] | None = None,
         callback_manager: CallbackManager | None = None,
         **knobs: Unpack[AnswerKnobArguments],
     ) -> None:
         _check_engine(query_engine)
+        if not isinstance(embed_model, BaseEmbedding | None):
+            msg = f"embed_model must be a BaseEmbedding or None, got {embed_model!r:.100}"
+            raise ConfigurationError(msg)
+        for name, function in (("same_answer", same_answer), ("judge", judge)):
+            if function is not None and not callable(function):
+                msg = f"{name} must be a function or None, got {function!r:.100}"
+                raise ConfigurationError(msg)
         self._query_engine = query_engine
         self._embed_model = embed_model
         self._same_answer, self._judge = same_answer, judge
@@ -144,6 +153,17 @@ class AnswerCache(QueryEngine):
         """Async version of :meth:`retrieve`."""
         engine: Any = self._query_engine  # a base class without it
         return list(await engine.aretrieve(query_bundle))
+
+    # The prompts are the wrapped engine's, under its names.
+
+    def _get_prompts(self) -> PromptDictType:
+        return self._query_engine._get_prompts()  # noqa: SLF001 - of the same mixin
+
+    def _get_prompt_modules(self) -> PromptMixinType:
+        return self._query_engine._get_prompt_modules()  # noqa: SLF001 - of the same mixin
+
+    def _update_prompts(self, prompts_dict: PromptDictType) -> None:
+        self._query_engine._update_prompts(prompts_dict)  # noqa: SLF001 - of the same mixin
 
     def _respond(self, query: QueryBundle) -> RESPONSE_TYPE:
         version = self._watch.version()
@@ -200,7 +220,7 @@ class AnswerCache(QueryEngine):
 
     def _embedder(self, query: QueryBundle) -> Callable[[], Vector] | None:
         retriever, model = self._retriever, self._model
-        if query.embedding is not None:  # LlamaIndex's retrievers note it there
+        if self._has_embedding(query):
             return lambda: np.asarray(query.embedding, np.float32)
         if isinstance(retriever, ApproximateCacheRetriever) and self._embed_model is None:
             return lambda: retriever.embed_question(query)
@@ -212,7 +232,7 @@ class AnswerCache(QueryEngine):
         embed, retriever, model = self._embedder(query), self._retriever, self._model
 
         async def aembed() -> Vector:
-            if query.embedding is not None:
+            if self._has_embedding(query):
                 return np.asarray(query.embedding, np.float32)
             if isinstance(retriever, ApproximateCacheRetriever) and self._embed_model is None:
                 return await retriever.aembed_question(query)
@@ -220,6 +240,10 @@ class AnswerCache(QueryEngine):
             return np.asarray(await model.aget_query_embedding(query.query_str), np.float32)
 
         return None if embed is None else aembed
+
+    def _has_embedding(self, query: QueryBundle) -> bool:
+        """Whether the embedding that LlamaIndex's retrievers note in a query is the one to use."""
+        return query.embedding is not None and self._embed_model is None
 
     @property
     def _retriever(self) -> Any:
@@ -272,9 +296,11 @@ class AnswerCache(QueryEngine):
         # A change meanwhile may have come before or after the answer.
         if self._watch.version() == lookup.question.scope[1]:
             self._flow.keep(lookup, answer)
+        else:
+            self._flow.leave_out(CHANGED)
 
     def _unkept(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
-        self._flow.core.count("unkept")
+        self._flow.leave_out()
         return _noted(response, _UNKEPT)
 
     # Explanations and statistics
@@ -339,7 +365,15 @@ def _stored(response: RESPONSE_TYPE) -> _Stored:
     metadata = _metadata(response)
     if isinstance(response, StreamingResponse | AsyncStreamingResponse):
         return _Stored(Response(response.response_txt, metadata=metadata), streams=True)
-    return _Stored(replace(response, source_nodes=[], metadata=metadata))
+    return _Stored(_copy(response, [], metadata))
+
+
+def _copy(
+    response: Response | PydanticResponse, nodes: Nodes, metadata: dict[str, Any]
+) -> Response | PydanticResponse:
+    """Copy a response with other nodes and metadata; what it holds may be changed afterwards."""
+    answer: Any = deepcopy(response.response)
+    return replace(response, response=answer, source_nodes=nodes, metadata=metadata)
 
 
 def _metadata(response: RESPONSE_TYPE) -> dict[str, Any]:
@@ -357,7 +391,7 @@ def _served(answer: _Stored, nodes: Nodes, trace: AnswerTrace) -> RESPONSE_TYPE:
     metadata = _metadata(answer.response)
     if answer.streams:
         return _noted(StreamingResponse(_pieces(answer), nodes, metadata), trace)
-    return _noted(replace(answer.response, source_nodes=nodes, metadata=metadata), trace)
+    return _noted(_copy(answer.response, nodes, metadata), trace)
 
 
 def _aserved(answer: _Stored, nodes: Nodes, trace: AnswerTrace) -> RESPONSE_TYPE:
@@ -380,19 +414,18 @@ def _same(same: Callable[[str, str], bool], answer: _Stored, other: _Stored) -> 
 
 
 def _ask(
-    judge: Callable[[dict[str, str]], bool],
+    judge: Callable[[dict[str, str]], object],
     question: Question,
     answer: _Stored,
     other_question: Question,
     other_answer: _Stored,
 ) -> bool:
-    return bool(
-        judge(
-            {
-                "question": question.text,
-                "answer": answer.text,
-                "other_question": other_question.text,
-                "other_answer": other_answer.text,
-            }
-        )
+    verdict = judge(
+        {
+            "question": question.text,
+            "answer": answer.text,
+            "other_question": other_question.text,
+            "other_answer": other_answer.text,
+        }
     )
+    return says_same(str(verdict) if isinstance(verdict, CompletionResponse) else verdict)

@@ -83,7 +83,7 @@ class BackgroundChecks:
         with self._lock:
             self._in_threads -= 1
         if error is not None:
-            self._fail(error)
+            self.fail(error)
 
     def _end_task(self, task: asyncio.Task[None], check: Callable[[], None]) -> None:
         with self._lock:
@@ -92,9 +92,10 @@ class BackgroundChecks:
         if task.cancelled():
             self._submit(check)
         elif (error := task.exception()) is not None:
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Count an error, and log the first one."""
         self._on_failure()
         level = logging.DEBUG if self._warned or is_ending(error) else logging.WARNING
         self._warned = True

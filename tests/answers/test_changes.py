@@ -29,6 +29,12 @@ class Lazy(Part):
         return len(self.text)
 
 
+class Open(Part):
+    """Takes attributes that it does not declare."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 class Counter:
     """Somebody's own object, which counts."""
 
@@ -115,3 +121,86 @@ def test_a_ring_of_objects_ends() -> None:
     part = whole()
     part.anything = part
     assert ChangeWatch(part, ()).version() == 0
+
+
+def test_an_attribute_that_is_not_declared_is_noticed() -> None:
+    part: Any = Open()
+    watch = ChangeWatch(part, ())
+    part.more = 1
+    assert watch.version() == 1
+    part.more = 2
+    assert watch.version() == 2
+
+
+def test_long_chains_and_long_prompts_are_watched_as_a_whole() -> None:
+    parts = [Part(items=[Part()]) for _ in range(400)]
+    watch = ChangeWatch(Part(items=parts), ())
+    for number, part in enumerate((parts[0], parts[200].items[0], parts[399])):
+        part.text = "two"
+        assert watch.version() == number + 1
+
+
+def test_what_is_too_large_to_be_watched_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    groups = [[Part() for _ in range(900)] for _ in range(4)]
+    part = Part(items=groups)
+    watch = ChangeWatch(part, ())
+    part.text = "two"
+    assert watch.version() == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "Of a chain, changes of the first 3000 objects are noticed"
+    ]
+
+
+NAMED = Part()
+
+
+def test_what_a_function_names_is_watched() -> None:
+    enclosed = Part()
+
+    def answer(text: str, default: Part = Part()) -> str:  # noqa: B008 - the point
+        return text + NAMED.text + enclosed.text + default.text
+
+    watch = ChangeWatch(Part(anything=answer), ())
+    assert answer.__defaults__ is not None
+    for number, part in enumerate((NAMED, enclosed, answer.__defaults__[0])):
+        part.text = f"{part.text}, too"
+        assert watch.version() == number + 1
+    enclosed = Part()
+    assert watch.version() == 4
+
+
+def test_what_the_object_of_a_method_holds_is_watched() -> None:
+    class Own:
+        def __init__(self) -> None:
+            self.calls = 0
+            self.part = Part()
+
+        def answer(self) -> str:
+            self.calls += 1
+            return self.part.text
+
+    own = Own()
+    watch = ChangeWatch(Part(anything=own.answer), ())
+    own.answer()
+    assert watch.version() == 0
+    own.part.text = "two"
+    assert watch.version() == 1
+    own.part = Part()
+    assert watch.version() == 2
+
+
+class Framework:
+    """Stands for a class of a framework."""
+
+
+Framework.__module__ = "framework.parts"
+
+
+def test_objects_of_classes_that_derive_from_a_frameworks_are_watched() -> None:
+    class Own(Framework):
+        text = "one"
+
+    own = Own()
+    watch = ChangeWatch(own, ("framework",))
+    own.text = "two"
+    assert watch.version() == 1

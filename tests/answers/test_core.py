@@ -17,6 +17,7 @@ from ragcache_integrations.answers import (
     Near,
     Question,
     same_text,
+    says_same,
 )
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
@@ -84,6 +85,31 @@ def test_the_guard_is_stronger_than_any_nearness() -> None:
         put(core, "rome in 1950", "a town")
     assert served(guarded, "rome in 1951") is None
     assert served(without, "rome in 1951") == "a town"
+
+
+@pytest.mark.parametrize("number", [0.0, np.nan, np.inf])
+def test_an_embedding_without_a_direction_is_near_to_nothing(number: float) -> None:
+    core = AnswerCore[str](AnswerKnobs(tolerance=2))
+    vectors = [np.full(4, number, np.float32), np.ones(4, np.float32)]
+    for odd, other in (vectors, vectors[::-1]):
+        core.insert(ask("rome"), odd, "yes")
+        assert core.nearest(ask("oslo"), other) is None
+        assert core.nearest(ask("oslo"), odd) is None or odd is vectors[1]
+        core.clear()
+
+
+def test_a_large_embedding_has_a_direction() -> None:
+    core = AnswerCore[str](AnswerKnobs(tolerance=0.1))
+    core.insert(ask("rome"), np.array([1e30, 0], np.float32), "yes")
+    near = core.nearest(ask("oslo"), np.array([0, 1e30], np.float32))
+    assert near is not None
+    assert near.distance == pytest.approx(2**0.5)
+
+
+def test_embeddings_of_other_sizes_are_near_to_nothing() -> None:
+    core = AnswerCore[str](AnswerKnobs(tolerance=2))
+    core.insert(ask("rome"), np.ones(4), "yes")
+    assert core.nearest(ask("oslo"), np.ones(3)) is None
 
 
 def test_a_tolerance_of_zero_serves_the_same_words_alone() -> None:
@@ -290,6 +316,40 @@ def test_a_judge_that_fails_is_counted_and_nothing_is_learnt(
     assert learning is not None
     assert learning.labels == 0
     assert "no judge today" in caplog.text
+
+
+def test_an_error_of_same_answer_costs_nobody_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    def same(*_: str) -> bool:
+        msg = "no comparison today"
+        raise RuntimeError(msg)
+
+    flow = AnswerFlow(AnswerCore[str](AnswerKnobs()), same)
+    for text in ("rome is it nice", "rome is it pretty"):
+        flow.keep(flow.look_up(ask(text), partial(vector, text)), text)
+    assert flow.core.stats().failed_checks == 1
+    assert flow.core.stats().entries == 2
+    assert "no comparison today" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "same"),
+    [
+        *((True, True), (np.True_, True), (False, False)),
+        *(("Yes.", True), ("No.", False), ("yesterday", False), ("", False)),
+    ],
+)
+def test_what_a_judge_says(verdict: object, same: bool) -> None:
+    assert says_same(verdict) is same
+
+
+def test_what_is_no_verdict_is_refused() -> None:
+    async def judge() -> bool:
+        return False
+
+    verdict = judge()
+    with pytest.raises(ConfigurationError, match="must return True, False or a text, got <corout"):
+        says_same(verdict)
+    verdict.close()
 
 
 def test_knobs_are_frozen() -> None:

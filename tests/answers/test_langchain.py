@@ -5,28 +5,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
-from langchain_core.output_parsers import StrOutputParser
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
+from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import (
+    AddableDict,
     ConfigurableField,
     Runnable,
     RunnableConfig,
     RunnableGenerator,
     RunnableLambda,
+    RunnableParallel,
     RunnablePassthrough,
 )
 from langchain_core.vectorstores import InMemoryVectorStore
 from pydantic import BaseModel
 
+from ragcache_integrations.answers.changes import CHANGED
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import (
     ANSWER_CACHE_EVENT,
@@ -270,6 +276,116 @@ def test_a_caller_who_changes_an_answer_changes_nobody_elses() -> None:
     assert cached.stats().hits == 2
 
 
+class Item(BaseModel):
+    number: int = 1
+
+
+@dataclass
+class Found:
+    items: list[Item]
+
+
+@pytest.mark.parametrize(
+    ("make", "item"),
+    [
+        (lambda: Found([Item()]), lambda answer: answer.items[0]),
+        (lambda: (Item(),), lambda answer: answer[0]),
+        (
+            lambda: AIMessage("yes", additional_kwargs={"parsed": Item()}),
+            lambda answer: answer.additional_kwargs["parsed"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+def test_no_part_of_an_answer_is_shared(
+    make: Callable[[], Any], item: Callable[[Any], Item], streams: bool
+) -> None:
+    cached = given_documents(lambda _: make())
+    for _ in range(3):
+        question = {"question": "rome is it nice"}
+        if streams:
+            for piece in cached.stream(question):
+                assert item(piece).number == 1
+                item(piece).number = 2
+        else:
+            answer = cached.invoke(question)
+            assert item(answer).number == 1
+            item(answer).number = 2
+    assert cached.stats().hits == 2
+
+
+def test_an_answer_that_cannot_be_copied_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+    cached = given_documents(lambda _: {"lock": threading.Lock()})
+    for _ in range(2):
+        assert "lock" in cached.invoke("rome is it nice")
+        assert len(list(cached.stream("rome is it nice"))) == 1
+    assert (cached.stats().unkept, cached.stats().entries) == (4, 0)
+    assert "can't be copied" in caplog.text
+
+
+def test_a_chain_that_changes_itself_keeps_nothing_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Counting(RunnableLambda[Any, Any]):
+        calls = 0
+
+    def answer(_: Any) -> int:
+        counting.calls += 1
+        return counting.calls
+
+    counting = Counting(answer)
+    find: Runnable[str, list[Document]] = RunnableLambda(lambda _: [Document("rome", id="1")])
+    cached = AnswerCache(chain=counting, retriever=find, documents_key="context")
+    assert [cached.invoke("rome") for _ in range(3)] == [1, 2, 3]
+    assert cached.stats().unkept == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        f"An answer is not kept: {CHANGED}"
+    ]
+
+
+def test_a_prompt_that_a_function_names_ends_all_answers_when_it_changes() -> None:
+    prompt = ChatPromptTemplate.from_template("{question}")
+    cached = given_documents(lambda inputs: prompt.invoke(inputs).to_string())
+    question = {"question": "rome is it nice"}
+    assert cached.invoke(question) == "Human: rome is it nice"
+    prompt.messages.insert(0, SystemMessage("Be brief."))
+    assert cached.invoke(question) == "System: Be brief.\nHuman: rome is it nice"
+
+
+def test_the_chain_gets_all_of_the_input() -> None:
+    cached = given_documents(sorted)
+    assert cached.invoke(MappingProxyType({"question": "rome", "history": "hi"})) == [
+        *("context", "history", "question")
+    ]
+    named = given_documents(lambda inputs: inputs["ask"], input_key="ask")
+    assert named.invoke("rome") == "rome"
+
+
+@pytest.mark.parametrize("namespace", [0, ["tenant"]])
+def test_a_namespace_is_a_string(cached: AnswerCache, namespace: Any) -> None:
+    with pytest.raises(ConfigurationError, match="namespace must be a string, got"):
+        cached.invoke("rome is it nice", namespace=namespace)
+
+
+def test_arguments_that_are_misspelt_or_of_the_wrong_type() -> None:
+    find: Runnable[str, list[Document]] = RunnableLambda(lambda _: [])
+    right = {"chain": find, "retriever": find}
+    for wrong, message in (
+        ({"namespce": "tenant"}, "did you mean 'namespace'"),
+        ({"chain": "chain"}, "chain: Input should be an instance of Runnable, got 'chain'"),
+        ({"judge": "model"}, "judge: Input should be an instance of Runnable, got 'model'"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            AnswerCache(**right | wrong)
+
+
+def test_a_retriever_of_texts_is_refused() -> None:
+    texts: Runnable[str, Any] = RunnableLambda(lambda _: ["rome"])
+    cached = AnswerCache(chain=texts, retriever=texts, documents_key="context")
+    with pytest.raises(ConfigurationError, match="must return documents, got 'rome'"):
+        cached.invoke("rome")
+
+
 def test_an_error_is_the_callers_and_nothing_is_kept(
     cached: AnswerCache, chain: Chain, store: InMemoryVectorStore
 ) -> None:
@@ -347,6 +463,33 @@ def test_pieces_that_cannot_be_added_are_passed_on_and_not_kept() -> None:
     assert (cached.stats().entries, cached.stats().unkept) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"), [("[1, 2]", [1, 2]), ("12", 12), ('"abc"', "abc"), ('{"a": 1}', {"a": 1})]
+)
+def test_answers_that_a_parser_streams_as_they_grow(text: str, answer: Any) -> None:
+    parsed = Pieces(*text).runnable() | JsonOutputParser()
+    for chain in (parsed, RunnableParallel(answer=parsed)):
+        find: Runnable[str, list[Document]] = RunnableLambda(lambda _: [Document("rome")])
+        cached = AnswerCache(chain=chain, retriever=find, documents_key="context")
+        expected = answer if chain is parsed else {"answer": answer}
+        assert list(cached.stream("rome"))[-1] == expected
+        assert cached.invoke("rome") == expected
+
+
+def test_a_stream_of_dicts_is_kept_as_invoke_returns_it() -> None:
+    pieces = [
+        AddableDict(sources=[1]),
+        AddableDict(answer=AIMessageChunk(content="one "), sources=None),
+        AddableDict(answer=AIMessageChunk(content="two")),
+    ]
+    cached = streaming(Pieces(*pieces))
+    list(cached.stream("rome"))
+    answer = cached.invoke("rome")
+    assert cached.stats().hits == 1
+    assert type(answer["answer"]) is AIMessage
+    assert (answer["answer"].content, answer["sources"]) == ("one two", [1])
+
+
 class Hears(BaseCallbackHandler):
     """Hears events."""
 
@@ -392,8 +535,9 @@ async def test_a_hit_is_checked_in_the_background_where_nothing_is_proven_yet(
     assert len(hears.events) == 1  # the check is a run of nobody's
 
 
+@pytest.mark.parametrize("wrap", [RunnableLambda, lambda judge: judge])
 def test_a_judge_decides_whether_answers_say_the_same(
-    chain: Chain, retriever: ApproximateCacheRetriever
+    chain: Chain, retriever: ApproximateCacheRetriever, wrap: Callable[[Any], Any]
 ) -> None:
     judged: list[dict[str, str]] = []
 
@@ -402,7 +546,7 @@ def test_a_judge_decides_whether_answers_say_the_same(
         return AIMessage("Yes, they do.")
 
     cached = AnswerCache(
-        chain=chain.runnable, retriever=retriever, judge=RunnableLambda(judge), start_tolerance=0.6
+        chain=chain.runnable, retriever=retriever, judge=wrap(judge), start_tolerance=0.6
     )
     cached.invoke("rome is it nice")
     cached.invoke("rome is it pretty")

@@ -7,7 +7,7 @@ import copy
 from typing import Any
 
 import pytest
-from llama_index.core import VectorStoreIndex
+from llama_index.core import PromptTemplate, VectorStoreIndex
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.llms import (
@@ -17,8 +17,9 @@ from llama_index.core.llms import (
     LLMMetadata,
 )
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
+from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import QueryBundle, TextNode
-from pydantic import PrivateAttr
+from pydantic import BaseModel, PrivateAttr
 
 from ragcache_integrations.answers import AnswerTrace
 from ragcache_integrations.errors import ConfigurationError
@@ -28,6 +29,7 @@ from ragcache_integrations.llama_index import (
     ApproximateCacheRetriever,
 )
 from tests.answers.traffic import llama_index_embeddings
+from tests.support.embeddings import LlamaIndexEmbeddings
 from tests.support.waiting import wait_until
 
 TEXTS = ["rome is a city", "oslo is a town", "kyiv is a place", "bonn is a seat"]
@@ -212,3 +214,80 @@ def test_an_engine_that_cannot_be_given_nodes_is_refused(
 def test_a_misspelt_knob(engine: RetrieverQueryEngine) -> None:
     with pytest.raises(ConfigurationError, match="did you mean 'tolerance'"):
         AnswerCache(engine, tolerence=0.3)  # type: ignore[call-arg] # the point
+
+
+@pytest.mark.parametrize(
+    "settings", [{"embed_model": "local"}, {"judge": "model"}, {"same_answer": "exact"}]
+)
+def test_an_argument_of_the_wrong_type(
+    engine: RetrieverQueryEngine, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"{next(iter(settings))} must be a"):
+        AnswerCache(engine, **settings)
+
+
+def test_the_prompts_are_the_wrapped_engines(
+    cached: AnswerCache, engine: RetrieverQueryEngine
+) -> None:
+    assert cached.get_prompts() == engine.get_prompts() != {}
+    assert str(cached.query("rome is it nice")) == "answer 1"
+    prompt = PromptTemplate("{context_str} {query_str}")
+    cached.update_prompts({"response_synthesizer:text_qa_template": prompt})
+    assert engine.get_prompts()["response_synthesizer:text_qa_template"] == prompt
+    assert str(cached.query("rome is it nice")) == "answer 2"
+
+
+def test_another_embedding_model_than_the_retrievers(index: VectorStoreIndex, model: Model) -> None:
+    def blind(_: str) -> list[float]:
+        return [1.0, 0.0]
+
+    cached = AnswerCache(
+        index.as_query_engine(llm=model, similarity_top_k=1),
+        embed_model=LlamaIndexEmbeddings(blind),
+        tolerance=0.01,
+    )
+    assert str(cached.query("rome is it nice")) == "answer 1"
+    assert str(cached.query("rome is it pretty")) == "answer 1"
+
+
+class Own(BaseSynthesizer):
+    """Somebody's own synthesizer, of objects."""
+
+    class Town(BaseModel):
+        names: list[str]
+
+    def __init__(self, llm: Model) -> None:
+        super().__init__(llm=llm, output_cls=self.Town)
+        self.suffix = ""
+
+    def _get_prompts(self) -> dict[str, Any]:
+        return {}
+
+    def _update_prompts(self, prompts: dict[str, Any]) -> None: ...
+
+    def get_response(self, query_str: str, text_chunks: Any, **_: Any) -> Any:
+        return self.Town(names=[f"{self._llm.complete(query_str)}{self.suffix}"])
+
+    async def aget_response(self, query_str: str, text_chunks: Any, **_: Any) -> Any:
+        return self.get_response(query_str, text_chunks)
+
+
+def test_an_own_synthesizer_is_watched_and_its_objects_are_nobody_elses(
+    index: VectorStoreIndex, model: Model
+) -> None:
+    own = Own(model)
+    cached = AnswerCache(engine_of(index, model, response_synthesizer=own), tolerance=0)
+    for _ in range(3):
+        response: Any = cached.query("rome is it nice")
+        assert response.response.names == ["answer 1"]
+        response.response.names.append("changed")
+    own.suffix = "!"
+    response = cached.query("rome is it nice")
+    assert response.response.names == ["answer 2!"]
+
+
+def test_a_judges_no_is_no(engine: RetrieverQueryEngine) -> None:
+    cached = AnswerCache(engine, start_tolerance=0.6, judge=lambda _: CompletionResponse(text="No"))
+    cached.query("rome is it nice")
+    cached.query("rome is it pretty")
+    wait_until(lambda: cached.stats().wrong == 1)

@@ -75,7 +75,7 @@ class CachedTool(BaseTool):
         if lookup.entry is None:
             result = self._result(self._tool.invoke(self._call(arguments), child))
             if self._calls.keeps(self._content(result)):
-                self._calls.flow.keep(lookup, copy_answer(result))
+                self._calls.flow.keep_copy(lookup, result)
             return result
         silent = patch_config(child, callbacks=None) | {"callbacks": []}
         again = partial(self._tool.invoke, self._call(arguments), silent)
@@ -97,7 +97,7 @@ class CachedTool(BaseTool):
         if lookup.entry is None:
             result = self._result(await self._tool.ainvoke(self._call(arguments), child))
             if self._calls.keeps(self._content(result)):
-                self._calls.flow.keep(lookup, copy_answer(result))
+                self._calls.flow.keep_copy(lookup, result)
             return result
         silent = patch_config(child, callbacks=None) | {"callbacks": []}
 

@@ -69,7 +69,7 @@ class CachedTool(AsyncBaseTool):
             return lookup.entry.answer.model_copy(deep=True)
         output = self._tool.call(*args, **kwargs)
         if not output.is_error and self._calls.keeps(output.raw_output):
-            self._calls.flow.keep(lookup, output.model_copy(deep=True))
+            self._calls.flow.keep_copy(lookup, output)
         return output
 
     @override
@@ -93,7 +93,7 @@ class CachedTool(AsyncBaseTool):
             return lookup.entry.answer.model_copy(deep=True)
         output = await self._tool.acall(*args, **kwargs)
         if not output.is_error and self._calls.keeps(output.raw_output):
-            self._calls.flow.keep(lookup, output.model_copy(deep=True))
+            self._calls.flow.keep_copy(lookup, output)
         return output
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
