@@ -94,7 +94,7 @@ class ChangeWatch:
         return isinstance(value, _CODE) or self._is_known(value)
 
     def _is_known(self, value: Any) -> bool:
-        return _is_known(type(value), self._modules)
+        return _is_known(type(value).__mro__, self._modules)
 
     def _parts(self, value: Any) -> Parts:
         if isinstance(value, list | tuple):
@@ -126,12 +126,10 @@ def _named_by(code: types.FunctionType | types.MethodType) -> Iterator[Any]:
 
 
 @functools.cache
-def _is_known(kind: type, modules: tuple[str, ...]) -> bool:
-    """Whether the attributes of objects of a class are watched."""
-    known = issubclass(kind, BaseModel) or (
-        any(base.__module__.startswith(modules) for base in kind.__mro__)
-    )
-    return known and not any(hasattr(kind, name) for name in _NOT_WATCHED)
+def _is_known(classes: tuple[type, ...], modules: tuple[str, ...]) -> bool:
+    """Whether the attributes of objects of a class are watched, by the class and its bases."""
+    known = BaseModel in classes or any(kind.__module__.startswith(modules) for kind in classes)
+    return known and not any(hasattr(classes[0], name) for name in _NOT_WATCHED)
 
 
 def _flat(items: Iterable[tuple[Any, Any]]) -> Iterator[Any]:

@@ -16,6 +16,7 @@ each entry hundreds of times.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable
@@ -360,9 +361,15 @@ class AnswerCore(Generic[A]):
             del self._groups[entry.key]
 
 
+_FACTOR = re.compile(r"[\d)]$|\b\w$")
+"""What "!" makes a factorial of: a number, a letter, or what is in parentheses."""
+
+
 def _words(text: str) -> str:
     """Return a question's words without differences of case, white space and punctuation around."""
-    return normalize_text(text).lstrip("\u00bf\u00a1").rstrip("?!.\u2026 ")
+    words = normalize_text(text).lstrip("\u00bf\u00a1").rstrip("?.\u2026 ")
+    calm = words.rstrip("?!.\u2026 ")
+    return words if _FACTOR.search(calm) else calm
 
 
 def _unit(embedding: Vector) -> Vector | None:

@@ -87,6 +87,23 @@ def test_the_guard_is_stronger_than_any_nearness() -> None:
     assert served(without, "rome in 1951") == "a town"
 
 
+@pytest.mark.parametrize(
+    ("text", "other", "same"),
+    [
+        ("how much is 10²", "how much is 102", False),
+        ("how much is 5!", "how much is 5?", False),
+        ("what is (n)!", "what is (n)", False),
+        ("how much is 5!", "How much is 5!?", True),
+        ("how nice is rome!", "how nice is rome?", True),
+    ],
+)
+@pytest.mark.parametrize("guard", [True, False])
+def test_which_words_are_the_same(text: str, other: str, same: bool, guard: bool) -> None:
+    core = AnswerCore[str](AnswerKnobs(tolerance=0, guard=guard))
+    core.insert(ask(text), None, "yes")
+    assert (core.find(ask(other)) is not None) is same
+
+
 @pytest.mark.parametrize("number", [0.0, np.nan, np.inf])
 def test_an_embedding_without_a_direction_is_near_to_nothing(number: float) -> None:
     core = AnswerCore[str](AnswerKnobs(tolerance=2))

@@ -27,10 +27,11 @@ from .question_words import (
     NEGATIONS,
     NUMBERS,
     OPPOSITES,
+    TENS,
     UNITS,
 )
 
-__all__ = ["QuestionMarks", "question_difference", "question_marks"]
+__all__ = ["QuestionMarks", "question_difference", "question_marks", "unify_unicode"]
 
 QuestionMarks = tuple[tuple[str, ...], ...]
 """The marks of a question by kind, in the order of :data:`KINDS`."""
@@ -48,14 +49,29 @@ _REMEMBERED = 4_096
 _TOKEN = re.compile(
     r"""
     \d+(?:st|nd|rd|th)\b                      # ordinals
-    | \d+(?:[.,:/]\d+)*                       # figures, also 1,000 and 3.5 and 10:30
+    | \d+(?:[.,:/]\d+)*(?:[kmb]\b)?          # figures, also 1,000 and 3.5 and 10:30 and 5k
     | \w+(?:[-_.'+\#@/]\w+)*[+\#]*            # words, identifiers, don't, gpt-4, c++
-    | [%$€£¥°]
+    | (?<![^\s(=<>])-(?=\d) | (?<=\d\ )-(?=\ \d)  # a sign, and a difference
+    | (?<=[\d)])!                             # a factorial
+    | [%$+*/^=<>] | [^\w\s\x00-\x7f]
     """,
-    re.VERBOSE,
+    re.VERBOSE | re.IGNORECASE,
 )
+_OPERATORS = frozenset("-!+*/^=<>")
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_SENTENCE_END = re.compile(r"[.!?:;]\s*$")
+_SENTENCE_END = (".", "!", "?", ":", ";")
+_POWERS = str.maketrans({power: f"^{digit}" for digit, power in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")})
+_HALVES = ("-only", "-free", "-less")
+_NOT_NEGATED = ("unc", "und", "uni", "unl", "unt")
+_NEGATED = ("uncommon", "uncert", "unclear", "undo", "unlike", "unlock", "unlimited", "untrue")
+
+
+def unify_unicode(text: str) -> str:
+    """Return a text without differences of Unicode's spellings, but for those of another meaning.
+
+    NFKC alone takes 10² for 102.
+    """
+    return unicodedata.normalize("NFKC", text.translate(_POWERS))
 
 
 def question_marks(text: str) -> QuestionMarks:
@@ -68,7 +84,7 @@ def question_marks(text: str) -> QuestionMarks:
         text: The question, in English. In other languages only figures, symbols, identifiers and
             names are marks.
     """
-    return _marks(unicodedata.normalize("NFKC", text).replace("\u2019", "'"))
+    return _marks(unify_unicode(text).replace("\u2019", "'").replace("\u2212", "-"))
 
 
 def question_difference(text: str, other: str) -> str | None:
@@ -95,12 +111,12 @@ def _marks(text: str) -> QuestionMarks:
     compares = not COMPARISONS.isdisjoint(words)
     return (
         (asked_for,),
-        tuple(sorted(_numbers(words))),
+        tuple(_numbers(_whole_numbers(words))),
         tuple(sorted(_dates(words))),
         ("not",) * sum(map(_negates, words)),
         tuple(_sides(words)),
         tuple(_content(words) if compares else _directions(words)),
-        tuple(sorted({UNITS[word] for word in words if word in UNITS})),
+        tuple(dict.fromkeys(UNITS[word] for word in words if word in UNITS)),
         names if compares else tuple(sorted(names)),
     )
 
@@ -118,11 +134,34 @@ def _asked_for(words: list[str]) -> tuple[str, list[str]]:
     return "whether", words
 
 
-def _numbers(words: list[str]) -> Iterator[str]:
+def _whole_numbers(words: list[str]) -> Iterator[str]:
+    """Yield the words, with *twenty-one* and *twenty one* as 21."""
+    parts: list[str] = []
     for word in words:
-        if not any(character.isdigit() for character in word):
+        halves = word.split("-")
+        parts += halves if NUMBERS.get(halves[0], "").endswith("0") else [word]
+    tens = ""
+    for part in [*parts, ""]:
+        unit = {"one": "1", "first": "1th"}.get(part, NUMBERS.get(part, ""))
+        if tens and unit.removesuffix("th") in {*"123456789"}:
+            yield tens[0] + unit
+            tens = ""
+            continue
+        if tens:
+            yield tens
+        tens = NUMBERS.get(part, "") if part in TENS else ""
+        if not tens:
+            yield part
+
+
+def _numbers(words: Iterable[str]) -> Iterator[str]:
+    """Yield numbers and operators, in their order: a date or a difference turns on it."""
+    for word in words:
+        if not any(character.isnumeric() for character in word):
             if word in NUMBERS:
                 yield NUMBERS[word]
+            elif word in _OPERATORS or (len(word) == 1 and unicodedata.category(word) == "Sm"):
+                yield word
         elif word.endswith(("st", "nd", "rd", "th")):
             yield f"{word[:-2]}th"
         else:
@@ -130,31 +169,38 @@ def _numbers(words: list[str]) -> Iterator[str]:
 
 
 def _figure(word: str) -> str:
-    """Write a figure in one way: 1,000 as 1000, 2.50 as 2.5."""
-    if _THOUSANDS.fullmatch(word):
-        word = word.replace(",", "")
-    whole, point, part = word.partition(".")
-    if point and whole.isdigit() and part.isdigit():
-        return f"{whole}.{part}".rstrip("0").rstrip(".")
-    return word
+    """Write a figure in one way: 1,000 as 1000. Zeros at the end count: version 3.10 is not 3.1."""
+    return word.replace(",", "") if _THOUSANDS.fullmatch(word) else word
 
 
 def _dates(words: list[str]) -> Iterator[str]:
     yield from (DATES[word] for word in words if word in DATES)
     for before, word in pairwise(words):
+        if word in {"am", "pm", "a.m", "p.m"} and before[0].isdigit():
+            yield word[0]
         # Elsewhere it is mostly a verb.
         if word == "may" and before in {"in", "of", "since", "until", "by", "last", "next"}:
             yield word
 
 
 def _negates(word: str) -> bool:
-    return word in NEGATIONS or word.endswith("n't") or word.startswith("non-")
+    undone = word.startswith("un") and (
+        len(word) > 4 and (not word.startswith(_NOT_NEGATED) or word.startswith(_NEGATED))  # noqa: PLR2004 - as in undo
+    )
+    return (
+        word in NEGATIONS or undone or word.startswith("non-") or word.endswith(("n't", *_HALVES))
+    )
 
 
 def _sides(words: list[str]) -> list[str]:
     """Return the sides that words take. Those of one pair keep their order, as in "up or down"."""
-    sides = [side for word in words for side in OPPOSITES.get(word, ())]
+    sides = [side for word in words for side in OPPOSITES.get(word, ()) or _prefix(word)]
     return sorted(sides, key=lambda side: side.rstrip("-"))
+
+
+def _prefix(word: str) -> tuple[str, ...]:
+    """Return the side that a word's beginning takes, as in *pre-war* or *hypertension*."""
+    return tuple(prefix for prefix in ("pre-", "post-", "hyper") if word.startswith(prefix))
 
 
 def _content(words: Iterable[str]) -> Iterator[str]:
@@ -171,13 +217,20 @@ def _directions(words: list[str]) -> Iterator[str]:
 
 
 def _names(text: str, tokens: Iterable[re.Match[str]]) -> Iterator[str]:
-    """Yield words with a capital that no sentence's beginning explains, and identifiers."""
+    """Yield words with a capital that no sentence's beginning explains, identifiers and symbols."""
     for token in tokens:
         word = token[0]
+        if len(word) == 1 and unicodedata.category(word) == "So" and word not in UNITS:
+            yield word  # such as an emoji
         if word[0].isdigit() or not any(map(str.isalpha, word)):
             continue
-        before = text[: token.start()]
-        first = not before.strip() or _SENTENCE_END.search(before)
+        if word.casefold() in DATES or word.casefold() in NUMBERS:
+            continue  # which are marks already
+        if len(word) == 1 and word not in "aAiI":
+            yield word.casefold()  # as in "hepatitis b"
+            continue
+        before = text[: token.start()].rstrip()
+        first = not before or before.endswith(_SENTENCE_END)
         capital = word[0].isupper() and word != "I" and not first
         inner = any(map(str.isupper, word[1:])) or any(character in word for character in "_.@/+#")
         if capital or inner:

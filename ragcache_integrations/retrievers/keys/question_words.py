@@ -17,6 +17,7 @@ __all__ = [
     "NEGATIONS",
     "NUMBERS",
     "OPPOSITES",
+    "TENS",
     "UNITS",
 ]
 
@@ -45,17 +46,26 @@ def _sides(table: str) -> dict[str, tuple[str, ...]]:
 def _numbers() -> dict[str, str]:
     small = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
     small += " sixteen seventeen eighteen nineteen twenty"
-    ordinals = "second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
+    ordinals = (
+        "second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth"
+    )
+    ordinals += " fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
     roman = "ii iii iv v vi vii viii ix x xi xii xiii xiv xv xvi xvii xviii xix xx"
+    roman += " xxi xxii xxiii xxiv xxv xxvi xxvii xxviii xxix xxx"
     numbers = {word: str(number) for number, word in enumerate(small.split(), 2)}
-    tens = ["thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-    numbers |= {word: str(10 * number) for number, word in enumerate(tens, 3)}
+    tens = {word: str(10 * number) for number, word in enumerate(TENS, 2)}
+    numbers |= tens
+    numbers |= {f"{word[:-1]}ies": tens[word] for word in TENS}
+    numbers |= {f"{word[:-1]}ieth": f"{tens[word]}th" for word in TENS}
+    numbers |= {f"{word}s": word for word in ("hundred", "thousand", "million", "billion")}
     numbers |= {word: f"{number}th" for number, word in enumerate(ordinals.split(), 2)}
     numbers |= {word: str(number) for number, word in enumerate(roman.split(), 2)}
     words = "zero hundred thousand million billion trillion half quarter"
     numbers |= {word: word for word in words.split()}
     return numbers | {"zero": "0", "both": "2", "twice": "2x", "double": "2x", "dozen": "12"}
 
+
+TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 NUMBERS = _numbers()
 """Number words and Roman numerals as figures. Without *one* and *I*, which are pronouns."""
@@ -105,9 +115,9 @@ ad ce
 """Months, days, seasons and lengths of time. Without *May*, see the guard."""
 
 NEGATIONS = _words(
-    "no not never none nobody nothing nowhere neither nor cannot without except excluding unless "
-    "hardly barely lack lacks lacking fail fails failed refuse refuses refused avoid avoids dont "
-    "cant wont isnt arent doesnt didnt wasnt werent couldnt shouldnt wouldnt"
+    "no not never only none nobody nothing nowhere neither nor cannot without except excluding "
+    "unless hardly barely lack lacks lacking fail fails failed refuse refuses refused avoid avoids "
+    "dont cant wont isnt arent doesnt didnt wasnt werent couldnt shouldnt wouldnt"
 )
 
 OPPOSITES = _sides(
@@ -140,7 +150,7 @@ more most greater greatest larger largest bigger biggest highest higher maximum 
 big large high long tall fast strong rich heavy hot warm wide deep long-term : small little low
     short slow weak poor cold cool narrow shallow short-term
 inside indoor indoors internal interior inbound incoming : outside outdoor outdoors external
-    exterior outbound outgoing
+    exterior outbound outgoing out
 left : right
 north northern : south southern
 east eastern : west western
@@ -155,7 +165,23 @@ send sends sent sending upload uploads uploaded : receive receives received rece
 push pushes pushed : pull pulls pulled
 encode encrypt encrypted encryption compress compressed : decode decrypt decrypted decryption
     decompress
-parent parents adult adults : child children kid kids
+parent parents mother mothers father fathers adult adults : child children kid kids son sons
+    daughter daughters
+grandfather grandson mr : grandmother granddaughter mrs ms
+plus : minus
+multiply multiplied : divide divided
+since : until till
+login signin : logout signout logoff
+redo : undo
+show shows shown : hide hides
+cheap cheaper cheapest : expensive costly
+easy easier easiest simple : hard harder hardest difficult
+full : empty
+light : dark
+married : divorced single
+lend lends lent : borrow borrows borrowed
+sender senders : recipient recipients
+upstream : downstream
 teacher teachers doctor doctors employer employers : student students patient patients employee
     employees
 seller sellers lender landlord : buyer buyers customer customers borrower tenant

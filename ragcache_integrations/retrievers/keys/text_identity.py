@@ -16,7 +16,7 @@ from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.embeddings import MiniLM
 from ragcache_integrations.retrievers.embedder import Texts
 
-from .question_guard import question_marks
+from .question_guard import question_marks, unify_unicode
 
 __all__ = ["TextIdentity", "TextWindow", "normalize_text", "window_of"]
 
@@ -33,7 +33,7 @@ _MAX_DEPTH = 4
 
 def normalize_text(text: str) -> str:
     """Return a text without differences of case, of white space and of Unicode's spellings."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
+    folded = unify_unicode(text).casefold()
     return " ".join(unicodedata.normalize("NFKC", folded).split())
 
 
