@@ -96,6 +96,17 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="use vLLM's own prefix cache instead, for comparison",
     )
     _add_options(tree, CacheSettings(), TREE)
+    tree.add_argument(
+        "--quota",
+        action="append",
+        default=[],
+        type=_quota,
+        metavar="NAMESPACE=PART",
+        help=(
+            "part of the KV cache, up to 1, that belongs to a tenant (a cache salt); may be given "
+            "several times (default: none)"
+        ),
+    )
     limits = parser.add_argument_group("limits and logs")
     _add_options(limits, ServingSettings(), LIMITS)
     limits.add_argument(
@@ -115,6 +126,12 @@ def _seconds_or_none(text: str) -> float | None:
     return None if text.lower() == "none" else float(text)
 
 
+def _quota(text: str) -> tuple[str, float]:
+    name, _, part = text.rpartition("=")
+    return name, float(part)
+
+
+_quota.__name__ = "NAMESPACE=PART"
 _seconds_or_none.__name__ = "number of seconds"
 _number_or_none.__name__ = "whole number"  # argparse: "invalid whole number value"
 
@@ -153,6 +170,7 @@ def _serve(options: argparse.Namespace) -> int:
     engine = engine_settings(
         kv_cache_gib=options.kv_cache_gib,
         knowledge_tree=not options.no_knowledge_tree,
+        quotas=dict(options.quota) or None,
         **{name: chosen[name] for name in TREE},
     )
     serving = ServingSettings(

@@ -83,6 +83,7 @@ def engine_settings(
     document_cache_gib: float = 1.0,
     disk_cache_gib: float = 0.0,
     disk_cache_dir: str | Path | None = None,
+    quotas: Mapping[str, float] | None = None,
     vllm_args: Mapping[str, Any] | None = None,
 ) -> EngineSettings:
     """Check the arguments of :class:`RAGCacheEngine` without starting anything.
@@ -102,6 +103,7 @@ def engine_settings(
         document_cache_gib=document_cache_gib,
         disk_cache_gib=disk_cache_gib,
         disk_cache_dir=str(disk_cache_dir) if isinstance(disk_cache_dir, Path) else disk_cache_dir,
+        quotas=quotas,
     )
     if not check_flag("knowledge_tree", knowledge_tree):
         tiers = {"host_cache_gib": host_cache_gib, "disk_cache_gib": disk_cache_gib}

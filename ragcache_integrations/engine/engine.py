@@ -38,6 +38,7 @@ from .calls import (
     aencode_all,
     encode_all,
 )
+from .pinning import PREFILL, Pinning
 from .process import Supervisor, acontrol, control
 from .protocol import (
     SLOW_DTYPE,
@@ -55,10 +56,9 @@ __all__ = ["RAGCacheEngine", "engine_settings"]
 logger = logging.getLogger(__name__)
 
 FAULTS = FaultSettings()
-PREFILL = SamplingOptions(max_tokens=1, tool_choice="none")
 
 
-class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
+class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
     """A local vLLM engine whose prompts know their documents.
 
     ::
@@ -115,6 +115,9 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             there; 0 for none.
         disk_cache_dir: Folder in which they are kept, for any number of models and engines; the
             user's cache folder by default.
+        quotas: Part of the KV cache, above 0 and at most 1, that belongs to each of some tenants,
+            such as ``{"a": 0.3}``. All other tenants have the rest together. A tenant that stays
+            within its part loses nothing to others; what it does not use is lent.
         chat_template: A Jinja template to use instead of the model's own.
         tool_parser: Name of vLLM's parser (``--tool-call-parser``) that reads the model's tool
             calls; ``None`` finds it by the chat template.
@@ -178,6 +181,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         document_cache_gib: float = 1.0,
         disk_cache_gib: float = 0.0,
         disk_cache_dir: str | Path | None = None,
+        quotas: Mapping[str, float] | None = None,
         chat_template: str | None = None,
         tool_parser: str | None = None,
         startup_timeout: float = 600.0,
@@ -207,6 +211,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             document_cache_gib=document_cache_gib,
             disk_cache_gib=disk_cache_gib,
             disk_cache_dir=disk_cache_dir,
+            quotas=quotas,
             vllm_args=vllm_args,
         )
         check_seconds("startup_timeout", startup_timeout)
@@ -279,6 +284,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             timeout: Seconds for the whole answer, after which the request is aborted.
             reuse: ``prefix`` or ``anywhere`` for this request; the engine's own by default.
             link_tokens: The same for this request's link tokens.
+            priority: Requests with lower numbers go first, up to ``reorder_window``, and their
+                documents are evicted last; 0 by default.
 
         Raises:
             ConfigurationError: An argument is wrong, or vLLM refuses the request.

@@ -43,11 +43,14 @@ TREE_COUNTERS = {
     "dropped": "Evicted blocks for which the host had no room",
     "changed_documents": "Times that an id came with other text than before",
     "reorderings": "Requests admitted before one that came earlier",
+    "refused_pins": "Pins for which there was no room",
     "preemptions": "Times that a request was put back because memory ran out",
 }
 TREE_GAUGES = {
     "nodes": "Documents after paths that the tree knows",
     "longest_overtaking": "The most requests by which one request was overtaken",
+    "pins": "Beginnings of prompts that are pinned",
+    "pinned_blocks": "Blocks of the GPU that are kept for them",
 }
 # Name, meaning, and the field of each tier.
 TIER_COUNTERS = {
@@ -79,6 +82,12 @@ BYTE_COUNTERS = {
 RATES = {
     "document_hit_rate": "Share of documents found in either tier (RAGCache 7.3)",
     "token_hit_rate": "Share of documents' tokens found in either tier",
+}
+SHARE_GAUGES = {
+    "quota": ("Part of the KV cache that belongs to the tenant", "quota"),
+    "gpu_blocks": ("Blocks of the GPU that the tenant uses, or its documents", "gpu_blocks"),
+    "host_blocks": ("Blocks of its documents on the host", "host_blocks"),
+    "pinned_blocks": ("Blocks of the GPU that are kept for its pins", "pinned_blocks"),
 }
 TIERS = ("gpu", "host")
 
@@ -124,6 +133,14 @@ def collect_stats(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Met
         family = kinds[kind](f"ragcache_{name}", meaning, labels=names)
         for tier, value in values:
             family.add_metric([*labels.values(), *tier], value)
+        yield family
+    shares = () if stats.tree is None else stats.tree.shares
+    for name, (meaning, field) in SHARE_GAUGES.items() if shares else ():
+        family = core.GaugeMetricFamily(
+            f"ragcache_tenant_{name}", meaning, labels=[*labels, "namespace"]
+        )
+        for share in shares:
+            family.add_metric([*labels.values(), share.namespace], getattr(share, field))
         yield family
 
 

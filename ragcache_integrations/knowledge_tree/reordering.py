@@ -27,6 +27,7 @@ class _Place(Generic[Request]):
     request: Request
     order: int
     topics: Sequence[Hashable]
+    urgency: int
 
 
 class ReorderingQueue(Generic[Request]):
@@ -37,7 +38,7 @@ class ReorderingQueue(Generic[Request]):
     :meth:`pop` does so for the topics of the request that it gives out.
 
     Args:
-        score: A request's priority now, the higher the sooner.
+        score: A request's priority now, the higher the sooner, among those of one urgency.
         window: How many others may overtake a request; 0 for the order of arrival.
 
     Raises:
@@ -53,7 +54,7 @@ class ReorderingQueue(Generic[Request]):
         self._front: list[Request] = []
         self._places: dict[Request, _Place[Request]] = {}  # in the order of arrival
         self._about: dict[Hashable, dict[Request, None]] = {}
-        self._heap: list[tuple[float, int, int, _Place[Request]]] = []
+        self._heap: list[tuple[int, float, int, int, _Place[Request]]] = []
         self._orders = itertools.count()
         self._stamps = itertools.count()  # keeps places from being compared
         self._overtook: list[int] = []  # who, by order, went before somebody older
@@ -72,9 +73,15 @@ class ReorderingQueue(Generic[Request]):
     def __contains__(self, request: Request) -> bool:
         return request in self._places or request in self._front
 
-    def add(self, request: Request, topics: Sequence[Hashable] = ()) -> None:
-        """Let a request wait. ``topics`` name what would raise its score by being cached."""
-        place = self._places[request] = _Place(request, next(self._orders), topics)
+    def add(self, request: Request, topics: Sequence[Hashable] = (), *, urgency: int = 0) -> None:
+        """Let a request wait.
+
+        Args:
+            request: The request.
+            topics: Name what would raise its score by being cached.
+            urgency: The most urgent requests go first, up to the window.
+        """
+        place = self._places[request] = _Place(request, next(self._orders), topics, urgency)
         self._index(place)
 
     def peek(self) -> Request:
@@ -169,7 +176,7 @@ class ReorderingQueue(Generic[Request]):
         if self._overtakings(oldest) >= self._window:
             return oldest
         while True:
-            negative, _, _, place = self._heap[0]
+            _, negative, _, _, place = self._heap[0]
             if self._places.get(place.request) is not place:
                 heapq.heappop(self._heap)
                 continue
@@ -193,8 +200,8 @@ class ReorderingQueue(Generic[Request]):
 
     def _entry(
         self, place: _Place[Request], score: float
-    ) -> tuple[float, int, int, _Place[Request]]:
-        return -score, place.order, next(self._stamps), place
+    ) -> tuple[int, float, int, int, _Place[Request]]:
+        return -place.urgency, -score, place.order, next(self._stamps), place
 
     def _delete(self, place: _Place[Request]) -> None:
         del self._places[place.request]

@@ -78,6 +78,7 @@ class TreeStats:
         preemptions: Times that a request was put back because memory ran out.
         gpu_blocks: Capacity of the GPU, blocks in use included.
         pins: Paths that are pinned.
+        refused_pins: Pins for which there was no room.
         pinned_blocks: Blocks that are kept for them in the GPU.
         shares: Of tenants with quotas, and of all others together; empty without quotas.
     """
@@ -108,6 +109,7 @@ class TreeStats:
     preemptions: int = 0
     gpu_blocks: int = 0
     pins: int = 0
+    refused_pins: int = 0
     pinned_blocks: int = 0
     shares: tuple[ShareStats, ...] = ()
 

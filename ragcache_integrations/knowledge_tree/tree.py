@@ -277,7 +277,11 @@ class KnowledgeTree(Generic[Slot]):
         if path.closed or self._void(path):
             return
         self.expire_pins()
-        self.pins.add(path.nodes, ttl, quotas=bool(self._quotas))
+        try:
+            self.pins.add(path.nodes, ttl, quotas=bool(self._quotas))
+        except ConfigurationError:
+            self._tally["refused_pins"] += 1
+            raise
 
     def unpin(self, path: Path) -> bool:
         """Let a path's documents be evicted again.
@@ -304,6 +308,20 @@ class KnowledgeTree(Generic[Slot]):
         Only of use where there are quotas.
         """
         self._shares[namespace].used += blocks
+
+    def payer(self, namespace: str) -> str:
+        """To whom a tenant's blocks are charged: itself, or all tenants without a quota."""
+        return self._shares[namespace].namespace
+
+    def affords(self, namespace: str, blocks: int) -> bool:
+        """Whether a tenant may use more GPU blocks, and nothing within others' quotas is lost."""
+        own = self._shares[namespace]
+        free = own.blocks(self.gpu_blocks) + sum(
+            max(0, share.blocks(self.gpu_blocks) - self._held(self.gpu, share))
+            for share in self._shares
+            if share is not own
+        )
+        return own.used + own.pinned + blocks <= free
 
     # GPU tier
 

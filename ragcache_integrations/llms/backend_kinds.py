@@ -60,6 +60,7 @@ _TREE_DEFAULTS = {
     "document_cache_gib": CACHE.document_cache_gib,
     "disk_cache_gib": CACHE.disk_cache_gib,
     "disk_cache_dir": CACHE.disk_cache_dir,
+    "quotas": CACHE.quotas,
 }
 ENGINE_KNOBS = (*_START_KNOBS, *_TREE_DEFAULTS)
 """Knobs of a local engine besides the model and its context window."""

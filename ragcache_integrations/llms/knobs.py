@@ -23,7 +23,7 @@ from pydantic import (
 )
 from typing_extensions import override
 
-from ragcache_integrations.core.checks import check_seconds, check_text, unknown_name
+from ragcache_integrations.core.checks import check_int, check_seconds, check_text, unknown_name
 from ragcache_integrations.core.closing import AsyncCloseable, Closeable
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.knobs import explained_errors
@@ -35,6 +35,7 @@ from ragcache_integrations.core.prompt import (
     check_tool_choice,
     tools_of,
 )
+from ragcache_integrations.engine.protocol import MOST_URGENT
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS, SEGMENTATIONS, mark_prompt
 
@@ -50,6 +51,7 @@ from .backend_kinds import (
     is_modular,
 )
 from .headers import EXTRA_HEADERS, checked_headers
+from .pins import Pinning
 from .shared_backends import SharedBackends
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ else:
 __all__ = ["CALL_NAMES", "LLMKnobs"]
 
 DEFAULTS = SamplingOptions()
+PRIORITY = "priority"
 DEFAULT_MODEL_NAME = "ragcache-default"
 
 NO_MODULAR_TOOLS = (
@@ -84,7 +87,7 @@ _SECRETS = frozenset({"api_key", "default_headers"})
 _OPTION_NAMES = tuple(field.name for field in fields(SamplingOptions))
 CALL_NAMES = (
     *_OPTION_NAMES,
-    *("namespace", "timeout", "documents", "tools", *REUSE_KNOBS, EXTRA_HEADERS),
+    *("namespace", "timeout", "documents", "tools", *REUSE_KNOBS, PRIORITY, EXTRA_HEADERS),
 )
 
 
@@ -125,7 +128,7 @@ HeaderName = Annotated[str, StringConstraints(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-
 SecretHeader = Annotated[SecretStr, AfterValidator(_check_header)]
 
 
-class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
+class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
     """The knobs of an LLM class; nothing starts before the first call.
 
     An LLM object has one of four backends: ``engine=``, an engine that you already have;
@@ -137,7 +140,8 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
     of them is closed or collected. An engine of yours is never closed.
 
     A call may override every sampling knob, ``namespace``, ``timeout``, ``reuse`` and
-    ``link_tokens``. It may also have
+    ``link_tokens``. It may also have ``priority`` (requests with lower numbers go first, and keep
+    their documents longer),
     ``json_schema``, ``choice`` and ``ignore_eos``
     (see :class:`~ragcache_integrations.engine.SamplingOptions`) and ``documents``: the retrieved
     documents, whose text is verbatim in the prompt, so that their KV caches are kept by document.
@@ -187,6 +191,8 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
         disk_cache_gib: Room on disk for documents of both kinds, in GiB; they survive restarts. 0
             for none.
         disk_cache_dir: Folder in which they are kept; the user's cache folder if ``None``.
+        quotas: Part of the KV cache, up to 1, that belongs to each of some tenants (by namespace);
+            the others have the rest together, and what a tenant does not use is lent.
         find_documents: Find documents that were retrieved in the same request (the same outermost
             run of the framework, or else the same thread or task) in prompts that do not name
             theirs: texts of at least 64 characters that are in the prompt exactly as the
@@ -253,6 +259,7 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
     document_cache_gib: float = Field(default=CACHE.document_cache_gib, strict=True)
     disk_cache_gib: float = Field(default=CACHE.disk_cache_gib, strict=True)
     disk_cache_dir: Annotated[str | None, BeforeValidator(_path_to_text)] = CACHE.disk_cache_dir
+    quotas: Mapping[str, float] | None = CACHE.quotas
     find_documents: bool = Field(default=True, strict=True)
     chat_template: str | None = None
     tool_parser: str | None = None
@@ -499,14 +506,16 @@ class LLMKnobs(Closeable, AsyncCloseable, BaseModel):
         return _Call(options, namespace, timeout, documents, headers, tools, self._reuse(call))
 
     def _reuse(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Where a call's documents are reused, as far as it is not the backend that knows."""
+        """How a call's documents are kept and reused, if it is not the backend that knows."""
         own = {name: call[name] for name in REUSE_KNOBS if call.get(name) is not None}
         if own:
             replace(CACHE, **own)  # checks them
-            if not (self.engine is None or getattr(self.engine, "takes_reuse", False)):
-                names = " and ".join(own)
-                msg = f"{names} of a call: this engine reuses documents in one way alone"
-                raise ConfigurationError(msg)
+        if call.get(PRIORITY) is not None:
+            own[PRIORITY] = check_int(PRIORITY, call[PRIORITY], -MOST_URGENT, MOST_URGENT)
+        if own and not (self.engine is None or getattr(self.engine, "takes_reuse", False)):
+            names = " and ".join(own)
+            msg = f"{names} of a call: this engine has no such choice"
+            raise ConfigurationError(msg)
         if self.base_url is None or own.get("reuse") == "prefix":
             return own
         return self._kind.reuse(self) | own

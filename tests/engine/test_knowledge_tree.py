@@ -39,6 +39,7 @@ def small() -> Iterator[RAGCacheEngine]:
         max_model_len=1024,
         dtype="float32",
         host_cache_gib=0.05,
+        quotas={"quiet": 0.25},
         vllm_args=SMALL,
     ) as engine:
         yield engine
@@ -68,7 +69,7 @@ def since(before: EngineStats, after: EngineStats) -> dict[str, int]:
     """What the tree counted in between."""
     assert before.tree is not None
     assert after.tree is not None
-    names = [field for field in TreeStats.__slots__ if "clock" not in field]
+    names = [field for field in TreeStats.__slots__ if "clock" not in field and field != "shares"]
     return {name: getattr(after.tree, name) - getattr(before.tree, name) for name in names}
 
 
@@ -307,3 +308,58 @@ def test_a_request_that_cannot_be_sent_fails_alone(engine: RAGCacheEngine) -> No
     assert isinstance(error, ConfigurationError)
     assert "cannot be sent to the engine's process" in str(error)
     assert ask(engine, document(3)) == 0
+
+
+async def test_pinned_documents_stay_and_leave_room(engine: RAGCacheEngine) -> None:
+    pinned = [document(1), document(2)]
+    assert engine.pin(pinned, ttl=1000, system=SYSTEM).cached_tokens == 0
+    kept = ask(engine, *pinned)
+    assert kept >= 2 * BLOCK
+    free = engine.load().free_kv_tokens
+    for number in range(3, 23):
+        ask(engine, document(number), document(number + 1), document(number + 2))
+    before = engine.stats()
+    assert ask(engine, *pinned) == kept
+    assert since(before, engine.stats())["swap_ins"] == 0
+    assert engine.load().free_kv_tokens == free < engine.total_kv_tokens
+    snapshot = await engine.atree()
+    assert snapshot is not None
+    assert any(node.pinned and node.name == "d2" for node in snapshot.nodes())
+    with pytest.raises(ConfigurationError, match=r"^\d+ blocks .* longest request of 32 blocks"):
+        await engine.apin([document(number) for number in range(30, 34)], system=SYSTEM)
+    assert await engine.aunpin(pinned, system=SYSTEM)
+    assert not engine.unpin(pinned, system=SYSTEM)
+    assert engine.load().free_kv_tokens == engine.total_kv_tokens
+    await engine.apin(Prompt.rag("Which?", pinned, system=SYSTEM))
+    assert engine.load().free_kv_tokens < engine.total_kv_tokens
+    assert engine.reset_cache(), "pins do not outlive it"
+    assert engine.load().free_kv_tokens == engine.total_kv_tokens
+
+
+def test_wrong_pins(engine: RAGCacheEngine) -> None:
+    with pytest.raises(ConfigurationError, match="no documents to pin"):
+        engine.pin(Prompt.rag("Which?"))
+    with pytest.raises(ConfigurationError, match="several documents"):
+        engine.pin("a text")
+    with pytest.raises(ConfigurationError, match="ttl must be"):
+        engine.pin([document(1)], ttl=0)
+    with pytest.raises(ConfigurationError, match="priority must be"):
+        engine.prefill(Prompt.rag("Which?", [document(1)]), priority=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="its own system text"):
+        engine.pin(Prompt.rag("Which?", [document(1)]), system=SYSTEM)
+
+
+def test_a_tenant_keeps_its_quota_under_a_flood(engine: RAGCacheEngine) -> None:
+    kept = [ask(engine, document(1), namespace="quiet") for _ in range(2)][-1]
+    assert kept
+    prompts = [
+        Prompt.rag("What do they say?", [document(n), document(n + 1)], system=SYSTEM)
+        for n in range(2, 42)
+    ]
+    engine.generate_batch(prompts, ONE, namespace="loud", priority=-1)
+    assert ask(engine, document(1), namespace="quiet") == kept
+    tree = engine.stats().tree
+    assert tree is not None
+    quiet, rest = tree.shares
+    assert quiet.namespace == "quiet"
+    assert 0 < quiet.gpu_blocks <= 10 < rest.gpu_blocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ragcache_integrations.engine import EngineCollector, Prompt, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine import metrics as ours
 from ragcache_integrations.engine.protocol import EngineStats
+from ragcache_integrations.knowledge_tree.shares import ShareStats
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 
@@ -44,8 +46,9 @@ def register(engine: object, labels: dict[str, str] | None = None) -> CollectorR
 
 
 def test_every_count_is_told_once_and_right() -> None:
-    counts = {field.name: number for number, field in enumerate(fields(TreeStats), start=3)}
-    tree = TreeStats(**counts)
+    names = [field.name for field in fields(TreeStats) if field.name != "shares"]
+    counts: dict[str, Any] = {name: number for number, name in enumerate(names, start=3)}
+    tree = TreeStats(**counts, shares=(ShareStats("a", 0.25, 7, 8, 9),))
     scraped = scrape(register(Engine(EngineStats(requests=1, tree=tree, block_bytes=1000))))
     assert scraped["ragcache_requests_total"] == 1
     assert scraped["ragcache_document_hits_total[tier=gpu]"] == tree.documents_hit_gpu
@@ -55,6 +58,9 @@ def test_every_count_is_told_once_and_right() -> None:
     assert scraped["ragcache_clock[tier=gpu]"] == tree.gpu_clock
     assert scraped["ragcache_document_hit_rate"] == tree.document_hit_rate
     assert scraped["ragcache_longest_overtaking"] == tree.longest_overtaking
+    names = ["quota", "gpu_blocks", "host_blocks", "pinned_blocks"]
+    shares = [scraped[f"ragcache_tenant_{name}[namespace=a]"] for name in names]
+    assert shares == [0.25, 7, 8, 9]
 
 
 def test_no_count_is_forgotten() -> None:
@@ -62,7 +68,8 @@ def test_no_count_is_forgotten() -> None:
     tiers = [*ours.TIER_COUNTERS.values(), *ours.TIER_GAUGES.values()]
     told = {*ours.TREE_COUNTERS, *ours.TREE_GAUGES, *(name for _, *two in tiers for name in two)}
     missing = {field.name for field in fields(TreeStats)} - told
-    assert missing == {"requests", "host_blocks"}  # among the engine's; a setting
+    # Among the engine's; settings; by namespace.
+    assert missing == {"requests", "host_blocks", "gpu_blocks", "shares"}
     assert {field.name for field in fields(EngineStats)} - set(ours.ENGINE_COUNTERS) == {
         "tree",
         "block_bytes",

@@ -173,6 +173,19 @@ class TestQuotas:
         )
         assert quiet.gpu_blocks + rest.gpu_blocks <= 20
 
+    def test_requests_fit_what_others_leave(self) -> None:
+        tree: KnowledgeTree[int] = KnowledgeTree(block_size=1, gpu_blocks=20, quotas={"one": 0.5})
+        tree.charge("two", 8)
+        assert tree.affords("two", 12)  # all of it: nobody else has anything
+        tree.charge("one", 4)
+        assert tree.affords("two", 8)
+        assert not tree.affords("two", 9)
+        tree.charge("two", -8)
+        tree.charge("two", 14)
+        assert (tree.payer("one"), tree.payer("two"), tree.payer("three")) == ("one", "*", "*")
+        assert tree.affords("one", 6)  # what is its own, though it is lent
+        assert not tree.affords("one", 7)
+
     @pytest.mark.parametrize("policy", ["lrfu", "pgdsf", "lru"])
     @pytest.mark.parametrize("host_blocks", [0, 80])
     def test_a_flood_leaves_a_tenant_what_it_has_alone(self, policy: str, host_blocks: int) -> None:

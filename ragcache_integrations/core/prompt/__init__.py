@@ -14,7 +14,9 @@ from .rendering import (
 )
 from .spans import (
     ENCODE,
+    FOREVER,
     LINK_TOKENS,
+    PIN,
     SPAN_ARGS,
     Span,
     check_spans,
@@ -38,8 +40,10 @@ from .tools import (
 __all__ = [
     "ENCODE",
     "ENTRY_CHARACTERS",
+    "FOREVER",
     "LINK_TOKENS",
     "NO_TOOLS",
+    "PIN",
     "SPAN_ARGS",
     "TOOL_CHOICES",
     "ChangedContentError",

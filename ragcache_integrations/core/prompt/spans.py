@@ -13,7 +13,9 @@ from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
     "ENCODE",
+    "FOREVER",
     "LINK_TOKENS",
+    "PIN",
     "SPAN_ARGS",
     "Span",
     "check_spans",
@@ -29,6 +31,10 @@ LINK_TOKENS = "rag_link_tokens"
 """Names how many tokens of each document are computed, where the rest is reused at any place."""
 ENCODE = "rag_encode"
 """Marks a request whose documents are stored, to be reused at any place."""
+PIN = "rag_pin"
+"""Seconds for which a request's documents are pinned; 0 unpins them."""
+FOREVER = 1e12
+"""Seconds of a pin without an end: JSON has no infinity."""
 
 
 def check_spans(spans: Sequence[Span], prompt_tokens: int) -> None:

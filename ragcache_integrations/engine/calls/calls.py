@@ -18,6 +18,7 @@ from ragcache_integrations.core.prompt import (
 )
 from ragcache_integrations.engine.protocol import (
     MOST_LINK_TOKENS,
+    MOST_URGENT,
     REUSES,
     CacheSettings,
     ToolUse,
@@ -62,6 +63,7 @@ class Calls:
         *,
         reuse: str | None = None,
         link_tokens: int | None = None,
+        priority: int = 0,
         **call: Unpack[CallOptions],
     ) -> tuple[SamplingOptions, dict[str, Any]]:
         """Return the options of a request, and the arguments of its stream.
@@ -80,7 +82,9 @@ class Calls:
             msg = 'link_tokens needs reuse="anywhere"'
             raise ConfigurationError(msg)
         check_int("link_tokens", link_tokens, 0, MOST_LINK_TOKENS)
-        return options, {**call, "link_tokens": link_tokens if reuse == "anywhere" else None}
+        check_int("priority", priority, -MOST_URGENT, MOST_URGENT)
+        links = link_tokens if reuse == "anywhere" else None
+        return options, {**call, "link_tokens": links, "priority": priority}
 
     def tool_use(self, prompt: Prompt | RenderedPrompt, options: SamplingOptions) -> ToolUse | None:
         """Say how the answer may call the prompt's tools; ``None`` if it may not.
@@ -125,6 +129,30 @@ class Calls:
             )
         return rendered
 
+    def render_pinned(self, documents: object, system: str, namespace: str) -> RenderedPrompt:
+        """Make tokens of documents that are pinned, and of the text before them.
+
+        Args:
+            documents: A prompt, or several documents.
+            system: System text before the documents; a prompt has its own.
+            namespace: The tenant.
+
+        Raises:
+            ConfigurationError: There are no documents, or a prompt and a system text.
+            PromptTooLongError: They leave no room for an answer.
+        """
+        if not isinstance(documents, Prompt):
+            known = [_as_document(document) for document in _several(documents, "pin")]
+            documents = Prompt.rag("?", [d for d in known if d is not None], system=system)
+        elif system:
+            msg = f"a prompt has its own system text: got system={system!r:.60} besides"
+            raise ConfigurationError(msg)
+        rendered = self.render(documents, namespace)
+        if not rendered.documents:
+            msg = "there are no documents to pin: the prompt has none, or all are empty"
+            raise ConfigurationError(msg)
+        return rendered
+
     def render_documents(
         self, documents: object, namespace: str = ""
     ) -> Callable[[object], RenderedPrompt | None]:
@@ -141,9 +169,7 @@ class Calls:
         if self._cache.reuse != "anywhere":
             msg = 'encode() needs an engine with reuse="anywhere"'
             raise ConfigurationError(msg)
-        if isinstance(documents, str | Mapping) or not isinstance(documents, Iterable):
-            msg = f"encode() takes several documents, such as a list, got {documents!r:.60}"
-            raise ConfigurationError(msg)
+        _several(documents, "encode")
         seen: set[str | bytes] = set()
 
         def render(value: object) -> RenderedPrompt | None:
@@ -176,6 +202,14 @@ def _check_whole(rendered: RenderedPrompt) -> RenderedPrompt:
         msg = f"tokens to encode must be one document, got {len(spans)} documents in them"
         raise ConfigurationError(msg)
     return rendered
+
+
+def _several(documents: object, method: str) -> Iterable[object]:
+    """Check that these are several documents."""
+    if isinstance(documents, str | Mapping) or not isinstance(documents, Iterable):
+        msg = f"{method}() takes several documents, such as a list, got {documents!r:.60}"
+        raise ConfigurationError(msg)
+    return documents
 
 
 def _as_document(value: Any) -> PromptDocument | None:

@@ -75,6 +75,8 @@ class _Stream:
         *,
         link_tokens: int | None = None,
         encodes: bool = False,
+        priority: int = 0,
+        pin: float | None = None,
     ) -> None:
         self._link = link
         self._timeout = timeout
@@ -101,6 +103,8 @@ class _Stream:
                 tools=tools,
                 link_tokens=link_tokens,
                 encodes=encodes,
+                priority=priority,
+                pin=pin,
             )
         )
 

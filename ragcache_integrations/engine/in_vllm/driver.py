@@ -22,6 +22,7 @@ from ragcache_integrations.core.generation import SamplingOptions, TokenLogprob
 from ragcache_integrations.core.prompt import (
     ENCODE,
     LINK_TOKENS,
+    PIN,
     ToolCallPiece,
     check_spans,
     extra_args_from_spans,
@@ -49,6 +50,7 @@ from ragcache_integrations.engine.schema_limits import (
     limit_schema,
     reaches_limits,
 )
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import TreeSnapshot, TreeStats
 
 from .anywhere.connector import DocumentConnector, finish_writing
@@ -152,6 +154,8 @@ def extra_args(request: Submit) -> dict[str, Any]:
         arguments[ENCODE] = 1
     elif arguments and request.link_tokens is not None and not request.attempt:
         arguments[LINK_TOKENS] = request.link_tokens
+    if request.pin is not None:
+        arguments[PIN] = request.pin
     return arguments
 
 
@@ -369,7 +373,8 @@ class VLLM:
         """Add a request.
 
         Raises:
-            ValueError: The documents' spans are wrong, or vLLM refuses the request.
+            ConfigurationError: The documents' spans are wrong, or they cannot be pinned.
+            ValueError: vLLM refuses the request.
         """
         check_spans(request.documents, len(request.token_ids))
         number = request.request_id
@@ -387,7 +392,7 @@ class VLLM:
             sampling = sampling_params(options, extra_args(request))
             if calls is not None and calls.keeps_special_tokens:
                 sampling.skip_special_tokens = False
-            self._engine.add_request(name, prompt, sampling)
+            self._engine.add_request(name, prompt, sampling, priority=request.priority)
         except RefusedError as error:
             raise ValueError(str(error)) from error
         except BaseException as error:
@@ -402,6 +407,27 @@ class VLLM:
             )
         self._running[name] = _Running(number, request.attempt, options, limit, calls)
         self._names[number] = name
+        self._check_pin(request, name)
+
+    def _check_pin(self, request: Submit, name: str) -> None:
+        """Abort a request whose documents cannot be pinned."""
+        if request.pin is None:
+            return
+        why: str | None = "documents are pinned by the knowledge tree, which is off"
+        if self._documents is not None:
+            why = self._documents.take_pin_refusal(name)
+        if why is not None:
+            self.abort((request.request_id,))
+            raise ConfigurationError(why)
+
+    def unpin(self, request: Submit) -> bool:
+        """Unpin the documents of a request, which is not computed; whether they were pinned."""
+        if self._documents is None:
+            return False
+        before = self._documents.tree.stats().pins
+        self.submit(request)
+        self.abort((request.request_id,))
+        return self._documents.tree.stats().pins < before
 
     def _call_reader(self, request: Submit) -> CallReader | None:
         if request.tools is None:

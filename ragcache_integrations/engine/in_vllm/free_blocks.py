@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import (
@@ -22,15 +22,34 @@ class DocumentFreeQueue(FreeKVCacheBlockQueue):
 
     The inherited linked list holds the blocks of no document: those without content at its front,
     then the least recently used. The tree holds the idle blocks of documents. ``num_free_blocks``
-    counts both, so that vLLM sees one queue.
+    counts both, so that vLLM sees one queue. Pinned blocks are not free.
+
+    Attributes:
+        user: The tenant to whom blocks are charged that are taken from now on; ``None`` charges
+            nobody.
+        lends_pinned: Count pinned blocks as free, as is right when everything is to be forgotten.
     """
 
     def __init__(
         self, blocks: list[KVCacheBlock], tree: KnowledgeTree[KVCacheBlock], pool: Any
     ) -> None:
-        super().__init__(blocks)
         self._tree = tree
         self._pool = pool
+        self.user: str | None = None
+        self.lends_pinned = False
+        self._users: dict[int, str] = {}
+        super().__init__(blocks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """How many blocks are free."""
+        kept = self._tree.gpu
+        return self._others + (len(kept) if self.lends_pinned else kept.idle)
+
+    @num_free_blocks.setter
+    def num_free_blocks(self, number: int) -> None:
+        kept = self._tree.gpu
+        self._others = number - (len(kept) if self.lends_pinned else kept.idle)
 
     def append(self, block: KVCacheBlock) -> None:
         """Free a block."""
@@ -38,6 +57,7 @@ class DocumentFreeQueue(FreeKVCacheBlockQueue):
 
     def append_n(self, blocks: list[KVCacheBlock]) -> None:
         """Free blocks whose content is worth keeping; a request's last block comes first."""
+        self._end_use(blocks)
         release = self._tree.release
         served = self._pool.cached_block_hash_to_block.get_one_block
         others = []
@@ -51,19 +71,21 @@ class DocumentFreeQueue(FreeKVCacheBlockQueue):
                 or not release(get_block_hash(hashed), block, get_group_id(hashed))
             ):
                 others.append(block)
-            else:
-                self.num_free_blocks += 1
         super().append_n(others)
+
+    def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
+        """Free blocks without content that anybody could reuse."""
+        self._end_use(blocks)
+        super().prepend_n(blocks)
 
     def remove(self, block: KVCacheBlock) -> None:
         """Take a free block out because a request reuses its content."""
         hashed = block.block_hash
-        if hashed is not None and self._tree.reuse(
+        if hashed is None or not self._tree.reuse(
             get_block_hash(hashed), block, get_group_id(hashed)
         ):
-            self.num_free_blocks -= 1
-        else:
             super().remove(block)
+        self._begin_use([block])
 
     def popleft(self) -> KVCacheBlock:
         """Take out the first block, to be overwritten."""
@@ -74,11 +96,16 @@ class DocumentFreeQueue(FreeKVCacheBlockQueue):
 
     def popleft_n(self, n: int) -> list[KVCacheBlock]:
         """Take out blocks to be overwritten, evicting documents if there are not enough others."""
-        others = min(n, self.num_free_blocks - len(self._tree.gpu))
+        others = min(n, self._others)
         blocks: list[KVCacheBlock] = super().popleft_n(others)
+        self._begin_use(blocks)
         if n > others:
-            blocks += self._tree.evict(n - others)
-            self.num_free_blocks -= n - others
+            if self.user is not None:
+                self._tree.charge(self.user, n - others)
+            evicted = self._tree.evict(n - others)
+            if self.user is not None:
+                self._users |= dict.fromkeys((block.block_id for block in evicted), self.user)
+            blocks += evicted
         return blocks
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
@@ -93,5 +120,17 @@ class DocumentFreeQueue(FreeKVCacheBlockQueue):
         """Treat every block as one of no document, because its content was discarded."""
         blocks = list(self._tree.gpu.slots.values())
         self._tree.clear()
-        self.num_free_blocks -= len(blocks)
         super().append_n(blocks)
+
+    def _begin_use(self, blocks: Iterable[KVCacheBlock]) -> None:
+        if self.user is not None:
+            for block in blocks:
+                self._users[block.block_id] = self.user
+                self._tree.charge(self.user, 1)
+
+    def _end_use(self, blocks: Iterable[KVCacheBlock]) -> None:
+        if self._users:
+            for block in blocks:
+                user = self._users.pop(block.block_id, None)
+                if user is not None:
+                    self._tree.charge(user, -1)

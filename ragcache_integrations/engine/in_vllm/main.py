@@ -38,6 +38,7 @@ from ragcache_integrations.engine.protocol import (
     Step,
     Submit,
 )
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
 
 from .garbage import kept_without_collecting, left_to_the_exit
@@ -197,6 +198,8 @@ class Host:
                         self._send(Step((encoded_before(message),)))
                     else:
                         self._vllm.submit(message)
+                except ConfigurationError as error:
+                    self._fail(message, FailureKind.REFUSED, error)
                 except ValueError as error:
                     self._fail(message, FailureKind.INVALID, error)
                 except Exception as error:
@@ -212,6 +215,7 @@ class Host:
                     "load": self._vllm.load,
                     "reset_cache": self._vllm.reset_cache,
                     "tree": self._vllm.tree_snapshot,
+                    "unpin": partial(self._vllm.unpin, message.argument),
                 }
                 try:
                     self._send(Answer(message.request_id, operations[message.operation]()))
@@ -223,7 +227,8 @@ class Host:
 
     def _fail(self, request: Submit | Control, kind: FailureKind, error: Exception) -> None:
         attempt = request.attempt if isinstance(request, Submit) else 0
-        self._send(RequestFailed(request.request_id, kind, describe(error), attempt))
+        words = str(error) if kind is FailureKind.REFUSED else describe(error)
+        self._send(RequestFailed(request.request_id, kind, words, attempt))
 
 
 def start(settings: EngineSettings) -> VLLM:

@@ -23,7 +23,8 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from ragcache_integrations.core.prompt import spans_from_extra_args
+from ragcache_integrations.core.checks import is_number
+from ragcache_integrations.core.prompt import FOREVER, PIN, spans_from_extra_args
 from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import (
@@ -41,6 +42,7 @@ from .anywhere.prefixes import StoredPrefixes
 from .anywhere.requests import is_plain, reuse_of, why_not
 from .free_blocks import DocumentFreeQueue
 from .kv_cache import unsuited, unsuited_for_host, windows
+from .quotas import keep_to_quotas
 from .waiting import CacheAwareRequestQueue, topics
 
 __all__ = [
@@ -81,6 +83,8 @@ _RELIED_UPON = (
     "kv_cache_manager.block_pool.num_gpu_blocks",
     "kv_cache_manager.coordinator.find_longest_cache_hit",
     "kv_cache_manager.get_block_ids",
+    "kv_cache_manager.allocate_slots",
+    "max_model_len",
     "scheduler_config.policy",
     "vllm_config.max_concurrent_batches",
 )
@@ -190,6 +194,8 @@ class DocumentCache:
             prefill_seconds=PrefillCostModel.from_dict(profile) if profile else None,
             cache_depth=settings.cache_depth,
             frequency_window=settings.frequency_window,
+            quotas=settings.quotas,
+            longest_request=-(-scheduler.max_model_len // self._block_size) * len(self._windows),
         )
         if self._host_tier:
             self._host_tier.attach(self.tree)
@@ -197,6 +203,9 @@ class DocumentCache:
             self._pool.free_block_queue.get_all_free_blocks(), self.tree, self._pool
         )
         self._pool.free_block_queue = self._free_blocks
+        self._unpinnable: dict[str, str] = {}
+        if settings.quotas:
+            keep_to_quotas(scheduler, self.tree, self._free_blocks, len(self._windows))
         self._waiting: ReorderingQueue[Request] | None = None
         if settings.reorder_window is not None and scheduler.scheduler_config.policy == "fcfs":
             self._waiting = ReorderingQueue(self._order_priority, settings.reorder_window)
@@ -215,11 +224,30 @@ class DocumentCache:
         if self._reuse is not None and self._reuse.enter(request, spans, extra_args or {}):
             return  # what is approximate is not for the tree
         if spans:
-            self._paths[request.request_id] = self.tree.enter(
-                request.cache_salt or "", spans, request.block_hashes
+            path = self._paths[request.request_id] = self.tree.enter(
+                request.cache_salt or "", spans, request.block_hashes, request.priority
             )
+            self._pin(request, path, (extra_args or {}).get(PIN))
             if self._prefixes is not None and is_plain(request):
                 self._prefixes.enter(request, spans)
+
+    def _pin(self, request: Request, path: Path, seconds: object) -> None:
+        """Pin or unpin a request's documents, as it says."""
+        if not is_number(seconds):
+            return
+        if seconds <= 0:
+            self.tree.unpin(path)
+            return
+        try:
+            self.tree.pin(path, None if seconds >= FOREVER else seconds)
+        except ConfigurationError as error:
+            logger.warning("documents are not pinned: %s", error)
+            if len(self._unpinnable) < UNREAD:
+                self._unpinnable[submitted_name(request.request_id)] = str(error)
+
+    def take_pin_refusal(self, name: str) -> str | None:
+        """Why a request's documents could not be pinned; ``None`` if they were."""
+        return self._unpinnable.pop(name, None)
 
     def knows(self, request: Request) -> bool:
         """Whether a request has a path in the tree."""
@@ -257,6 +285,7 @@ class DocumentCache:
 
     def before_step(self) -> None:
         """Prepare the planning of a step."""
+        self.tree.expire_pins()
         if self._reuse is not None:
             self._reuse.before_step()
         if self._waiting is not None:
@@ -374,9 +403,14 @@ class DocumentCache:
         return self._reuse is not None and self._reuse.idles
 
     def make_way(self) -> None:
-        """Stop what nobody waits for."""
+        """Stop what nobody waits for, and keep nothing."""
+        self._free_blocks.lends_pinned = True
         if self._reuse is not None:
             self._reuse.make_way()
+
+    def made_way(self) -> None:
+        """Undo :meth:`make_way`."""
+        self._free_blocks.lends_pinned = False
 
     def reset(self) -> None:
         """Empty the tree after vLLM has emptied its cache.
@@ -408,7 +442,8 @@ class DocumentCache:
         """The tree as plain data."""
         # Once all blocks but vLLM's placeholder are free, no step is in flight: requests that have
         # ended need not wait for further plans to leave the tree.
-        if self._pool.get_num_free_blocks() == self._pool.num_gpu_blocks - 1:
+        pinned = len(self.tree.gpu) - self.tree.gpu.idle
+        if self._pool.get_num_free_blocks() + pinned == self._pool.num_gpu_blocks - 1:
             self._leave(name for name in list(self._paths) if name not in self._requests)
         return self.tree.snapshot()
 
@@ -524,7 +559,11 @@ class _KnowledgeTreeMixin:
         """Forget all KV caches."""
         if self.documents is not None:
             self.documents.make_way()
-        done: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        try:
+            done: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]  # a mixin
+        finally:
+            if self.documents is not None:
+                self.documents.made_way()
         if done and self.documents is not None:
             self.documents.reset()
         return done

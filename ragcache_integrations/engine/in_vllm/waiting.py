@@ -33,7 +33,7 @@ class CacheAwareRequestQueue(RequestQueue):
     def add_request(self, request: Request) -> None:
         """Add a request."""
         path = self._paths.get(request.request_id)
-        self.queue.add(request, topics(path) if path else ())
+        self.queue.add(request, topics(path) if path else (), urgency=-request.priority)
 
     def pop_request(self) -> Request:
         """Take the next request out."""

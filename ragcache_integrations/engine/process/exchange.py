@@ -432,6 +432,8 @@ class Exchange:
 
 
 def _request_error(failure: RequestFailed) -> Exception:
+    if failure.kind is FailureKind.REFUSED:
+        return ConfigurationError(failure.message)
     if failure.kind is FailureKind.INVALID:
         return ConfigurationError(f"vLLM refuses the request: {failure.message}")
     return EngineError(f"the request failed: {failure.message}")

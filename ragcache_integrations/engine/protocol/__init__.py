@@ -22,11 +22,12 @@ from .messages import (
     Submit,
     ToolUse,
 )
-from .settings import MOST_LINK_TOKENS, REUSES, CacheSettings
+from .settings import MOST_LINK_TOKENS, MOST_URGENT, REUSES, CacheSettings
 from .stats import EngineCallOptions, EngineLoad, EngineStats
 
 __all__ = [
     "MOST_LINK_TOKENS",
+    "MOST_URGENT",
     "REUSES",
     "SLOW_DTYPE",
     "START_ERRORS",

@@ -64,6 +64,7 @@ class FailureKind(Enum):
     """Why something failed, so that the application can raise the right exception."""
 
     INVALID = "invalid"
+    REFUSED = "refused"
     MODEL_NOT_FOUND = "model not found"
     OUT_OF_MEMORY = "out of memory"
     HOST_TIER = "host tier"
@@ -121,6 +122,8 @@ class Submit:
         link_tokens: First tokens of each document that are computed where the rest is reused at any
             place; ``None`` for an exact answer.
         encodes: Whether its documents are stored, to be reused at any place.
+        priority: Requests with lower numbers go first, and keep their documents longer.
+        pin: Seconds for which its documents are pinned, 0 to unpin them; ``None`` for neither.
     """
 
     request_id: int
@@ -133,6 +136,8 @@ class Submit:
     tools: ToolUse | None = None
     link_tokens: int | None = None
     encodes: bool = False
+    priority: int = 0
+    pin: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "namespace", plain(self.namespace))

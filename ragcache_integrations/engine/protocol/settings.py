@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,15 @@ from ragcache_integrations.core.checks import (
 )
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY, POLICIES
+from ragcache_integrations.knowledge_tree.shares import check_quotas
 
-__all__ = ["MOST_LINK_TOKENS", "REUSES", "CacheSettings"]
+__all__ = ["MOST_LINK_TOKENS", "MOST_URGENT", "REUSES", "CacheSettings"]
 
 REUSES = ("prefix", "anywhere")
 MOST_LINK_TOKENS = 1 << 20
 """More than any document has. vLLM refuses requests with numbers that don't fit 64 bits."""
+MOST_URGENT = 1 << 31
+"""Priorities of requests go from this number, negated, to this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class CacheSettings:
         document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
         disk_cache_gib: Room on disk for documents of both kinds, in GiB; 0 for none.
         disk_cache_dir: Folder in which they are kept; ``None`` for the user's cache folder.
+        quotas: Part of the KV cache that belongs to each of some tenants, by namespace.
 
     Raises:
         ConfigurationError: A setting is out of its range.
@@ -58,6 +63,7 @@ class CacheSettings:
     document_cache_gib: float = 1.0
     disk_cache_gib: float = 0.0
     disk_cache_dir: str | None = None
+    quotas: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         check_field(self, check_choice, "policy", tuple(POLICIES))
@@ -70,6 +76,8 @@ class CacheSettings:
         check_field(self, check_int, "link_tokens", 0, MOST_LINK_TOKENS)
         check_field(self, check_number, "document_cache_gib", 0, above=True)
         check_field(self, check_number, "disk_cache_gib", 0)
+        if self.quotas is not None:
+            object.__setattr__(self, "quotas", check_quotas(self.quotas))
         if self.disk_cache_dir is not None and not (
             isinstance(self.disk_cache_dir, str) and self.disk_cache_dir and self.disk_cache_gib
         ):

@@ -17,10 +17,13 @@ class EngineCallOptions(CallOptions, total=False):
         reuse: ``prefix``, which is exact, or ``anywhere``; the engine's own by default.
         link_tokens: First tokens of each document that are computed where the rest is reused
             anywhere; the engine's own by default.
+        priority: Requests with lower numbers go first, and keep their documents longer; 0 by
+            default.
     """
 
     reuse: str | None
     link_tokens: int | None
+    priority: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ragcache_integrations.engine.metrics import collect_stats
 from ragcache_integrations.engine.protocol import EngineStats
+from ragcache_integrations.knowledge_tree.shares import ShareStats
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 if TYPE_CHECKING:
@@ -52,8 +53,11 @@ def read_counts(folder: str) -> dict[str, EngineStats]:
     """The trees' counts by rank; empty if there are none."""
     counts = {}
     for path in sorted(Path(folder).glob("*.json")) if folder else ():
-        with contextlib.suppress(OSError, ValueError, TypeError):  # it may just have been removed
+        with contextlib.suppress(
+            OSError, ValueError, TypeError, KeyError
+        ):  # it may just have been removed
             block_bytes, tree = json.loads(path.read_text(encoding="utf-8"))
+            tree["shares"] = tuple(ShareStats(*share) for share in tree.pop("shares", ()))
             counts[path.stem] = EngineStats(tree=TreeStats(**tree), block_bytes=block_bytes)
     return counts
 

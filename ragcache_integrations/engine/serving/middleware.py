@@ -37,6 +37,7 @@ from .requests import (
     has_grammar,
     is_guarded,
     parse_json,
+    pass_pin_on,
     read_body,
     with_strict_tools,
 )
@@ -111,6 +112,7 @@ class ServingMiddleware:
         self._documents: DocumentReader | None = None
         self._guard: MarkupGuard | None = None
         self._reuse = ReuseFields(None)
+        self._pins = False
         self._facts = b""
         self._closed: frozenset[str] = frozenset()
         self._keys: list[bytes] = []
@@ -156,6 +158,7 @@ class ServingMiddleware:
                 self._guard = MarkupGuard.of(_vllm.tokenizer_of(state))
         tree = state.args.scheduler_cls == SCHEDULER
         self._reuse = ReuseFields(state.args.additional_config[TREE_SETTINGS] if tree else None)
+        self._pins = tree
         facts = ServerFacts(
             ragcache=metadata.version("ragcache-integrations"),
             protocol=PROTOCOL,
@@ -304,7 +307,7 @@ class ServingMiddleware:
             if self._guard is not None and is_guarded(path, body):
                 await asyncio.to_thread(self._guard.check, body)
         if path in GENERATING:
-            prepared = self._reuse.apply(prepared)
+            prepared = pass_pin_on(self._reuse.apply(prepared), pins=self._pins)
         if path == CHAT_PATH:
             prepared = with_strict_tools(prepared)
         options = body.get("stream_options")

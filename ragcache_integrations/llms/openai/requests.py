@@ -84,9 +84,10 @@ class RequestBuilder:
         headers: Mapping[str, SecretStr] | None = None,
         reuse: str | None = None,
         link_tokens: int | None = None,
+        priority: int | None = None,
     ) -> Request:
-        fields = {"reuse": reuse, "link_tokens": link_tokens}
-        fields = {name: value for name, value in fields.items() if value is not None}
+        chosen: dict[str, Any] = {"reuse": reuse, "link_tokens": link_tokens}
+        fields = {name: value for name, value in chosen.items() if value is not None}
         if facts is None and fields and prompt.documents:
             msg = f"{' and '.join(fields)} are for `ragcache serve`, which does not answer there"
             raise ConfigurationError(msg)
@@ -102,7 +103,11 @@ class RequestBuilder:
             documents=facts is not None,
             rendered=rendered,
         )
-        if facts is not None:
+        if facts is None:
+            fields = {}
+        if priority is not None:
+            fields["priority"] = priority  # vLLM's own field
+        if fields:
             request = replace(request, body={**request.body, **fields})
         return replace(request.with_headers(headers), timeout=timeout)
 

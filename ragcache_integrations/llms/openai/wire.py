@@ -59,11 +59,13 @@ class ServerCallOptions(CallOptions, total=False):
         reuse: Where ``ragcache serve`` is to reuse the prompt's documents, ``prefix`` or
             ``anywhere``; as its options say if ``None``.
         link_tokens: How many first tokens of each it is to compute with ``anywhere``; the same.
+        priority: vLLM's field: requests with lower numbers go first.
     """
 
     headers: Mapping[str, SecretStr] | None
     reuse: str | None
     link_tokens: int | None
+    priority: int | None
 
 
 @dataclass(frozen=True, slots=True)

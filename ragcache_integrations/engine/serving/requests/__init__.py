@@ -3,6 +3,7 @@
 from .documents import CHAT_PATH, COMPLETION_PATH, DocumentReader, check_spans
 from .fields import check_fields, has_grammar, with_strict_tools
 from .guard import MarkupGuard, is_guarded
+from .pins import pass_pin_on
 from .reading import DISCARDED, parse_json, read_body
 from .reuse import ReuseFields
 
@@ -18,6 +19,7 @@ __all__ = [
     "has_grammar",
     "is_guarded",
     "parse_json",
+    "pass_pin_on",
     "read_body",
     "with_strict_tools",
 ]

@@ -1,0 +1,42 @@
+"""The field ``pin`` of a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ragcache_integrations.core.prompt import FOREVER, PIN, extra_args_from_spans
+from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+from ragcache_integrations.engine.serving.requests import pass_pin_on
+
+BODY: dict[str, Any] = {"prompt": "?", "vllm_xargs": extra_args_from_spans([("a", 0, 3)])}
+
+
+@pytest.mark.parametrize(
+    ("pin", "seconds"), [(60, 60.0), (0.5, 0.5), (True, FOREVER), (False, 0.0), (0, 0.0)]
+)
+def test_it_becomes_seconds_for_the_scheduler(pin: object, seconds: float) -> None:
+    passed = pass_pin_on({**BODY, "pin": pin}, pins=True)
+    assert passed == {**BODY, "vllm_xargs": {**BODY["vllm_xargs"], PIN: seconds}}
+
+
+def test_without_it_the_request_stays() -> None:
+    assert pass_pin_on(BODY, pins=False) == BODY
+    assert pass_pin_on({**BODY, "pin": None}, pins=False) == BODY
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({**BODY, "pin": -1}, "number of seconds, true for no end, .* got -1"),
+        ({**BODY, "pin": "an hour"}, "got 'an hour'"),
+        ({"prompt": "?", "pin": 5}, "marks no documents"),
+        ({"vllm_xargs": {PIN: 5.0}}, "not for clients: send pin"),
+    ],
+)
+def test_what_is_refused(body: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestRefusedError, match=words):
+        pass_pin_on(body, pins=True)
+    with pytest.raises(RequestRefusedError, match="without a knowledge tree"):
+        pass_pin_on({**BODY, "pin": 5}, pins=False)
