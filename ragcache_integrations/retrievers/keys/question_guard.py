@@ -57,6 +57,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+_LEFT = frozenset({"log", "logged", "logging", "sign", "signed", "signing", "opt", "zoom", "check"})
 _OPERATORS = frozenset("-!+*/^=<>")
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _SENTENCE_END = (".", "!", "?", ":", ";")
@@ -195,6 +196,8 @@ def _negates(word: str) -> bool:
 def _sides(words: list[str]) -> list[str]:
     """Return the sides that words take. Those of one pair keep their order, as in "up or down"."""
     sides = [side for word in words for side in OPPOSITES.get(word, ()) or _prefix(word)]
+    # Elsewhere it is no side, as in "find out".
+    sides += ["out" for before, word in pairwise(words) if word == "out" and before in _LEFT]
     return sorted(sides, key=lambda side: side.rstrip("-"))
 
 

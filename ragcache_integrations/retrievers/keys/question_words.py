@@ -150,7 +150,7 @@ more most greater greatest larger largest bigger biggest highest higher maximum 
 big large high long tall fast strong rich heavy hot warm wide deep long-term : small little low
     short slow weak poor cold cool narrow shallow short-term
 inside indoor indoors internal interior inbound incoming : outside outdoor outdoors external
-    exterior outbound outgoing out
+    exterior outbound outgoing
 left : right
 north northern : south southern
 east eastern : west western
@@ -171,9 +171,8 @@ grandfather grandson mr : grandmother granddaughter mrs ms
 plus : minus
 multiply multiplied : divide divided
 since : until till
-login signin : logout signout logoff
+login signin opt-in : logout signout logoff opt-out
 redo : undo
-show shows shown : hide hides
 cheap cheaper cheapest : expensive costly
 easy easier easiest simple : hard harder hardest difficult
 full : empty
@@ -196,7 +195,7 @@ useful effective : useless ineffective
 benign : malignant
 positive : negative
 public : private
-visible : hidden invisible
+visible : hidden invisible hide hides
 active : inactive passive
 normal regular : abnormal irregular
 advantage advantages benefit benefits pro pros strength strengths good : disadvantage disadvantages
