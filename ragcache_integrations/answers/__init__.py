@@ -1,7 +1,7 @@
 """Cached answers: one is served again only where question, documents and settings are the same."""
 
-from .core import AnswerCore, CachedAnswer, Near, Question
-from .flow import AnswerFlow, Lookup, same_text, says_same
+from .core import AnswerCore, CachedAnswer, Near, Question, plain_question
+from .flow import AnswerFlow, Lookup, plain_answer, same_text, says_same
 from .knobs import AnswerKnobArguments, AnswerKnobs
 from .types import AnswerExplanation, AnswerStats, AnswerTrace
 
@@ -17,6 +17,8 @@ __all__ = [
     "Lookup",
     "Near",
     "Question",
+    "plain_answer",
+    "plain_question",
     "same_text",
     "says_same",
 ]

@@ -40,7 +40,7 @@ from ragcache_integrations.retrievers.keys import (
 from .knobs import AnswerKnobs
 from .types import AnswerExplanation, AnswerStats
 
-__all__ = ["AnswerCore", "CachedAnswer", "Near", "Question"]
+__all__ = ["AnswerCore", "CachedAnswer", "Near", "Question", "plain_question"]
 
 A = TypeVar("A")
 
@@ -333,7 +333,7 @@ class AnswerCore(Generic[A]):
     def _key(self, question: Question) -> tuple[str, Hashable]:
         """Return the normalised words, and what must be equal for an answer to be shared."""
         marks: QuestionMarks = question_marks(question.text) if self._knobs.guard else ()
-        return _words(question.text), (question.scope, question.documents, marks)
+        return plain_question(question.text), (question.scope, question.documents, marks)
 
     def _live(self, key: Hashable) -> dict[str, CachedAnswer[A]] | None:
         """Return the group of a key without the entries that are too old."""
@@ -354,7 +354,7 @@ class AnswerCore(Generic[A]):
 
     def _remove(self, entry: CachedAnswer[A]) -> None:
         group = self._groups[entry.key]
-        words = _words(entry.question.text)
+        words = plain_question(entry.question.text)
         if group.get(words) is entry:
             del group[words]
         if not group:
@@ -365,7 +365,7 @@ _FACTOR = re.compile(r"[\d)]$|\b\w$")
 """What "!" makes a factorial of: a number, a letter, or what is in parentheses."""
 
 
-def _words(text: str) -> str:
+def plain_question(text: str) -> str:
     """Return a question's words without differences of case, white space and punctuation around."""
     words = normalize_text(text).lstrip("\u00bf\u00a1").rstrip("?.\u2026 ")
     calm = words.rstrip("?!.\u2026 ")

@@ -19,7 +19,7 @@ from .copies import copy_answer
 from .core import AnswerCore, CachedAnswer, Near, Question, Vector
 from .types import AnswerTrace
 
-__all__ = ["AnswerFlow", "Lookup", "same_text", "says_same"]
+__all__ = ["AnswerFlow", "Lookup", "plain_answer", "same_text", "says_same"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,12 @@ _YES = re.compile(r"\s*yes\b", re.IGNORECASE)
 
 def same_text(answer: str, other: str) -> bool:
     """Whether two answers are equal but for case, punctuation, articles and white space."""
+    return plain_answer(answer) == plain_answer(other)
 
-    def words(text: str) -> list[str]:
-        return _ARTICLES.sub(" ", text.casefold()).split()
 
-    return words(answer) == words(other)
+def plain_answer(answer: str) -> str:
+    """Return an answer without differences of case, punctuation, articles and white space."""
+    return " ".join(_ARTICLES.sub(" ", answer.casefold()).split())
 
 
 def says_same(verdict: object) -> bool:

@@ -11,6 +11,7 @@ from ragcache_integrations import __version__
 from ragcache_integrations.core.interrupts import INTERRUPTED
 from ragcache_integrations.errors import RAGCacheError
 
+from .cache_report import add_cache_report
 from .demo import add_demo
 from .doctor import add_doctor
 from .encode import add_encode
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add_demo(commands)
     add_serve(commands)
     add_profile(commands)
+    add_cache_report(commands)
     add_encode(commands)
     add_lint(commands)
     add_eval(commands)

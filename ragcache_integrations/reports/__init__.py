@@ -19,6 +19,7 @@ from .plots import (
     dot_series,
 )
 from .tables import Cell, Table, Tile
+from .words import percent
 
 __all__ = [
     "LIGHT",
@@ -35,6 +36,7 @@ __all__ = [
     "Tick",
     "Tile",
     "dot_series",
+    "percent",
     "render_page",
     "strip_axes",
     "write_page",

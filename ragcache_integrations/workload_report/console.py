@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ragcache_integrations.reports import percent
+
 from .summary import (
     TOP_PARTS,
     Findings,
     duration,
-    percent,
 )
 
 __all__ = ["show"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ragcache_integrations.reports import Cell, Table, Tile, render_page, write_page
+from ragcache_integrations.reports import Cell, Table, Tile, percent, render_page, write_page
 from ragcache_integrations.workload_report import charts
 
 from .summary import (
     TOP_PARTS,
     Findings,
-    percent,
     short_number,
 )
 

@@ -13,8 +13,9 @@ from ragcache_integrations.knowledge_tree.simulation import (
     Characterisation,
     Workload,
 )
+from ragcache_integrations.reports import percent
 
-__all__ = ["TOP_PARTS", "Findings", "duration", "percent", "short_number"]
+__all__ = ["TOP_PARTS", "Findings", "duration", "short_number"]
 
 TOP_PARTS = (0.01, 0.03, 0.1, 0.2, 0.5)
 """Parts of the documents, in the table of skew; RAGCache §3.2 names 3 %."""
@@ -134,11 +135,6 @@ class Findings:
             "recommended": None if result.recommended is None else asdict(result.recommended),
             "notes": self.notes(),
         }
-
-
-def percent(share: float) -> str:
-    """A share as text, with two digits."""
-    return f"{share:.0%}" if share >= 0.095 else f"{100 * share:.2g}%"  # noqa: PLR2004 - 9.5 %
 
 
 def duration(seconds: float) -> str:

@@ -12,14 +12,13 @@ import pytest
 from rich.console import Console
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.reports import MAX_POINTS
+from ragcache_integrations.reports import MAX_POINTS, percent
 from ragcache_integrations.workload_report import charts
 from ragcache_integrations.workload_report.console import show
 from ragcache_integrations.workload_report.report import render, write_report
 from ragcache_integrations.workload_report.summary import (
     Findings,
     duration,
-    percent,
     short_number,
 )
 from tests.support.html_page import HtmlPage

@@ -1,9 +1,10 @@
 """The prompt linter: its rules, and the files and logs that it reads."""
 
-from .files import read_requests, read_text
+from .files import EntryLog, read_log, read_requests, read_text
 from .jinja import jinja_pieces
 from .lint import Finding, lint_prompt
 from .mustache import mustache_pieces
+from .requests import recorded_requests
 from .rules import MIN_TOKENS, LintReport
 from .templates import Template, TemplatePiece, pieces_of
 from .tokens import CountTokens, approximate_tokens
@@ -11,6 +12,7 @@ from .tokens import CountTokens, approximate_tokens
 __all__ = [
     "MIN_TOKENS",
     "CountTokens",
+    "EntryLog",
     "Finding",
     "LintReport",
     "Template",
@@ -20,6 +22,8 @@ __all__ = [
     "lint_prompt",
     "mustache_pieces",
     "pieces_of",
+    "read_log",
     "read_requests",
     "read_text",
+    "recorded_requests",
 ]

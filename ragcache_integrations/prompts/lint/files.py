@@ -13,6 +13,7 @@ import itertools
 import json
 import re
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from .requests import (
     recorded_requests,
 )
 
-__all__ = ["RequestLog", "read_requests", "read_text"]
+__all__ = ["EntryLog", "RequestLog", "read_log", "read_requests", "read_text"]
 
 MAX_LINE = 16 * 2**20
 """The most characters of a line; a prompt of a million tokens has about four million."""
@@ -42,7 +43,7 @@ MAX_VALUES = 4_000_000
 """The most values in a JSON text; they take up to fifty times the memory of the text."""
 
 MAX_REQUESTS = 20_000
-"""The most requests that are linted; a few dozen of each template are enough."""
+"""The most requests that are read; for the linter a few dozen of each template are enough."""
 
 MAX_TEXT = 32 * 2**20
 """The most characters of all requests together."""
@@ -58,7 +59,51 @@ _READ_ERRORS = (OSError, EOFError, zlib.error, UnicodeError)
 
 
 @dataclass(slots=True)
-class RequestLog:
+class EntryLog(ABC):
+    """What is read from a log, entry by entry.
+
+    Attributes:
+        skipped: Number of lines or entries that could not be read.
+        remarks: Why the first of them could not be read, and what else was left out.
+    """
+
+    skipped: int = field(default=0, kw_only=True)
+    remarks: list[str] = field(default_factory=list, kw_only=True)
+    _room: int = field(default=MAX_TEXT, kw_only=True)
+
+    @abstractmethod
+    def add(self, value: object, where: str) -> None:
+        """Take what is needed from a line or an entry, or skip it.
+
+        Args:
+            value: The line or the entry.
+            where: Names it in errors.
+        """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many requests were taken."""
+
+    def skip(self, reason: str) -> None:
+        """Count a line or an entry that cannot be read."""
+        self.skipped += 1
+        if self.skipped <= SHOWN:
+            self.remarks.append(reason)
+
+    def make_room(self, characters: int) -> None:
+        """Ask for room for one more request; where there is none, reading ends here.
+
+        Args:
+            characters: That are kept of it.
+        """
+        self._room -= characters
+        if self._room < 0 or len(self) >= MAX_REQUESTS:
+            msg = f"at most {MAX_REQUESTS} are, of {MAX_TEXT} characters together"
+            raise _Full(msg)
+
+
+@dataclass(slots=True)
+class RequestLog(EntryLog):
     """The requests of a log.
 
     Attributes:
@@ -68,15 +113,10 @@ class RequestLog:
     """
 
     requests: list[RecordedRequest] = field(default_factory=list)
-    skipped: int = 0
-    remarks: list[str] = field(default_factory=list)
-    _room: int = MAX_TEXT
 
-    def skip(self, reason: str) -> None:
-        """Count a line or an entry that cannot be read."""
-        self.skipped += 1
-        if self.skipped <= SHOWN:
-            self.remarks.append(reason)
+    def __len__(self) -> int:
+        """How many requests were taken."""
+        return len(self.requests)
 
     def add(self, value: object, where: str) -> None:
         """Add the requests of a line or an entry, or skip it.
@@ -91,15 +131,12 @@ class RequestLog:
             self.skip(str(error))
             return
         for request in requests:
-            self._room -= len(request.text)
-            if self._room < 0 or len(self.requests) >= MAX_REQUESTS:
-                msg = f"at most {MAX_REQUESTS} are, of {MAX_TEXT} characters together"
-                raise _Full(msg)
+            self.make_room(len(request.text))
             self.requests.append(request)
 
 
 class _Full(Exception):  # noqa: N818 - no error: the rest of the log is not needed
-    """A limit of what is linted is reached."""
+    """A limit of what is read is reached."""
 
 
 def read_requests(path: Path) -> RequestLog:
@@ -114,21 +151,34 @@ def read_requests(path: Path) -> RequestLog:
         ConfigurationError: The file cannot be read, or has no requests.
     """
     log = RequestLog()
+    read_log(path, log)
+    return log
+
+
+def read_log(path: Path, log: EntryLog) -> None:
+    """Read the entries of a log; :func:`read_requests` has the forms of a file.
+
+    Args:
+        path: The file.
+        log: Takes them.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or has no requests.
+    """
     try:
         with _open(path) as file:
             _read_file(file, log)
     except _Full as full:
-        log.remarks.append(f"only the first {len(log.requests)} requests are linted: {full}")
+        log.remarks.append(f"only the first {len(log)} requests are read: {full}")
     except _READ_ERRORS as error:
-        if not log.requests:
+        if not len(log):
             msg = f"cannot read {path}: {error}"
             raise ConfigurationError(msg) from error
         log.skip(f"the file cannot be read to its end: {error}")
-    if not log.requests:
+    if not len(log):
         reason = log.remarks[0] if log.remarks else "it is empty"
         msg = f"{path} holds no request that can be read: {reason}"
         raise ConfigurationError(msg)
-    return log
 
 
 def read_text(path: Path) -> str:
@@ -168,7 +218,7 @@ def _open(path: Path) -> Iterator[io.TextIOWrapper]:
         )
 
 
-def _read_file(file: io.TextIOWrapper, log: RequestLog) -> None:
+def _read_file(file: io.TextIOWrapper, log: EntryLog) -> None:
     lines = ((number, line) for number, line in _lines(file) if line is None or line.strip())
     head = list(itertools.islice(lines, 2))
     texts = [line for _, line in head if line is not None]
@@ -214,12 +264,12 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _add_all(entries: Iterable[object], log: RequestLog, before: str = "") -> None:
+def _add_all(entries: Iterable[object], log: EntryLog, before: str = "") -> None:
     for number, entry in enumerate(entries, 1):
         log.add(entry, f"{before}entry {number}")
 
 
-def _read_document(text: str, log: RequestLog) -> None:
+def _read_document(text: str, log: EntryLog) -> None:
     """Read values that take several lines each."""
     cut = len(text) > MAX_DOCUMENT
     try:
@@ -233,7 +283,7 @@ def _read_document(text: str, log: RequestLog) -> None:
         )
 
 
-def _entries(text: str, log: RequestLog) -> Iterator[object]:
+def _entries(text: str, log: EntryLog) -> Iterator[object]:
     """The entries of a text, in an array, in an object, or one after the other.
 
     After an error the text is skipped up to the next line that begins a value. No character is

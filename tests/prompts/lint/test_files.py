@@ -237,7 +237,7 @@ def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lint_files, "MAX_REQUESTS", 3)
     log = read_requests(path)
     assert len(log.requests) == 3
-    assert "only the first 3 requests are linted: at most 3 are" in log.remarks[-1]
+    assert "only the first 3 requests are read: at most 3 are" in log.remarks[-1]
     monkeypatch.setattr(lint_files, "MAX_LINE", 40)
     long = json.dumps({"prompt": "x" * 500})
     assert asked(tmp_path, f"{LINES[0]}\n{long}\n{LINES[1]}") == (ALL[:2], 1)

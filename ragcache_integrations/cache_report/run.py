@@ -1,0 +1,94 @@
+"""From a log to the findings."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
+
+from ragcache_integrations.answers import plain_question
+from ragcache_integrations.core.checks import check_number
+from ragcache_integrations.embeddings import MiniLM
+from ragcache_integrations.retrievers.keys import question_marks
+
+from .evidence import prove
+from .questions import LoggedQuestion, read_questions
+from .replay import replay
+from .summary import Findings, Judge, Rule
+
+__all__ = ["report_on_log"]
+
+
+def report_on_log(path: Path, error: float = 0.01, *, show_progress: bool = False) -> Findings:
+    """Find out what a cache of answers would have served on a log, and what of it was wrong.
+
+    Args:
+        path: The log; :mod:`ragcache_integrations.cache_report.questions` has the format.
+        error: The share of wrong hits to stay below, above 0 and at most 0.5.
+        show_progress: Show a progress bar.
+
+    Raises:
+        ConfigurationError: ``error`` is out of its range, the file cannot be read, or has fewer
+            than 30 questions.
+        MissingExtraError: The extra ``embeddings`` is not installed.
+    """
+    error = check_number("error", error, 0, 0.5, above=True)
+    log = read_questions(path)
+    questions = log.questions
+    texts = list(dict.fromkeys(question.text for question in questions))
+    embedded = MiniLM().embed_batch(texts, show_progress=show_progress)
+    vectors = embedded[_numbers(question.text for question in questions)]
+    judge = _judge(questions)
+    words = _numbers(plain_question(question.text) for question in questions)
+    labels = _labels(questions, judge)
+
+    def rule(keys: Iterable[Hashable]) -> Rule:
+        replayed = replay(vectors, words, _numbers(keys), labels)
+        return Rule(replayed, prove(replayed.wrong_counts(), error))
+
+    return Findings(
+        name=path.name,
+        questions=questions,
+        judge=judge,
+        error=error,
+        guarded=rule(_guarded_key(question, judge) for question in questions),
+        plain=rule(question.tenant for question in questions),
+        skipped=log.skipped,
+        remarks=log.remarks,
+    )
+
+
+def _judge(questions: Sequence[LoggedQuestion]) -> Judge:
+    """Return what shows wrong hits: what is known of at least half of the questions."""
+    if 2 * sum(question.answer is not None for question in questions) >= len(questions):
+        return "answers"
+    if 2 * sum(question.documents is not None for question in questions) >= len(questions):
+        return "documents"
+    return None
+
+
+def _guarded_key(question: LoggedQuestion, judge: Judge) -> Hashable:
+    """Return what must be equal for an answer to be shared.
+
+    Documents that are to show which hits are wrong can't be a part of it: none would be.
+    """
+    documents = None if judge == "documents" else question.documents
+    return question.tenant, question.scope, documents, question_marks(question.text)
+
+
+def _labels(questions: Sequence[LoggedQuestion], judge: Judge) -> list[int]:
+    """Return a number for each answer, -1 for an unknown one."""
+    if judge is None:
+        return [-1] * len(questions)
+    known: list[Hashable] = [
+        question.answer if judge == "answers" else question.documents for question in questions
+    ]
+    return [
+        -1 if value is None else number
+        for number, value in zip(_numbers(known), known, strict=True)
+    ]
+
+
+def _numbers(values: Iterable[Hashable]) -> list[int]:
+    """Return a number for each value, equal for equal ones."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(value, len(numbers)) for value in values]
