@@ -118,7 +118,7 @@ IMMEDIATE = {
     },
     RelevanceCheck: set(),
     # Checks run in the background of either.
-    AnswerFlow: {"keep", "check"},
+    AnswerFlow: {"keep", "keep_copy", "leave_out", "check"},
     AnswerCache: {"stats", "clear", "forget"},
     AnswerCacheEngine: {"stats", "clear", "forget"},
     ChatRAGCache: {"get_token_ids", "get_num_tokens", "with_structured_output", "bind_tools"},

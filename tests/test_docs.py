@@ -61,6 +61,7 @@ THEIR_KNOBS = {
     "as_structured_llm",
     "filters",
     "max_conns",
+    "prefix_cache_retention_interval",
     "prompt_cache_key",
     "response_synthesizer",
 }

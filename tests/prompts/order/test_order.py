@@ -343,7 +343,7 @@ class FakeEngine:
         children = tuple(
             self._root([path[1:] for path in paths if path[:1] == head], head) for head in heads
         )
-        return NodeSnapshot(name, 1, "gpu", 1, 1, 0, 1, 0.0, 0.0, 0.0, children)
+        return NodeSnapshot(name, 1, "gpu", 1, 1, 0, 1, 0.0, 0.0, 0.0, children=children)
 
 
 def test_the_engines_tree_is_what_counts() -> None:

@@ -223,7 +223,7 @@ def test_merging_forgets_a_namespace_that_is_gone() -> None:
 
 
 def snapshot(name: str, place: Place = "gpu", *children: NodeSnapshot) -> NodeSnapshot:
-    return NodeSnapshot(name, 10, place, 1, 1, 0, 1, 0.0, 0.0, 0.0, children)
+    return NodeSnapshot(name, 10, place, 1, 1, 0, 1, 0.0, 0.0, 0.0, children=children)
 
 
 def test_a_snapshot_is_read_by_namespace_and_what_is_nowhere_is_left_out() -> None:

@@ -6,26 +6,16 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
-from uuid import UUID
 
 import numpy as np
 from langchain_core.callbacks import (
     AsyncCallbackManagerForChainRun,
-    BaseCallbackHandler,
     CallbackManagerForChainRun,
 )
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
-from langchain_core.messages import (
-    AIMessage,
-    AIMessageChunk,
-    BaseMessage,
-    BaseMessageChunk,
-    message_chunk_to_message,
-)
 from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import (
-    AddableDict,
     Runnable,
     RunnableConfig,
     RunnableLambda,
@@ -35,6 +25,17 @@ from langchain_core.runnables import (
 from pydantic import BeforeValidator, ConfigDict, PrivateAttr
 from typing_extensions import override
 
+from ragcache_integrations.answers.changes import CHANGED, ChangeWatch
+from ragcache_integrations.answers.copies import copy_answer
+from ragcache_integrations.answers.core import AnswerCore, Question, Vector
+from ragcache_integrations.answers.flow import AnswerFlow, Lookup
+from ragcache_integrations.answers.knobs import AnswerKnobs
+from ragcache_integrations.answers.types import (
+    AnswerExplanation,
+    AnswerStats,
+    AnswerTrace,
+    unkept_explanation,
+)
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.langchain.arguments import settings_of
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
@@ -42,13 +43,8 @@ from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.keys import freeze_arguments
 from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
 
-from .changes import CHANGED, ChangeWatch
-from .copies import copy_answer
-from .core import AnswerCore, Question, Vector
-from .documents import document_identity
-from .flow import AnswerFlow, Lookup, same_text, says_same
-from .knobs import AnswerKnobs
-from .types import AnswerExplanation, AnswerStats, AnswerTrace, unkept_explanation
+from .heard_documents import HeardDocuments, identities_of
+from .values import Pieces, as_piece, judge_outputs, read_input, same_output
 
 __all__ = ["ANSWER_CACHE_EVENT", "AnswerCache"]
 
@@ -58,7 +54,6 @@ ANSWER_CACHE_EVENT = "answer_cache"
 
 _INCOMPARABLE = "the input or a document's metadata hold values that can't be compared"
 _UNKEPT = AnswerTrace(hit=False, reason=_INCOMPARABLE)
-_INPUT_KEYS = ("input", "question", "query")
 _OTHER_DOCUMENTS = (
     "the chain did not answer from what the retriever finds for the "
     "question, but from %s. Give the chain the documents with documents_key=, or the answer cache "
@@ -147,8 +142,8 @@ class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
         )
 
     def _make_flow(self, knobs: AnswerKnobs) -> AnswerFlow[Any]:
-        same = self.same_answer or partial(_same, self.answer_key)
-        judge = None if self.judge is None else partial(_judge, self.judge, self.answer_key)
+        same = self.same_answer or partial(same_output, self.answer_key)
+        judge = None if self.judge is None else partial(judge_outputs, self.judge, self.answer_key)
         return AnswerFlow(AnswerCore(knobs), same, judge)
 
     @override
@@ -222,9 +217,9 @@ class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
             self._report(run_manager, lookup)
             if lookup is not None and lookup.entry is not None:
                 self._flow.check(lookup, call.answer_unheard)
-                yield _as_piece(copy_answer(lookup.entry.answer))
+                yield as_piece(copy_answer(lookup.entry.answer))
                 return
-            pieces = _Pieces()
+            pieces = Pieces()
             for piece in call.stream():
                 pieces.add(piece)
                 yield piece
@@ -255,9 +250,9 @@ class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
             await self._areport(run_manager, lookup)
             if lookup is not None and lookup.entry is not None:
                 self._flow.check(lookup, call.answer_unheard, call.aanswer_unheard)
-                yield _as_piece(copy_answer(lookup.entry.answer))
+                yield as_piece(copy_answer(lookup.entry.answer))
                 return
-            pieces = _Pieces()
+            pieces = Pieces()
             async for piece in call.astream():
                 pieces.add(piece)
                 yield piece
@@ -347,11 +342,11 @@ class _Call:
             msg = f"namespace must be a string, got {namespace!r:.100}"
             raise ConfigurationError(msg)
         self._namespace = cache.namespace if namespace is None else namespace
-        self._text, self._others = _read_input(value, cache.input_key)
+        self._text, self._others = read_input(value, cache.input_key)
         self._documents: list[Document] = []
         self._question: Question | None = None
         self._version = cache._watch.version()  # noqa: SLF001 - a part of it
-        self._heard = _DocumentsHeard()
+        self._heard = HeardDocuments()
         ours = isinstance(cache.retriever, ApproximateCacheRetriever)
         # Others have tenants of their own, by filter or otherwise.
         self._of_tenant = {"namespace": self._namespace} if ours and self._namespace else {}
@@ -379,7 +374,7 @@ class _Call:
                 msg = f"the retriever must return documents, got {document!r:.100}"
                 raise ConfigurationError(msg)
         self._documents = documents
-        identities = _identities(documents)
+        identities = identities_of(documents)
         configurable = settings_of(self._config.get("configurable") or {})
         frozen = freeze_arguments(
             {"inputs": self._others, "arguments": self._arguments} | configurable
@@ -499,178 +494,6 @@ class _Call:
             flow.leave_out(CHANGED)
         else:
             flow.keep_copy(lookup, output)
-
-
-class _DocumentsHeard(BaseCallbackHandler):
-    """Hears which documents a chain retrieves on its own."""
-
-    run_inline = True
-
-    def __init__(self) -> None:
-        self._retrieving: set[UUID] = set()
-        self._inner: set[UUID] = set()
-        self._documents: list[list[Document]] = []
-
-    @override
-    def on_retriever_start(
-        self, *args: Any, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
-        if parent_run_id in self._retrieving:
-            self._inner.add(run_id)
-        self._retrieving.add(run_id)
-
-    @override
-    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        if run_id not in self._inner:
-            self._documents.append(list(documents))
-
-    def only(self, documents: frozenset[Any]) -> bool:
-        """Whether these are what was retrieved, each time."""
-        return bool(self._documents) and all(
-            _identities(retrieved) == documents for retrieved in self._documents
-        )
-
-    def told(self) -> str:
-        """Say in words what was retrieved."""
-        if not self._documents:
-            return "nothing that its callbacks report"
-        return " and ".join(f"{len(documents)} documents" for documents in self._documents)
-
-
-def _identities(documents: list[Document]) -> frozenset[Any] | None:
-    found = [
-        document_identity(document.id, document.page_content, document.metadata)
-        for document in documents
-    ]
-    return None if None in found else frozenset(found)
-
-
-def _read_input(value: Any, key: str | None) -> tuple[str, dict[str, Any]]:
-    """Return the question of an input, and its other values.
-
-    Raises:
-        ConfigurationError: There is no question.
-    """
-    if isinstance(value, str):
-        return value, {}
-    if isinstance(value, Mapping):
-        names = _INPUT_KEYS if key is None else (key,)
-        for name in names:
-            if isinstance(value.get(name), str):
-                return value[name], {other: value[other] for other in value if other != name}
-        msg = (
-            f"the input must have the question as a string under {' or '.join(map(repr, names))}, "
-            f"got a dict with {', '.join(map(repr, value)) or 'nothing'}; name it with input_key="
-        )
-    else:
-        msg = f"the input must be a question or a dict with one, got {value!r:.100}"
-    raise ConfigurationError(msg)
-
-
-class _Pieces:
-    """Adds the pieces of a stream."""
-
-    def __init__(self) -> None:
-        self._whole: Any = None
-        self._fails = False
-
-    def add(self, piece: Any) -> None:
-        """Take the next piece."""
-        if self._fails:
-            return
-        try:
-            piece = copy_answer(piece)  # the receiver may change it
-            self._whole = piece if self._whole is None else _sum(self._whole, piece)
-        except Exception:  # noqa: BLE001 - whatever a copy or a sum may raise
-            self._fails = True
-
-    @property
-    def whole(self) -> Any:
-        """The whole answer as ``invoke`` would return it; ``None`` where there is none."""
-        if self._fails:
-            return None
-        if isinstance(self._whole, dict):
-            return {name: _unchunked(value) for name, value in self._whole.items()}
-        return _unchunked(self._whole)
-
-
-def _unchunked(value: Any) -> Any:
-    """Return a message that came in pieces as ``invoke`` would return it."""
-    return message_chunk_to_message(value) if isinstance(value, BaseMessageChunk) else value
-
-
-def _sum(whole: Any, piece: Any) -> Any:
-    """Add a piece of a stream to those before it.
-
-    Raises:
-        TypeError: They are no such pieces.
-        ValueError: It may be all of the answer so far, as LangChain's parsers of JSON return it.
-    """
-    if isinstance(whole, AddableDict):
-        return AddableDict({**whole, **{name: _value(whole, piece, name) for name in piece}})
-    if isinstance(whole, int | float) or (
-        isinstance(whole, str | list) and whole and piece[: len(whole)] == whole
-    ):
-        msg = f"{piece!r:.100} may be the whole answer so far"
-        raise ValueError(msg)
-    return whole + piece
-
-
-def _value(whole: dict[str, Any], piece: dict[str, Any], name: str) -> Any:
-    """Return a value of a sum of dicts, as LangChain adds them."""
-    before, value = whole.get(name), piece[name]
-    if before is None or value is None:
-        return before if value is None else value
-    try:
-        return _sum(before, value)
-    except TypeError:  # no value that comes in pieces
-        return value
-
-
-def _as_piece(answer: Any) -> Any:
-    """Return an answer as a stream's only piece."""
-    if type(answer) is AIMessage:
-        fields = {name: getattr(answer, name) for name in answer.model_fields_set - {"type"}}
-        return AIMessageChunk(**fields)
-    return answer
-
-
-def _text(answer_key: str | None, answer: Any) -> str | None:
-    """Return the text of an answer; ``None`` where it has none."""
-    if isinstance(answer, BaseMessage):
-        return str(answer.text)
-    if isinstance(answer, dict):
-        names = ("answer", "output", "result", "text") if answer_key is None else (answer_key,)
-        values = [answer[name] for name in names if name in answer]
-        return _text(None, values[0]) if values else None
-    return answer if isinstance(answer, str) else None
-
-
-def _same(answer_key: str | None, answer: Any, other: Any) -> bool:
-    text, other_text = _text(answer_key, answer), _text(answer_key, other)
-    if text is None or other_text is None:
-        return bool(answer == other)
-    return same_text(text, other_text)
-
-
-def _judge(
-    judge: Runnable[Any, Any],
-    answer_key: str | None,
-    question: Question,
-    answer: Any,
-    other_question: Question,
-    other_answer: Any,
-) -> bool:
-    verdict = judge.invoke(
-        {
-            "question": question.text,
-            "answer": _text(answer_key, answer) or answer,
-            "other_question": other_question.text,
-            "other_answer": _text(answer_key, other_answer) or other_answer,
-        }
-    )
-    text = _text(None, verdict)
-    return says_same(verdict if text is None else text)
 
 
 def _hears_events(run: CallbackManagerForChainRun | AsyncCallbackManagerForChainRun) -> bool:
