@@ -72,7 +72,7 @@ class DemoSettings:
         ModelNotFoundError: ``model`` looks like a path and no model is there.
     """
 
-    questions: int = 28
+    questions: int = 24
     distractors: int = 300_000
     top_k: int = 5
     tolerance: float = 0.3
