@@ -115,7 +115,7 @@ def _named_by(code: types.FunctionType | types.MethodType) -> Iterator[Any]:
     if isinstance(code, types.MethodType):
         yield code.__self__
         yield from list(getattr(code.__self__, "__dict__", {}).values())
-        code = code.__func__  # type: ignore[assignment] # a function, mostly
+        code = code.__func__  # type: ignore[assignment] # a method's function, or any callable
     if isinstance(code, types.FunctionType):
         for cell in code.__closure__ or ():
             with contextlib.suppress(ValueError):  # not assigned yet

@@ -211,7 +211,7 @@ class AnswerFlow(Generic[A]):
             self._compare(question, near, answer())
 
         async def acheck() -> None:
-            assert aanswer is not None  # noqa: S101 - not called otherwise
+            assert aanswer is not None  # noqa: S101 - BackgroundChecks starts this only if there is one
             self._compare(question, near, await aanswer())
 
         self._checks.start(check, None if aanswer is None else acheck)

@@ -345,7 +345,8 @@ class _Call:
         self._text, self._others = read_input(value, cache.input_key)
         self._documents: list[Document] = []
         self._question: Question | None = None
-        self._version = cache._watch.version()  # noqa: SLF001 - a part of it
+        self._flow, self._watch = cache._flow, cache._watch  # noqa: SLF001 - a call is a part of its cache
+        self._version = self._watch.version()
         self._heard = HeardDocuments()
         ours = isinstance(cache.retriever, ApproximateCacheRetriever)
         # Others have tenants of their own, by filter or otherwise.
@@ -407,14 +408,14 @@ class _Call:
         """Embed the question. Our own retriever has just done so, and remembers it."""
         if self._own_retriever is not None:
             return self._own_retriever.embed_question(self._text, **self._of_tenant)
-        assert self._model is not None  # noqa: S101 - embeds
+        assert self._model is not None  # noqa: S101 - or `embeds` says no, and nobody comes here
         return np.asarray(self._model.embed_query(self._text), np.float32)
 
     async def aembed(self) -> Vector:
         """Async version of :meth:`embed`."""
         if self._own_retriever is not None:
             return await self._own_retriever.aembed_question(self._text, **self._of_tenant)
-        assert self._model is not None  # noqa: S101 - embeds
+        assert self._model is not None  # noqa: S101 - as in `embed`
         return np.asarray(await self._model.aembed_query(self._text), np.float32)
 
     def look_up(self) -> Lookup[Any] | None:
@@ -422,18 +423,14 @@ class _Call:
         question = self.question(self.retrieve())
         if question is None:
             return None
-        return self._cache._flow.look_up(  # noqa: SLF001 - a part of it
-            question, self.embed if self.embeds else None
-        )
+        return self._flow.look_up(question, self.embed if self.embeds else None)
 
     async def alook_up(self) -> Lookup[Any] | None:
         """Async version of :meth:`look_up`."""
         question = self.question(await self.aretrieve())
         if question is None:
             return None
-        return await self._cache._flow.alook_up(  # noqa: SLF001 - a part of it
-            question, self.aembed if self.embeds else None
-        )
+        return await self._flow.alook_up(question, self.aembed if self.embeds else None)
 
     # The answer
 
@@ -485,12 +482,12 @@ class _Call:
 
     def keep(self, lookup: Lookup[Any] | None, output: Any) -> None:
         """Keep an answer, if it is known what it depends on."""
-        flow = self._cache._flow  # noqa: SLF001 - a part of it
+        flow = self._flow
         if lookup is None or output is None:
             flow.leave_out()
         elif self._cache.documents_key is None and not self._heard.only(lookup.question.documents):
             flow.leave_out(_OTHER_DOCUMENTS % self._heard.told())
-        elif self._cache._watch.version() != self._version:  # noqa: SLF001 - a part of it
+        elif self._watch.version() != self._version:
             flow.leave_out(CHANGED)
         else:
             flow.keep_copy(lookup, output)

@@ -60,7 +60,7 @@ class CachedTool(AsyncBaseTool):
         model, text = self._embed_model, question.text
 
         def embed() -> Vector:
-            assert model is not None  # noqa: S101 - not called otherwise
+            assert model is not None  # noqa: S101 - passed on only if there is a model
             return np.asarray(model.get_query_embedding(text), np.float32)
 
         lookup = self._calls.flow.look_up(question, None if model is None else embed)
@@ -80,7 +80,7 @@ class CachedTool(AsyncBaseTool):
         model, text = self._embed_model, question.text
 
         async def embed() -> Vector:
-            assert model is not None  # noqa: S101 - not called otherwise
+            assert model is not None  # noqa: S101 - passed on only if there is a model
             return np.asarray(await model.aget_query_embedding(text), np.float32)
 
         lookup = await self._calls.flow.alook_up(question, None if model is None else embed)
