@@ -17,7 +17,7 @@ TOKENS = (100, 200, 300)
 
 def node(name: str, tokens: int, place: str, *children: NodeSnapshot) -> NodeSnapshot:
     numbers = (1, 1, 1, 1, 0.0, 0.0, 0.0)
-    return NodeSnapshot(name, tokens, place, *numbers, children=children)  # type: ignore[arg-type, misc] # one of its places
+    return NodeSnapshot(name, tokens, place, *numbers, children=children)  # type: ignore[arg-type] # one of its places
 
 
 def tree(*roots: NodeSnapshot) -> TreeSnapshot:
