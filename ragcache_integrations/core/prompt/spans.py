@@ -16,6 +16,7 @@ __all__ = [
     "FOREVER",
     "LINK_TOKENS",
     "PIN",
+    "PIN_TICKET",
     "SPAN_ARGS",
     "Span",
     "check_spans",
@@ -33,6 +34,8 @@ ENCODE = "rag_encode"
 """Marks a request whose documents are stored, to be reused at any place."""
 PIN = "rag_pin"
 """Seconds for which a request's documents are pinned; 0 unpins them."""
+PIN_TICKET = "rag_pin_ticket"
+"""Name under which a server's scheduler reports that it can't pin a request's documents."""
 FOREVER = 1e12
 """Seconds of a pin without an end: JSON has no infinity."""
 

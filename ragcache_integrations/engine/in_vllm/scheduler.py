@@ -245,9 +245,9 @@ class DocumentCache:
             if len(self._unpinnable) < UNREAD:
                 self._unpinnable[submitted_name(request.request_id)] = str(error)
 
-    def take_pin_refusal(self, name: str) -> str | None:
+    def take_pin_refusal(self, request_id: str) -> str | None:
         """Why a request's documents could not be pinned; ``None`` if they were."""
-        return self._unpinnable.pop(name, None)
+        return self._unpinnable.pop(submitted_name(request_id), None)
 
     def knows(self, request: Request) -> bool:
         """Whether a request has a path in the tree."""

@@ -15,6 +15,7 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -23,6 +24,7 @@ from ragcache_integrations.engine.protocol import SLOW_DTYPE, Counters
 from .counts import Refused, metrics_text
 from .lifecycle import Lifecycle, State
 from .observing import Observer, Send, respond
+from .pin_refusals import take_pin_refusal
 from .pulse import PulseWatch
 from .refusals import RequestRefusedError
 from .request_log import RequestLog
@@ -38,6 +40,7 @@ from .requests import (
     is_guarded,
     parse_json,
     pass_pin_on,
+    pin_ticket,
     read_body,
     with_strict_tools,
 )
@@ -81,6 +84,7 @@ class _Request:
         hide_usage: Whether a stream's usage was requested here, not by the client.
         grammar: Whether the request has a grammar.
         salt: Its cache salt, which was counted; empty if it has none.
+        ticket: Under which the scheduler reports that it can't pin its documents; empty for none.
     """
 
     raw: bytes
@@ -90,6 +94,7 @@ class _Request:
     hide_usage: bool = False
     grammar: bool = False
     salt: str = ""
+    ticket: str = ""
 
 
 class ServingMiddleware:
@@ -249,8 +254,13 @@ class ServingMiddleware:
         request_id: str,
         request: _Request,
     ) -> None:
+        refusal = partial(take_pin_refusal, self._settings.folder, request.ticket)
         observer = Observer(
-            send, request_id, hide_usage=request.hide_usage, grammar=request.grammar
+            send,
+            request_id,
+            hide_usage=request.hide_usage,
+            grammar=request.grammar,
+            late_refusal=refusal if request.ticket else None,
         )
         length = b"%d" % len(request.raw)
         scope = _with_headers(
@@ -290,6 +300,7 @@ class ServingMiddleware:
             request.salt = self._admit(request.body.get("cache_salt"), _request_key(scope))
             if prepared is not request.body:
                 request.raw = _json(prepared)
+                request.ticket = pin_ticket(prepared)
                 request.hide_usage = _adds_usage(request.body, prepared)
         return request
 

@@ -41,6 +41,8 @@ class Observer:
         hide_usage: Whether to drop a stream's usage, which the client has not requested.
         grammar: Whether the request has a grammar. If it can't be compiled, vLLM reports an
             internal error, which becomes a 400.
+        late_refusal: Asks, once the answer begins, why the request is refused after all; ``None``
+            where nothing but vLLM refuses it. The answer is then dropped, and a 400 sent.
 
     Attributes:
         status: HTTP status; ``None`` before anything was sent.
@@ -50,7 +52,13 @@ class Observer:
     """
 
     def __init__(
-        self, send: Send, request_id: str, *, hide_usage: bool, grammar: bool = False
+        self,
+        send: Send,
+        request_id: str,
+        *,
+        hide_usage: bool,
+        grammar: bool = False,
+        late_refusal: Callable[[], str | None] | None = None,
     ) -> None:
         self._send = send
         self._request_id = request_id.encode()
@@ -58,6 +66,7 @@ class Observer:
         self._began = time.monotonic()
         self._streams = False
         self._grammar = grammar
+        self._late_refusal = late_refusal
         self._held: list[Message] = []
         self._refused = False
         self._streamed_usage: Usage | None = None
@@ -94,7 +103,8 @@ class Observer:
             for name, value in headers
         )
         start = {**start, "headers": [*headers, (b"x-request-id", self._request_id)]}
-        if self._streams or (self._grammar and start["status"] == INTERNAL_ERROR):
+        may_turn = self._late_refusal or (self._grammar and start["status"] == INTERNAL_ERROR)
+        if self._streams or may_turn:
             self._held.append(start)  # until the body shows whether it is an error
         else:
             self.status = start["status"]
@@ -129,6 +139,8 @@ class Observer:
 
     def _refusal(self, body: bytes) -> tuple[int, bytes] | None:
         """The status and body of an answer that consists of an error; ``None`` for others."""
+        if self._late_refusal is not None and (why := self._late_refusal()) is not None:
+            return 400, RequestRefusedError(400, why).body
         error = body.partition(b"\n\n")[0].removeprefix(b"data: ")
         try:
             details = json.loads(error)["error"]

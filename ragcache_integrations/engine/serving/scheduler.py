@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ragcache_integrations.core.prompt import PIN_TICKET
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
 from ragcache_integrations.engine.in_vllm.scheduler import (
     KnowledgeTreeAsyncScheduler,
@@ -17,6 +18,7 @@ from ragcache_integrations.engine.in_vllm.scheduler import (
 from ragcache_integrations.engine.protocol import CacheSettings, heartbeat_seconds
 
 from .counts import CountsFile
+from .pin_refusals import refuse_pin
 from .pulse import Pulse
 from .settings import TREE_SETTINGS, ServingSettings
 
@@ -33,8 +35,10 @@ class _Reporting:
         folder = settings.folder
         self._counts: CountsFile | None = None
         self._pulse: Pulse | None = None
+        self._folder = ""
         if not folder or not Path(folder).is_dir():  # an engine on another host
             return
+        self._folder = folder
         seconds = heartbeat_seconds(settings.hang_timeout)
         self._pulse = Pulse(folder, seconds, scheduler.has_requests)
         if scheduler.documents is not None:
@@ -43,6 +47,19 @@ class _Reporting:
             size = block_bytes(scheduler.kv_cache_config) * parallel.world_size
             self._counts = CountsFile(folder, rank, size)
             self._counts.write(scheduler.documents.stats())
+
+    def add_request(self, request: Any) -> None:
+        """Add a request, and report if its documents can't be pinned.
+
+        Then nobody gets its answer, which ends with the first token.
+        """
+        super().add_request(request)  # type: ignore[misc]  # a mixin
+        documents = self.documents  # type: ignore[attr-defined]  # a mixin
+        why = documents.take_pin_refusal(request.request_id) if documents is not None else None
+        if why is not None and self._folder:
+            ticket = request.sampling_params.extra_args.get(PIN_TICKET)
+            if refuse_pin(self._folder, ticket, why):
+                request.max_tokens = 1
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Plan the next step, and report the counts if a request has ended."""

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import math
+import re
 import socket
 import threading
 import time
@@ -40,7 +41,7 @@ from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import PromptTooLongError, ServerResponseError
 from ragcache_integrations.llms.openai.server import OpenAIServer
 
-from .starting import MODEL, Server, events
+from .starting import MODEL, QUIET, Server, events
 
 pytestmark = pytest.mark.engine
 
@@ -141,6 +142,37 @@ def test_a_reused_id_never_serves_other_text(client: OpenAIServer, engine: RAGCa
         answers.append(client.generate(prompt, options).text)
         assert answers[-1] == fresh.text
     assert answers[0] != answers[1]
+
+
+def passages(name: str, words: int) -> list[dict[str, Any]]:
+    text = " ".join(f"{name} {word}" for word in range(words))
+    return [{"type": "document", "text": text, "id": name}, {"type": "text", "text": "Which?"}]
+
+
+def test_a_pin_beyond_its_quota_is_refused_and_the_next_is_not(server: Server) -> None:
+    refused = server.metrics().get("ragcache_refused_pins_total", 0)
+    tenant: dict[str, Any] = {"cache_salt": QUIET, "max_tokens": 2}
+    for number in range(50):
+        status, said = server.chat(passages(f"p{number}", 300), pin=600, **tenant)
+        if status != 200:
+            break
+    words = r"\d+ blocks \(\d+ tokens\) cannot be pinned: .* its quota of 0\.1 is \d+ blocks"
+    assert status == 400
+    assert re.search(words, said["error"]["message"])
+    message = {"role": "user", "content": passages(f"p{number}", 300)}
+    body = {"model": MODEL, "messages": [message], "pin": 600, **tenant}
+    with pytest.raises(AssertionError, match=words):
+        for _ in events(server, "/v1/chat/completions", body):
+            pass
+    assert server.chat(passages(f"p{number}", 300), **tenant)[0] == 200, "without a pin"
+    for pinned in range(number):
+        status, said = server.chat(passages(f"p{pinned}", 300), pin=False, **tenant)
+        assert status == 200, said
+        assert said["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+    assert server.chat(passages(f"p{number}", 300), pin=1, **tenant)[0] == 200, "there is room"
+    counts = server.metrics_once("ragcache_refused_pins_total", refused + 2)
+    assert counts["ragcache_refused_pins_total"] == refused + 2
+    assert counts["ragcache_tenant_quota"] == pytest.approx(1)
 
 
 def test_a_plain_client_chats(plain: openai.OpenAI, engine: RAGCacheEngine) -> None:

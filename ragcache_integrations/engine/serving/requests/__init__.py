@@ -3,7 +3,7 @@
 from .documents import CHAT_PATH, COMPLETION_PATH, DocumentReader, check_spans
 from .fields import check_fields, has_grammar, with_strict_tools
 from .guard import MarkupGuard, is_guarded
-from .pins import pass_pin_on
+from .pins import pass_pin_on, pin_ticket
 from .reading import DISCARDED, parse_json, read_body
 from .reuse import ReuseFields
 
@@ -20,6 +20,7 @@ __all__ = [
     "is_guarded",
     "parse_json",
     "pass_pin_on",
+    "pin_ticket",
     "read_body",
     "with_strict_tools",
 ]

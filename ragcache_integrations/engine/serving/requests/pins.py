@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from ragcache_integrations.core.checks import is_number
-from ragcache_integrations.core.prompt import FOREVER, PIN, SPAN_ARGS
+from ragcache_integrations.core.prompt import FOREVER, PIN, PIN_TICKET, SPAN_ARGS
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 
-__all__ = ["pass_pin_on"]
+__all__ = ["pass_pin_on", "pin_ticket"]
 
 FIELD = "pin"
 
@@ -25,8 +26,9 @@ def pass_pin_on(body: dict[str, Any], *, pins: bool) -> dict[str, Any]:
     """
     xargs = body.get("vllm_xargs")
     xargs = xargs if isinstance(xargs, dict) else {}
-    if PIN in xargs:
-        raise RequestRefusedError(400, f"{PIN} is not for clients: send {FIELD}")
+    for name in (PIN, PIN_TICKET):
+        if name in xargs:
+            raise RequestRefusedError(400, f"{name} is not for clients: send {FIELD}")
     if FIELD not in body:
         return body
     pin = body[FIELD]
@@ -43,4 +45,11 @@ def pass_pin_on(body: dict[str, Any], *, pins: bool) -> dict[str, Any]:
         what = "marks no documents" if pins else "is for a server without a knowledge tree"
         raise RequestRefusedError(400, f"{FIELD} has nothing to pin: the request {what}")
     seconds = (FOREVER if pin else 0.0) if isinstance(pin, bool) else float(pin)
-    return {**body, "vllm_xargs": {**xargs, PIN: seconds}}
+    ticket = {PIN_TICKET: uuid.uuid4().hex} if seconds else {}
+    return {**body, "vllm_xargs": {**xargs, PIN: seconds, **ticket}}
+
+
+def pin_ticket(body: dict[str, Any]) -> str:
+    """The ticket of a request that pins documents; empty for any other."""
+    xargs = body.get("vllm_xargs")
+    return str(xargs.get(PIN_TICKET, "")) if isinstance(xargs, dict) else ""

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations.core.prompt import FOREVER, PIN, extra_args_from_spans
+from ragcache_integrations.core.prompt import FOREVER, PIN, PIN_TICKET, extra_args_from_spans
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
-from ragcache_integrations.engine.serving.requests import pass_pin_on
+from ragcache_integrations.engine.serving.requests import pass_pin_on, pin_ticket
 
 BODY: dict[str, Any] = {"prompt": "?", "vllm_xargs": extra_args_from_spans([("a", 0, 3)])}
 
@@ -18,7 +18,16 @@ BODY: dict[str, Any] = {"prompt": "?", "vllm_xargs": extra_args_from_spans([("a"
 )
 def test_it_becomes_seconds_for_the_scheduler(pin: object, seconds: float) -> None:
     passed = pass_pin_on({**BODY, "pin": pin}, pins=True)
+    ticket = passed["vllm_xargs"].pop(PIN_TICKET, "")
     assert passed == {**BODY, "vllm_xargs": {**BODY["vllm_xargs"], PIN: seconds}}
+    assert bool(ticket) == bool(seconds), "only a pin can lack room"
+
+
+def test_every_pin_has_its_own_ticket() -> None:
+    tickets = {pin_ticket(pass_pin_on({**BODY, "pin": 60}, pins=True)) for _ in range(10)}
+    assert len(tickets) == 10
+    assert not pin_ticket(BODY)
+    assert not pin_ticket({"prompt": "?"})
 
 
 def test_without_it_the_request_stays() -> None:
@@ -33,6 +42,7 @@ def test_without_it_the_request_stays() -> None:
         ({**BODY, "pin": "an hour"}, "got 'an hour'"),
         ({"prompt": "?", "pin": 5}, "marks no documents"),
         ({"vllm_xargs": {PIN: 5.0}}, "not for clients: send pin"),
+        ({"vllm_xargs": {PIN_TICKET: "../x"}}, "not for clients: send pin"),
     ],
 )
 def test_what_is_refused(body: dict[str, Any], words: str) -> None:
