@@ -48,8 +48,8 @@ class Pinning:
         """Keep documents' KV caches in the GPU under any load.
 
         A KV cache serves only after the same text, so that all before the documents is kept, too.
-        What is missing is computed now. Pinning again sets a new time. :meth:`reset_cache` and a
-        restart of the process end all pins. A prompt's question is not kept.
+        What is missing is computed now. Pinning again sets a new time. :meth:`reset_cache` ends all
+        pins; after a restart of the process they are made again. A prompt's question is not kept.
 
         Args:
             documents: A prompt as it will be asked, or several documents, which

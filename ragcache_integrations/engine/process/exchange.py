@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 
 from ragcache_integrations.core.forks import make_reentrant_lock
-from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine.protocol import (
     Abort,
     Answer,
@@ -42,7 +41,8 @@ from ragcache_integrations.errors import (
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 from .client import EngineProcess
-from .hot_prefixes import HotPrefixes, Prefix
+from .hot_prefixes import HotPrefixes
+from .pin_record import PinRecord
 from .requests import (
     DivergedError,
     PendingControl,
@@ -55,7 +55,6 @@ __all__ = ["Exchange"]
 
 logger = logging.getLogger(__name__)
 
-PREFILL = SamplingOptions(max_tokens=1)
 SUSPECT_DEATHS = 2
 """Deaths after which a request is suspected of killing the engine's process.
 
@@ -77,6 +76,7 @@ class Exchange:
         lock: Held while the requests change. Reentrant, because a garbage collection that runs in
             the very thread that holds it may drop a stream, which aborts its request.
         hot: The prompts' most common beginnings.
+        pins: The requests that pinned documents.
         tree_stats: Counts of the knowledge tree, as of the last request that ended or was aborted.
     """
 
@@ -88,6 +88,7 @@ class Exchange:
     ) -> None:
         self.lock = make_reentrant_lock()
         self.hot = HotPrefixes(faults.rewarm_tokens)
+        self.pins = PinRecord()
         self.tree_stats: TreeStats | None = None
         self._faults = faults
         self._counters = counters
@@ -243,25 +244,33 @@ class Exchange:
         if self._process is not None and waiting and not any(suspect.sent for suspect in waiting):
             self._process.send(waiting[0].message())
 
-    def prefill(self, process: EngineProcess, prefix: Prefix, seconds: float) -> None:
-        """Compute a common beginning of prompts in a process that is not connected yet.
+    def compute(
+        self, process: EngineProcess, request: Submit, seconds: float, *, abort: bool
+    ) -> Received | None:
+        """Have a request computed in a process that is not connected yet.
 
         Args:
             process: The process, which has just started.
-            prefix: The beginning.
-            seconds: How long to wait for it, after which it is aborted.
+            request: The request; its number is filled in.
+            seconds: How long to wait for it.
+            abort: Whether it is aborted then.
+
+        Returns:
+            Its last output, or why it failed; ``None`` if that is not known.
         """
         inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
         with self.lock:
             if process.ended.is_set():  # nobody would answer
-                return
+                return None
             number = next(self._numbers)
             self._prefills[number] = inbox.put
-        process.send(Submit(number, prefix.token_ids, PREFILL, prefix.namespace, prefix.documents))
+        process.send(dataclasses.replace(request, request_id=number))
         try:
-            inbox.get(timeout=seconds)
+            return inbox.get(timeout=max(0.0, seconds))
         except queue.Empty:
-            process.send(Abort((number,)))
+            if abort:
+                process.send(Abort((number,)))
+            return None
         finally:
             with self.lock:
                 del self._prefills[number]
@@ -335,6 +344,7 @@ class Exchange:
             if final and isinstance(new, Output) and isinstance(pending, PendingRequest):
                 prompt = pending.request
                 self.hot.note(prompt.namespace, prompt.token_ids, prompt.documents)
+                self.pins.note(prompt)
 
     def _diverged(self, number: int, pending: PendingRequest) -> EngineDeadError | None:
         """Resume a request whose second answer differs. Called under the lock."""
@@ -353,8 +363,14 @@ class Exchange:
             pending = self._pending.pop(answer.request_id, None)
         if pending is None:
             return
-        if isinstance(pending, PendingControl) and pending.control.operation == "reset_cache":
-            self.hot.clear()
+        if isinstance(pending, PendingControl):
+            match pending.control.operation:
+                case "reset_cache":
+                    self.hot.clear()
+                    if answer.value:
+                        self.pins.clear()
+                case "unpin":
+                    self.pins.forget(pending.control.argument)
         pending.receiver(answer)
 
     def _failed(self, failure: RequestFailed) -> None:

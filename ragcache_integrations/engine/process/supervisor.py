@@ -1,8 +1,8 @@
 """Replaces the engine's process when it dies.
 
 When a process dies, or hangs and is killed, another one is started with the same settings. It
-computes the most common beginnings of prompts again and gets every unfinished request. After too
-many deaths in a row no other one is started.
+pins again what was pinned, computes the most common beginnings of prompts again, and gets every
+unfinished request. After too many deaths in a row no other one is started.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import threading
 import time
 
+from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine.protocol import (
     Control,
     Counters,
@@ -39,8 +40,10 @@ __all__ = ["Supervisor"]
 
 logger = logging.getLogger(__name__)
 
+PREFILL = SamplingOptions(max_tokens=1)
 REWARM_SECONDS = 10.0
-"""The longest time that requests wait while common beginnings are computed again."""
+"""The longest time that requests wait while pinned documents and common beginnings of prompts are
+computed again."""
 CLOSE_SECONDS = 15.0
 
 
@@ -249,7 +252,9 @@ class Supervisor:
             except (EngineError, ConfigurationError, OSError) as error:
                 end = f"did not start again: {error}"
                 continue
-            self._compute_hot_again(process, self.ready)
+            deadline = time.monotonic() + REWARM_SECONDS
+            self._pin_again(process, deadline)
+            self._compute_hot_again(process, self.ready, deadline)
             if self._serve_again(process):
                 return True
             lost, end = process, f"ended unexpectedly {process.end}"
@@ -261,15 +266,30 @@ class Supervisor:
             self._process = self._new_process()
             return self._process
 
-    def _compute_hot_again(self, process: EngineProcess, ready: Ready) -> None:
+    def _pin_again(self, process: EngineProcess, deadline: float) -> None:
+        """Pin what was pinned. What is not computed by the deadline is computed among requests."""
+        requests = self.exchange.pins.requests()
+        pinned = 0
+        for request in requests:
+            left = deadline - time.monotonic()
+            answer = self.exchange.compute(process, request, left, abort=False)
+            if isinstance(answer, ConfigurationError):
+                self.exchange.pins.forget(request)
+                logger.warning("documents are pinned no more: %s", answer)
+            else:
+                pinned += 1
+        if requests and not process.ended.is_set():
+            logger.warning("pinned again after the restart: %d of %d pins", pinned, len(requests))
+
+    def _compute_hot_again(self, process: EngineProcess, ready: Ready, deadline: float) -> None:
         """Compute the most common beginnings of prompts, as far as time and memory allow."""
-        deadline = time.monotonic() + REWARM_SECONDS
         for prefix in self.exchange.hot.hottest(ready.total_kv_tokens // 2):
             left = deadline - time.monotonic()
             if left <= 0 or self.closed or process.ended.is_set():
                 return
             if len(prefix.token_ids) < ready.max_model_len:
-                self.exchange.prefill(process, prefix, left)
+                request = Submit(0, prefix.token_ids, PREFILL, prefix.namespace, prefix.documents)
+                self.exchange.compute(process, request, left, abort=True)
 
     def _serve_again(self, process: EngineProcess) -> bool:
         counts = self.exchange.connect(process)

@@ -255,7 +255,9 @@ def test_what_is_asked_while_there_is_no_process_waits(mortal: RAGCacheEngine) -
     assert mortal._process.exchange.in_flight() == 0
 
 
-def test_what_was_asked_for_most_is_computed_again_before(mortal: RAGCacheEngine) -> None:
+def test_what_was_pinned_and_asked_for_most_is_computed_again_before(
+    mortal: RAGCacheEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     documents = [PromptDocument(f"{name} is a city on a river. " * 20, name) for name in "ab"]
 
     def ask(query: str, namespace: str = "tenant") -> int:
@@ -264,16 +266,32 @@ def test_what_was_asked_for_most_is_computed_again_before(mortal: RAGCacheEngine
 
     for number in range(4):
         ask(f"number {number}?")
+    # Too seldom asked for to be computed again, but pinned.
+    pinned = {name: PromptDocument(f"{name} is a hill. " * 20, name) for name in "cde"}
+    for name, ttl in (("c", 500), ("d", None), ("e", None)):
+        mortal.pin([pinned[name]], ttl=ttl, system=SYSTEM, namespace="tenant")
+    assert mortal.unpin([pinned["e"]], system=SYSTEM, namespace="tenant")
     kill_and_wait(mortal)
+    assert "pinned again after the restart: 2 of 2 pins" in caplog.text
     tree = mortal.tree()
     assert tree is not None
-    assert {"a", "b"} <= {node.name for root in tree.roots for node in _below(root)}
+    nodes = {node.name: node for root in tree.roots for node in _below(root)}
+    assert {"a", "b"} <= nodes.keys()
+    assert "e" not in nodes
+    assert nodes["c"].pinned
+    assert 400 < nodes["c"].pinned_seconds <= 500
+    assert nodes["d"].pinned
+    assert nodes["d"].pinned_seconds is None
+    assert mortal.unpin([pinned["d"]], system=SYSTEM, namespace="tenant")
     end = mortal.render(Prompt.rag("new?", documents, system=SYSTEM)).documents[-1].end
     assert ask("new?") == end // mortal.block_size * mortal.block_size > 0
     assert ask("new?", namespace="another") == 0
     assert mortal.reset_cache()
     kill_and_wait(mortal)
     assert ask("newer?") == 0, "what was to be forgotten is"
+    tree = mortal.tree()
+    assert tree is not None
+    assert not any(node.pinned for root in tree.roots for node in _below(root))
 
 
 def _below(node: Any) -> Iterator[Any]:

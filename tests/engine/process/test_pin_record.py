@@ -1,0 +1,36 @@
+"""The record of pins, which outlives the engine's process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ragcache_integrations.core.generation import SamplingOptions
+from ragcache_integrations.core.prompt import FOREVER
+from ragcache_integrations.engine.process.pin_record import PinRecord
+from ragcache_integrations.engine.protocol import Submit
+
+REQUEST = Submit(7, [1, 2, 3, 4, 5], SamplingOptions(), "tenant", (("a", 1, 4),), pin=60.0)
+
+
+def test_pins_come_again_for_the_time_that_is_left() -> None:
+    time = 100.0
+    record = PinRecord(lambda: time)
+    record.note(REQUEST)
+    record.note(replace(REQUEST, namespace="", pin=FOREVER))
+    record.note(replace(REQUEST, namespace="plain", pin=None))
+    record.note(replace(REQUEST, namespace="unpinning", pin=0.0))
+    time = 110.0
+    assert {(again.namespace, again.pin) for again in record.requests()} == {
+        ("tenant", 50.0),
+        ("", FOREVER),
+    }
+    record.note(replace(REQUEST, token_ids=[1, 2, 3, 4, 6], pin=20.0))
+    assert [again.pin for again in record.requests()] == [20.0, FOREVER], "the same place"
+    time = 130.0
+    assert [again.namespace for again in record.requests()] == [""]
+    record.note(REQUEST)
+    record.forget(replace(REQUEST, token_ids=[1, 2, 3, 4], pin=0.0))
+    record.forget(replace(REQUEST, token_ids=[1, 2, 2, 4], namespace=""))
+    assert [again.namespace for again in record.requests()] == [""], "that was another place"
+    record.clear()
+    assert record.requests() == []
