@@ -14,6 +14,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With both tiers, the bundled model, limits that tests can reach, and a tenant's quota."""
     folder = tmp_path_factory.mktemp("server")
     arguments = (*SMALL, "--host-cache-gib", "0.05", "--max-prompt-bytes", "1000000")
-    arguments += ("--quota", f"{QUIET}=0.1")
-    with Server(folder, *arguments) as running:
+    quota = ("--quota", f"{QUIET}=0.1")
+    with Server(folder, *arguments, *quota) as running:
         yield running.wait_ready()
