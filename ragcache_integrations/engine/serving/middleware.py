@@ -27,6 +27,7 @@ from .observing import Observer, Send, respond
 from .pin_refusals import take_pin_refusal
 from .pulse import PulseWatch
 from .refusals import RequestRefusedError
+from .repeating import repeat_failed
 from .request_log import RequestLog
 from .requests import (
     CHAT_PATH,
@@ -179,6 +180,7 @@ class ServingMiddleware:
             self._log.write("warning", message="documents in chats get no spans: old vLLM")
         if (slow := _vllm.slow_dtype(state.vllm_config)) is not None:
             self._log.write("warning", message=SLOW_DTYPE % (slow, "--dtype float32"))
+        repeat_failed(state.engine_client)
         await self._lifecycle.start(state, _vllm.warm_up)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:

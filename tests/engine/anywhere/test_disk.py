@@ -164,6 +164,22 @@ def test_a_smaller_disk_keeps_what_was_used_last(tmp_path: Path) -> None:
     assert len(index.take_drops()) == 5
 
 
+def test_what_was_used_counts_after_a_restart_even_where_nothing_was_read(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    index, worker = index_of(folder, 1000), DiskWorker(folder, FORM, 1)
+    for number in range(10):
+        assert index.add(bytes([number]), 10, [])
+        worker.write(bytes([number]), document(10, number))
+    index.access(bytes([number]) for number in (7, 3, 99, 8, 3, 1))
+    worker.touch(index.take_used())
+    assert index.take_used() == []
+    worker.close()
+    names = [name for name, _ in folder.files(FORM.token_bytes)]
+    assert names[-4:] == [folder.name(bytes([number])) for number in (7, 8, 3, 1)]
+    smaller = index_of(folder, 40)
+    assert [number for number in range(10) if bytes([number]) in smaller] == [1, 3, 8]
+
+
 def test_engines_that_share_a_folder_see_each_other(tmp_path: Path) -> None:
     mine, theirs = (index_of(folder_of(tmp_path), 1000) for _ in range(2))
     folder = folder_of(tmp_path)

@@ -84,6 +84,22 @@ def test_what_was_computed_is_there_after_a_restart(engine: RAGCacheEngine) -> N
         assert number or answer.token_ids == first.token_ids
 
 
+def test_what_stands_first_was_used_last(engine: RAGCacheEngine, folder: Path) -> None:
+    """So that a full disk removes it last after a restart: without it, the rest is of no use."""
+    known = set(folder.rglob("*.safetensors"))
+    documents = [" ".join(DICE.choices(WORDS, k=words)) for words in (90, 60, 30)]
+    for count in (1, 2, 3):
+        engine.generate(prompt(*documents[:count]), FEW, namespace="order")
+    forget(engine)
+    new = sorted((path.stat() for path in set(folder.rglob("*.safetensors")) - known), key=_used)
+    third, second, first = (status.st_size for status in new[:3])
+    assert third < second < first
+
+
+def _used(status: os.stat_result) -> int:
+    return status.st_mtime_ns
+
+
 def test_a_tenant_finds_nothing_of_another(engine: RAGCacheEngine) -> None:
     for namespace in ("mine", "yours"):
         answer = engine.generate(prompt(C, A), FEW, namespace=namespace)

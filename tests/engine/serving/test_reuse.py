@@ -25,7 +25,10 @@ def content(*texts: str) -> list[dict[str, Any]]:
 
 def test_documents_are_reused_anywhere(tmp_path: Path) -> None:
     arguments = (*SMALL, "--reuse", "anywhere", "--link-tokens", "2")
-    disk = ("--disk-cache-gib", "0.2", "--disk-cache-dir", str(tmp_path))
+    disk = (
+        *("--disk-cache-gib", "0.2", "--disk-cache-dir", str(tmp_path)),
+        *("--document-cache-gib", "0.000001"),  # so that all of them are read from there
+    )
     with Server(tmp_path, *arguments, *disk) as server:
         server.wait_ready()
 
@@ -37,17 +40,22 @@ def test_documents_are_reused_anywhere(tmp_path: Path) -> None:
 
         assert cached(*TEXTS) == 0
         until = time.monotonic() + 60
-        while len(list(tmp_path.glob("documents/*/*.safetensors"))) < len(TEXTS):
+        # As they follow each other in this prompt, and each by itself.
+        while len(list(tmp_path.glob("documents/*/*.safetensors"))) < 2 * len(TEXTS):
             assert time.monotonic() < until
             time.sleep(0.05)
         exact = cached(*TEXTS[::-1], reuse="prefix")
         most, fewer = (cached(*TEXTS[::-1], link_tokens=links) for links in (0, 20))
         assert exact < fewer < most
         assert cached(*TEXTS[::-1], cache_salt="somebody else's") == 0
+        for path in tmp_path.glob("documents/*/*.safetensors"):
+            stored = path.read_bytes()
+            path.write_bytes(stored[:-1] + bytes([stored[-1] ^ 1]))
+        assert cached(TEXTS[1], TEXTS[2], TEXTS[0], link_tokens=0) == 0  # and no error
 
         def by_our_class(knobs: dict[str, Any], **call: Any) -> int:
             where: dict[str, Any] = {"base_url": server.base_url, "model": MODEL, "max_tokens": 2}
-            texts = [TEXTS[1], TEXTS[2], TEXTS[0]]  # nobody has asked with them in this order
+            texts = [TEXTS[2], TEXTS[0], TEXTS[1]]  # nobody has asked with them in this order
             message = HumanMessage("".join(texts) + "\n\nWhich river is it?")
             with ChatRAGCache(**where, **knobs) as model:
                 said: Any = model.invoke([message], documents=texts, **call)

@@ -146,7 +146,7 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
         if self.prefixes is not None:
             self.prefixes.add_moves(moves, scheduler_output)
         if self.disk is not None:
-            moves.removals = self.disk.take_drops()
+            moves.removals, moves.used = self.disk.take_drops(), self.disk.take_used()
         return _Step(transfers, moves)
 
     def update_connector_output(self, connector_output: Any) -> None:

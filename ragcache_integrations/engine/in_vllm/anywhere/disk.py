@@ -12,8 +12,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +129,8 @@ class DiskIndex:
         tokens = int(settings.disk_cache_gib * GIB) // (token_bytes * workers)
         self._header = -(-HEADER_BYTES // token_bytes)
         self._store = DocumentStore(tokens, settings.policy, prefill_seconds)
-        self._drops: dict[bytes, None] = {}  # in this order
+        self._drops: dict[bytes, None] = {}  # in this order, as those that were used
+        self._used: dict[bytes, None] = {}
         for name, length in folder.files(token_bytes):
             self._admit(name, length)
 
@@ -172,8 +175,12 @@ class DiskIndex:
         return self._admit(name, tokens, staying)
 
     def access(self, keys: Iterable[bytes]) -> None:
-        """Documents were used, whether they were read here or not."""
-        self._store.access(map(self._folder.name, keys))
+        """Documents were used in this order, whether they were read here or not."""
+        names = [name for name in map(self._folder.name, keys) if name in self._store]
+        self._store.access(names)
+        for name in names:
+            self._used.pop(name, None)
+            self._used[name] = None
 
     def discard(self, keys: Iterable[bytes]) -> None:
         """Forget documents that one of the workers lacks; the others remove theirs."""
@@ -187,10 +194,30 @@ class DiskIndex:
         drops, self._drops = list(self._drops), {}
         return drops
 
+    def take_used(self) -> list[bytes]:
+        """Names of documents that were used since this was last called, the latest last."""
+        used, self._used = list(self._used), {}
+        return used
+
     def _admit(self, name: bytes, tokens: int, staying: Collection[bytes] = ()) -> bool:
         gone = self._store.add(name, tokens + self._header, staying)
         self._drops.update(dict.fromkeys(gone or ()))
         return gone is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What the writing thread does.
+
+    Attributes:
+        run: Does it.
+        key: Of the document that it writes, if it does.
+        nbytes: That document's size.
+    """
+
+    run: Callable[[], None]
+    key: bytes | None = None
+    nbytes: int = 0
 
 
 class DiskWorker:
@@ -215,7 +242,8 @@ class DiskWorker:
         self._size = 0
         self._looked = 0.0
         self._look()
-        self._tasks: queue.Queue[tuple[bytes, Encoded | None] | None] = queue.Queue()
+        self._tasks: queue.Queue[_Task | None] = queue.Queue()
+        self._touched = 0
         self._lock = threading.Condition()
         self._queued = 0
         self._unwritten: set[bytes] = set()
@@ -233,20 +261,18 @@ class DiskWorker:
         """
         path = self._path(key)
         try:
-            document = read_document(path, self._form, tokens)
+            return read_document(path, self._form, tokens)
         except DocumentFileError:
             path.unlink(missing_ok=True)
             raise
-        with suppress(OSError):  # another engine has just removed it
-            os.utime(path)
-        return document
 
     def write(self, key: bytes, document: Encoded) -> None:
         """Write a document soon."""
         with self._lock:
             self._lock.wait_for(lambda: not self.busy)
             self._queued += document.nbytes
-        self._tasks.put((key, document))
+        writing = partial(self._write, self._path(key), document)
+        self._tasks.put(_Task(writing, key, document.nbytes))
 
     @property
     def busy(self) -> bool:
@@ -261,7 +287,12 @@ class DiskWorker:
     def remove(self, names: Sequence[bytes]) -> None:
         """Remove documents, after what is to be written before that."""
         for name in names:
-            self._tasks.put((name, None))
+            self._tasks.put(_Task(partial(self._remove, self._folder.file(name, self._worker))))
+
+    def touch(self, names: Sequence[bytes]) -> None:
+        """Note on the files which documents were used, in this order, for after a restart."""
+        if names:
+            self._tasks.put(_Task(partial(self._touch, names)))
 
     def take_unwritten(self) -> set[bytes]:
         """Keys of documents that could not be written."""
@@ -287,25 +318,28 @@ class DiskWorker:
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            key, document = task
             try:
-                if document is None:
-                    self._remove(self._folder.file(key, self._worker))
-                else:
-                    self._write(self._path(key), document)
+                task.run()
             except Exception as error:  # noqa: BLE001 - a step waits where this thread has ended
                 if not self._failed:  # a full disk would fill the log, too
                     logger.warning("a document could not be written to the disk: %s", error)
                 self._failed = True
-                if document is not None:
+                if task.key is not None:
                     with self._lock:
-                        self._unwritten.add(key)
+                        self._unwritten.add(task.key)
                         self._fault = getattr(error, "strerror", None) or repr(error)
-            if document is not None:
+            if task.nbytes:
                 with self._lock:
-                    self._queued -= document.nbytes
+                    self._queued -= task.nbytes
                     self._lock.notify_all()
             self._tasks.task_done()
+
+    def _touch(self, names: Sequence[bytes]) -> None:
+        for name in names:
+            # The kernel's own clock stands still for milliseconds, and the order is what matters.
+            self._touched = max(self._touched + 1, time.time_ns())
+            with suppress(OSError):  # another engine has just removed it
+                os.utime(self._folder.file(name, self._worker), ns=(self._touched, self._touched))
 
     def _remove(self, path: Path) -> None:
         size = path.stat().st_size if path.exists() else 0

@@ -95,14 +95,14 @@ class DocumentFolder:
         Args:
             token_bytes: Of a token on one worker; files of other sizes are left out.
         """
-        found: list[tuple[float, bytes, int]] = []
+        found: list[tuple[int, bytes, int]] = []
         for entry in os.scandir(self.path):
             name = entry.name.removesuffix(f"-0{SUFFIX}")
             with suppress(OSError, ValueError):
                 status = entry.stat(follow_symlinks=False)
                 tokens, rest = divmod(status.st_size - HEADER_BYTES, token_bytes)
                 if name != entry.name and len(name) == 2 * NAME_BYTES and tokens > 0 and not rest:
-                    found.append((status.st_mtime, bytes.fromhex(name), tokens))
+                    found.append((status.st_mtime_ns, bytes.fromhex(name), tokens))
         return ((name, tokens) for _, name, tokens in sorted(found))
 
     def trim(self, most: float = math.inf) -> int:
@@ -116,7 +116,7 @@ class DocumentFolder:
         Returns:
             Bytes that stay.
         """
-        files = sorted(self._all(), key=lambda each: each[0].st_mtime)
+        files = sorted(self._all(), key=lambda each: each[0].st_mtime_ns)
         left = sum(status.st_size for status, _ in files)
         now = time.time()
         for status, path in files:

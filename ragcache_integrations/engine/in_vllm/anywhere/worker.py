@@ -65,6 +65,7 @@ class Moves:
         drops: Documents that are forgotten after the forward pass.
         removals: Names of documents that are removed from the disk after that.
         saves: Documents to be read out and kept after that.
+        used: Names of documents on the disk that were used, the latest last.
     """
 
     fetches: list[Fetch] = field(default_factory=list)
@@ -72,6 +73,7 @@ class Moves:
     drops: list[bytes] = field(default_factory=list)
     removals: list[bytes] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
+    used: list[bytes] = field(default_factory=list)
 
 
 class StoreWorker:
@@ -149,6 +151,8 @@ class StoreWorker:
                 self._documents[save.key] = document
             if save.written and self.disk is not None:
                 self.disk.write(save.key, document)
+        if self.disk is not None:
+            self.disk.touch(moves.used)
 
     def close(self) -> None:
         """Write to the disk what waits for it."""
