@@ -37,6 +37,7 @@ from ragcache_integrations.prompts.relevance.llama_index import RelevanceFilter 
 from ragcache_integrations.retrievers.cached.llama_index.retriever import (  # noqa: E402
     ApproximateCacheRetriever,
     QueryCacheEvent,
+    question_in_context,
 )
 from ragcache_integrations.retrievers.staged.llama_index import (  # noqa: E402
     StagedFaissRetriever,
@@ -73,5 +74,6 @@ __all__ = [
     "StuffSynthesis",
     "cached_tool",
     "lint_prompt",
+    "question_in_context",
     "register_store",
 ]

@@ -41,6 +41,7 @@ MODULES = (
 # Other projects' names that the pages use.
 THEIRS = {
     *("AttributeError", "ChatMemoryBuffer", "ChatOpenAI", "ChatPromptTemplate"),
+    *("CondensePlusContextChatEngine", "CondenseQuestionChatEngine"),
     *("CitationQueryEngine", "ContextChatEngine", "EngineArgs", "FunctionAgent"),
     *("FunctionCallingLLM", "InMemoryVectorStore", "KillMode", "LongContextReorder"),
     # Kinds of FAISS indexes.

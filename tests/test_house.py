@@ -113,6 +113,7 @@ PUBLIC = {
         "StuffSynthesis",
         "cached_tool",
         "lint_prompt",
+        "question_in_context",
         "register_store",
     ],
     "ragcache_integrations.adaptive": [

@@ -32,6 +32,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
 from ragcache_integrations.retrievers.keys import (
     QuestionMarks,
+    in_context,
     normalize_text,
     question_difference,
     question_marks,
@@ -58,11 +59,18 @@ class Question:
         text: Its words.
         documents: What it is answered from.
         scope: Tenant, version of the settings, other inputs: plain data, in this order.
+        context: The turns of the conversation before it, compared as its words are.
     """
 
     text: str
     documents: Documents
     scope: tuple[Hashable, ...] = ("",)
+    context: str = ""
+
+    @property
+    def whole(self) -> str:
+        """Its words with the turns before it, as they are embedded."""
+        return in_context(self.text, self.context)
 
 
 @dataclass(eq=False, slots=True)
@@ -313,7 +321,7 @@ class AnswerCore(Generic[A]):
         if entry.question.documents != question.documents:
             shared = len(entry.question.documents & question.documents)
             reason += f", but shares {shared} of its {len(question.documents)} documents"
-        difference = question_difference(question.text, entry.question.text)
+        difference = question_difference(question.whole, entry.question.whole)
         if self._knobs.guard and difference is not None:
             reason += f", but differs in {difference}"
         return _explanation(entry.question.text, distance, tolerance, reason, hit=False)
@@ -332,8 +340,8 @@ class AnswerCore(Generic[A]):
 
     def _key(self, question: Question) -> tuple[str, Hashable]:
         """Return the normalised words, and what must be equal for an answer to be shared."""
-        marks: QuestionMarks = question_marks(question.text) if self._knobs.guard else ()
-        return plain_question(question.text), (question.scope, question.documents, marks)
+        marks: QuestionMarks = question_marks(question.whole) if self._knobs.guard else ()
+        return _words(question), (question.scope, question.documents, marks)
 
     def _live(self, key: Hashable) -> dict[str, CachedAnswer[A]] | None:
         """Return the group of a key without the entries that are too old."""
@@ -354,11 +362,16 @@ class AnswerCore(Generic[A]):
 
     def _remove(self, entry: CachedAnswer[A]) -> None:
         group = self._groups[entry.key]
-        words = plain_question(entry.question.text)
+        words = _words(entry.question)
         if group.get(words) is entry:
             del group[words]
         if not group:
             del self._groups[entry.key]
+
+
+def _words(question: Question) -> str:
+    """Return the words that make two questions the same."""
+    return in_context(plain_question(question.text), normalize_text(question.context))
 
 
 _FACTOR = re.compile(r"[\d)]$|\b\w$")

@@ -14,6 +14,7 @@ import numpy as np
 from ragcache_integrations.core.background_checks import BackgroundChecks
 from ragcache_integrations.core.forks import make_executor
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.keys import FollowUpWarning
 
 from .copies import copy_answer
 from .core import AnswerCore, CachedAnswer, Near, Question, Vector
@@ -95,6 +96,7 @@ class AnswerFlow(Generic[A]):
         self._same = same
         self._judge = judge
         self._warned: set[str] = set()
+        self._follow_ups = FollowUpWarning()
         self._checks = BackgroundChecks(
             make_executor(_WORKERS, "ragcache-answers"),
             partial(core.count, "checks"),
@@ -106,23 +108,29 @@ class AnswerFlow(Generic[A]):
 
         Args:
             question: The question.
-            embed: Returns its embedding, of shape ``(dim,)``; a coroutine function for coroutines.
-                ``None`` where only the same words are to count.
+            embed: Returns its embedding, of shape ``(dim,)``, or ``None`` where that is not all of
+                it; a coroutine function for coroutines. ``None`` where only the same words are to
+                count.
 
         Raises:
             Exception: Any error of the embedding model.
         """
-        entry = self.core.find(question)
+        entry = self._find(question)
         if entry is not None or embed is None or not self.core.farthest:
             return self._without_embedding(question, entry)
         return self._with_embedding(question, embed())
 
     async def alook_up(self, question: Question, embed: Callable[[], Any] | None) -> Lookup[A]:
         """Async version of :meth:`look_up`."""
-        entry = self.core.find(question)
+        entry = self._find(question)
         if entry is not None or embed is None or not self.core.farthest:
             return self._without_embedding(question, entry)
         return self._with_embedding(question, await embed())
+
+    def _find(self, question: Question) -> CachedAnswer[A] | None:
+        if not question.context:
+            self._follow_ups.hear(question.text)
+        return self.core.find(question)
 
     def _without_embedding(self, question: Question, entry: CachedAnswer[A] | None) -> Lookup[A]:
         if entry is None:
@@ -131,7 +139,9 @@ class AnswerFlow(Generic[A]):
         reason = "the same words were answered from the same documents"
         return Lookup(question, self._hit(entry, reason, 0.0), entry)
 
-    def _with_embedding(self, question: Question, embedding: Vector) -> Lookup[A]:
+    def _with_embedding(self, question: Question, embedding: Vector | None) -> Lookup[A]:
+        if embedding is None:
+            return self._without_embedding(question, None)
         near = self.core.nearest(question, embedding)
         if near is None:
             reason = "no such question was answered from these documents before"
@@ -186,9 +196,14 @@ class AnswerFlow(Generic[A]):
             warning: Why, for the log, which has it once; ``None`` where the trace says so.
         """
         self.core.count("unkept")
-        if warning is not None and warning not in self._warned:
+        if warning is not None:
+            self.warn(f"An answer is not kept: {warning}")
+
+    def warn(self, warning: str) -> None:
+        """Log a warning, once."""
+        if warning not in self._warned:
             self._warned.add(warning)
-            logger.warning("An answer is not kept: %s", warning)
+            logger.warning("%s", warning)
 
     def check(
         self,

@@ -35,7 +35,7 @@ from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.keys import freeze_arguments
+from ragcache_integrations.retrievers.keys import context_text, freeze_arguments, window_of
 
 from .changes import CHANGED, ChangeWatch
 from .core import AnswerCore, Question, Vector
@@ -142,6 +142,7 @@ class AnswerCache(QueryEngine):
         self._flow = AnswerFlow[_Stored](
             AnswerCore(checked), same, None if judge is None else partial(_ask, judge)
         )
+        self._is_cut = window_of(self._model)
         self._watch = ChangeWatch(query_engine, ("llama_index",))
         super().__init__(streaming=False, callback_manager=callback_manager)
 
@@ -211,35 +212,54 @@ class AnswerCache(QueryEngine):
             )
             for node in nodes
         ]
-        others = {"strings": query.custom_embedding_strs, "image": query.image_path}
-        frozen = freeze_arguments(others)
+        frozen = freeze_arguments({"image": query.image_path})
         if None in identities or frozen.opaque:
             return None
         scope = (self._namespace, version, frozen.key)
-        return Question(query.query_str, frozenset(filter(None, identities)), scope)
+        context = context_text(query.custom_embedding_strs)
+        return Question(query.query_str, frozenset(filter(None, identities)), scope, context)
 
-    def _embedder(self, query: QueryBundle) -> Callable[[], Vector] | None:
+    def _embedder(self, query: QueryBundle) -> Callable[[], Vector | None] | None:
         retriever, model = self._retriever, self._model
-        if self._has_embedding(query):
-            return lambda: np.asarray(query.embedding, np.float32)
-        if isinstance(retriever, ApproximateCacheRetriever) and self._embed_model is None:
-            return lambda: retriever.embed_question(query)
-        if model is None:
+        known = self._has_embedding(query)
+        own = isinstance(retriever, ApproximateCacheRetriever) and self._embed_model is None
+        if not known and not own and model is None:
             return None
-        return lambda: np.asarray(model.get_query_embedding(query.query_str), np.float32)
 
-    def _aembedder(self, query: QueryBundle) -> Callable[[], Awaitable[Vector]] | None:
+        def embed() -> Vector | None:
+            if known:
+                embedding: Vector = np.asarray(query.embedding, np.float32)
+            elif own:
+                embedding = retriever.embed_question(query)
+            else:
+                assert model is not None  # noqa: S101 - checked above
+                strings = query.embedding_strs
+                embedding = np.asarray(model.get_agg_embedding_from_queries(strings), np.float32)
+            return self._unless_cut(query, embedding)
+
+        return embed
+
+    def _aembedder(self, query: QueryBundle) -> Callable[[], Awaitable[Vector | None]] | None:
         embed, retriever, model = self._embedder(query), self._retriever, self._model
 
-        async def aembed() -> Vector:
+        async def aembed() -> Vector | None:
             if self._has_embedding(query):
-                return np.asarray(query.embedding, np.float32)
-            if isinstance(retriever, ApproximateCacheRetriever) and self._embed_model is None:
-                return await retriever.aembed_question(query)
-            assert model is not None  # noqa: S101 - as in _embedder
-            return np.asarray(await model.aget_query_embedding(query.query_str), np.float32)
+                embedding: Vector = np.asarray(query.embedding, np.float32)
+            elif isinstance(retriever, ApproximateCacheRetriever) and self._embed_model is None:
+                embedding = await retriever.aembed_question(query)
+            else:
+                assert model is not None  # noqa: S101 - as in _embedder
+                strings = query.embedding_strs
+                embedding = np.asarray(
+                    await model.aget_agg_embedding_from_queries(strings), np.float32
+                )
+            return self._unless_cut(query, embedding)
 
         return None if embed is None else aembed
+
+    def _unless_cut(self, query: QueryBundle, embedding: Vector) -> Vector | None:
+        """Return an embedding if its model has read all of the question."""
+        return None if any(map(self._is_cut, query.embedding_strs)) else embedding
 
     def _has_embedding(self, query: QueryBundle) -> bool:
         """Whether the embedding that LlamaIndex's retrievers note in a query is the one to use."""
@@ -422,9 +442,9 @@ def _ask(
 ) -> bool:
     verdict = judge(
         {
-            "question": question.text,
+            "question": question.whole,
             "answer": answer.text,
-            "other_question": other_question.text,
+            "other_question": other_question.whole,
             "other_answer": other_answer.text,
         }
     )

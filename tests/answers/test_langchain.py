@@ -38,6 +38,7 @@ from ragcache_integrations.langchain import (
     ANSWER_CACHE_EVENT,
     AnswerCache,
     ApproximateCacheRetriever,
+    MiniLMEmbeddings,
 )
 from tests.answers.traffic import langchain_embeddings
 from tests.support.waiting import wait_until
@@ -165,6 +166,63 @@ def test_other_inputs_and_arguments_are_part_of_the_question() -> None:
     assert cached.invoke(question, {"configurable": {"thread_id": "7"}}) == "answer 1"
     assert cached.invoke(question, namespace="tenant") == "answer 5"
     assert calls[0]["context"] == [Document("rome", id="1")]
+
+
+def test_a_follow_up_is_served_in_like_conversations_alone(
+    store: InMemoryVectorStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+
+    def find(text: str) -> list[Document]:
+        asked.append(text)
+        return [Document("rome", id="1")]
+
+    count = iter(range(1, 9))
+    cached = AnswerCache(
+        chain=RunnableLambda(lambda _: f"answer {next(count)}"),
+        retriever=RunnableLambda(find),
+        documents_key="context",
+        context_key="chat_history",
+        embeddings=langchain_embeddings(),
+        tolerance=0.2,
+    )
+
+    def ask(question: str, *turns: str) -> Any:
+        return cached.invoke({"input": question, "chat_history": [HumanMessage(t) for t in turns]})
+
+    assert ask("and later", "rome in the war") == "answer 1"
+    assert asked == ["and later\nrome in the war"]
+    assert ask("and later", "Rome  in the war") == "answer 1"
+    assert ask("and later?", "rome in a war") == "answer 1"
+    assert ask("and later", "rome without the war") == "answer 2"
+    assert (
+        ask("and later", "oslo fell by hunger and plague, and burnt, and was built") == "answer 3"
+    )
+    assert caplog.records == []
+    assert ask("and later") == "answer 4"
+    assert "without the turns before it" in caplog.text
+
+
+def test_turns_that_are_no_context_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    cached = given_documents(lambda _: "yes")
+    for _ in range(2):
+        cached.invoke({"input": "rome is it nice", "history": [HumanMessage("hello")]})
+    [record] = caplog.records
+    assert "The input has a conversation as 'history'" in record.getMessage()
+    assert "Pass context_key='history'" in record.getMessage()
+
+
+def test_words_behind_the_end_of_what_a_model_reads_are_compared() -> None:
+    count = iter(range(1, 9))
+    cached = given_documents(
+        lambda _: f"answer {next(count)}", embeddings=MiniLMEmbeddings(), context_key="history"
+    )
+    long = "so it went on and on " * 100
+
+    def ask(end: str) -> Any:
+        return cached.invoke({"input": "rome is it nice", "history": [long, end]})
+
+    assert [ask(end) for end in ("peace", "war", "peace")] == ["answer 1", "answer 2", "answer 1"]
 
 
 def test_what_cannot_be_compared_is_answered_anew() -> None:

@@ -131,7 +131,7 @@ def test_a_setting_that_changes_ends_all_answers(cached: AnswerCache, model: Mod
 
 def test_strings_to_embed_are_part_of_the_question(cached: AnswerCache) -> None:
     assert str(cached.query("rome is it nice")) == "answer 1"
-    bundle = QueryBundle("rome is it nice", custom_embedding_strs=["rome"])
+    bundle = QueryBundle("rome is it nice", custom_embedding_strs=["rome in 1950"])
     assert str(cached.query(bundle)) == "answer 2"
     assert str(cached.query("rome is it nice")) == "answer 1"
 

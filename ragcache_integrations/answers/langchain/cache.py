@@ -40,11 +40,17 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.langchain.arguments import settings_of
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.copying import copy_model
-from ragcache_integrations.retrievers.keys import freeze_arguments
+from ragcache_integrations.retrievers.keys import (
+    TextWindow,
+    context_text,
+    freeze_arguments,
+    in_context,
+    window_of,
+)
 from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
 
 from .heard_documents import HeardDocuments, identities_of
-from .values import Pieces, as_piece, judge_outputs, read_input, same_output
+from .values import Pieces, as_piece, is_conversation, judge_outputs, read_input, same_output
 
 __all__ = ["ANSWER_CACHE_EVENT", "AnswerCache"]
 
@@ -58,6 +64,12 @@ _OTHER_DOCUMENTS = (
     "the chain did not answer from what the retriever finds for the "
     "question, but from %s. Give the chain the documents with documents_key=, or the answer cache "
     "the retriever that the chain has"
+)
+
+_BARE = (
+    "The input has a conversation as %r, and questions are compared without it: an answer is "
+    "served only after exactly the same turns, and the retriever gets the question alone. Pass "
+    "context_key=%r, or put the answer cache after the step that condenses the question"
 )
 
 
@@ -101,6 +113,9 @@ class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
             only the same words are served again.
         input_key: Name of the question in a dict; ``None`` for ``input``, ``question`` or
             ``query``.
+        context_key: Name of the turns before the question in a dict, such as ``chat_history``: a
+            follow-up question is then compared, and its documents are found, together with them.
+            ``None``: they must be equal, as all other inputs.
         documents_key: Name of the documents in the dict that the chain gets; ``None``: the chain
             gets what the cache got.
         answer_key: Name of the text of the answer, where the chain returns a dict.
@@ -121,6 +136,7 @@ class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
     retriever: RetrieverLike
     embeddings: Embeddings | None = None
     input_key: str | None = None
+    context_key: str | None = None
     documents_key: str | None = None
     answer_key: str | None = None
     same_answer: Callable[[Any, Any], bool] | None = None
@@ -128,6 +144,7 @@ class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
 
     _flow: AnswerFlow[Any] = PrivateAttr()
     _watch: ChangeWatch = PrivateAttr()
+    _is_cut: TextWindow = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Make the cache, or take that of the object which this one was made from."""
@@ -135,8 +152,9 @@ class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
         knobs = AnswerKnobs(**{name: getattr(self, name) for name in AnswerKnobs.model_fields})
         of_the_cache = knobs.model_copy(update={"namespace": ""})
         parts = (self.chain, self.retriever, self.embeddings, self.same_answer, self.judge)
-        names = (self.input_key, self.documents_key, self.answer_key)
+        names = (self.input_key, self.context_key, self.documents_key, self.answer_key)
         settings = (*map(Identity, parts), *names, *of_the_cache.model_dump().values())
+        self._is_cut = window_of(_model_of(self.retriever, self.embeddings))
         self._watch, self._flow = self.shared_state.core(
             settings, lambda: (ChangeWatch(self.chain, ("langchain",)), self._make_flow(knobs))
         )
@@ -343,9 +361,16 @@ class _Call:
             raise ConfigurationError(msg)
         self._namespace = cache.namespace if namespace is None else namespace
         self._text, self._others = read_input(value, cache.input_key)
+        self._context = context_text(self._others.pop(cache.context_key or "", None))
+        self._whole = in_context(self._text, self._context)
         self._documents: list[Document] = []
         self._question: Question | None = None
         self._flow, self._watch = cache._flow, cache._watch  # noqa: SLF001 - a call is a part of its cache
+        conversation = next(
+            (name for name in self._others if is_conversation(self._others[name])), ""
+        )
+        if conversation:
+            self._flow.warn(_BARE % (conversation, conversation))
         self._version = self._watch.version()
         self._heard = HeardDocuments()
         ours = isinstance(cache.retriever, ApproximateCacheRetriever)
@@ -357,12 +382,12 @@ class _Call:
     def retrieve(self) -> list[Document]:
         """Find the documents."""
         retriever: Any = self._cache.retriever
-        return list(retriever.invoke(self._text, self._config, **self._of_tenant))
+        return list(retriever.invoke(self._whole, self._config, **self._of_tenant))
 
     async def aretrieve(self) -> list[Document]:
         """Async version of :meth:`retrieve`."""
         retriever: Any = self._cache.retriever
-        return list(await retriever.ainvoke(self._text, self._config, **self._of_tenant))
+        return list(await retriever.ainvoke(self._whole, self._config, **self._of_tenant))
 
     def question(self, documents: list[Document]) -> Question | None:
         """Return the question with all that its answer depends on; ``None``: nobody knows that.
@@ -383,7 +408,7 @@ class _Call:
         if identities is None or frozen.opaque:
             return None
         scope = (self._namespace, self._version, frozen.key)
-        self._question = Question(self._text, identities, scope)
+        self._question = Question(self._text, identities, scope, self._context)
         return self._question
 
     @property
@@ -399,24 +424,28 @@ class _Call:
 
     @property
     def _model(self) -> Embeddings | None:
-        retriever = self._cache.retriever
-        store = getattr(retriever, "vectorstore", None)
-        model = self._cache.embeddings or getattr(store, "embeddings", None)
-        return model if isinstance(model, Embeddings) else None
+        return _model_of(self._cache.retriever, self._cache.embeddings)
 
-    def embed(self) -> Vector:
-        """Embed the question. Our own retriever has just done so, and remembers it."""
+    def embed(self) -> Vector | None:
+        """Embed the question; ``None`` where the model does not read all of it.
+
+        Our own retriever has just done so, and remembers it.
+        """
         if self._own_retriever is not None:
-            return self._own_retriever.embed_question(self._text, **self._of_tenant)
-        assert self._model is not None  # noqa: S101 - or `embeds` says no, and nobody comes here
-        return np.asarray(self._model.embed_query(self._text), np.float32)
+            embedding = self._own_retriever.embed_question(self._whole, **self._of_tenant)
+        else:
+            assert self._model is not None  # noqa: S101 - or `embeds` says no, and nobody comes here
+            embedding = np.asarray(self._model.embed_query(self._whole), np.float32)
+        return None if self._cache._is_cut(self._whole) else embedding  # noqa: SLF001 - as above
 
-    async def aembed(self) -> Vector:
+    async def aembed(self) -> Vector | None:
         """Async version of :meth:`embed`."""
         if self._own_retriever is not None:
-            return await self._own_retriever.aembed_question(self._text, **self._of_tenant)
-        assert self._model is not None  # noqa: S101 - as in `embed`
-        return np.asarray(await self._model.aembed_query(self._text), np.float32)
+            embedding = await self._own_retriever.aembed_question(self._whole, **self._of_tenant)
+        else:
+            assert self._model is not None  # noqa: S101 - as in `embed`
+            embedding = np.asarray(await self._model.aembed_query(self._whole), np.float32)
+        return None if self._cache._is_cut(self._whole) else embedding  # noqa: SLF001 - as above
 
     def look_up(self) -> Lookup[Any] | None:
         """Look the question up; ``None`` where nobody knows what its answer depends on."""
@@ -491,6 +520,14 @@ class _Call:
             flow.leave_out(CHANGED)
         else:
             flow.keep_copy(lookup, output)
+
+
+def _model_of(retriever: object, embeddings: Embeddings | None) -> Embeddings | None:
+    """Return what embeds questions, if it is known."""
+    store = getattr(retriever, "vectorstore", None)
+    own = getattr(retriever, "embeddings", None)
+    model = embeddings or own or getattr(store, "embeddings", None)
+    return model if isinstance(model, Embeddings) else None
 
 
 def _hears_events(run: CallbackManagerForChainRun | AsyncCallbackManagerForChainRun) -> bool:

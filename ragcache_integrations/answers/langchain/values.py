@@ -19,7 +19,15 @@ from ragcache_integrations.answers.core import Question
 from ragcache_integrations.answers.flow import same_text, says_same
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["Pieces", "as_piece", "judge_outputs", "read_input", "same_output", "text_of"]
+__all__ = [
+    "Pieces",
+    "as_piece",
+    "is_conversation",
+    "judge_outputs",
+    "read_input",
+    "same_output",
+    "text_of",
+]
 
 _INPUT_KEYS = ("input", "question", "query")
 
@@ -44,6 +52,11 @@ def read_input(value: Any, key: str | None) -> tuple[str, dict[str, Any]]:
     else:
         msg = f"the input must be a question or a dict with one, got {value!r:.100}"
     raise ConfigurationError(msg)
+
+
+def is_conversation(value: object) -> bool:
+    """Whether an input holds the turns before a question."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], BaseMessage)
 
 
 class Pieces:
@@ -144,9 +157,9 @@ def judge_outputs(
     """Whether a judge finds that the answers to two questions say the same."""
     verdict = judge.invoke(
         {
-            "question": question.text,
+            "question": question.whole,
             "answer": text_of(answer_key, answer) or answer,
-            "other_question": other_question.text,
+            "other_question": other_question.whole,
             "other_answer": text_of(answer_key, other_answer) or other_answer,
         }
     )

@@ -13,7 +13,7 @@ import numpy as np
 from ragcache_integrations.core.single_flight import Role
 from ragcache_integrations.core.threads import in_executor
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
-from ragcache_integrations.retrievers.keys import TextIdentity, normalize_text
+from ragcache_integrations.retrievers.keys import FollowUpWarning, TextIdentity, normalize_text
 from ragcache_integrations.retrievers.retrieval import Request, Source, check_question
 
 from .knobs import CacheKnobs
@@ -57,6 +57,7 @@ class Questions(Generic[T]):
         self._normalizes = knobs.normalize_text
         self._identity = TextIdentity(source.window, exact=knobs.tolerance == 0, guard=knobs.guard)
         self._warned_of_opaque = False
+        self._follow_ups = FollowUpWarning()
 
     def check(self, request: Request[T]) -> bool:
         """Check a request; return whether there is nothing to embed.
@@ -129,6 +130,8 @@ class Questions(Generic[T]):
         wanted = request.k or self._source.k or 0
         # Which part of the text a model read is not known of an embedding from the request.
         wording = self._identity.of(self._texts(request), embedded=request.embedding is None)
+        for text in request.texts:
+            self._follow_ups.hear(text)
         if request.opaque and not self._warned_of_opaque:
             self._warned_of_opaque = True
             logger.warning(

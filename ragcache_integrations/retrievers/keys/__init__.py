@@ -11,12 +11,14 @@ from .cache_keys import (
     opaque_values,
     request_key,
 )
+from .question_context import FollowUpWarning, context_text, in_context
 from .question_guard import QuestionMarks, question_difference, question_marks
 from .snapshots import Snapshot, Snapshots
 from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
 from .wrapped_settings import wrapped_settings
 
 __all__ = [
+    "FollowUpWarning",
     "FrozenArguments",
     "Naming",
     "QuestionMarks",
@@ -24,8 +26,10 @@ __all__ = [
     "Snapshots",
     "TextIdentity",
     "TextWindow",
+    "context_text",
     "filter_mark",
     "freeze_arguments",
+    "in_context",
     "marks_of",
     "nameless_values",
     "namespace_mark",

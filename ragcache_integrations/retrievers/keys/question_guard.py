@@ -15,11 +15,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from functools import lru_cache
 from itertools import pairwise
 
 from .question_words import (
+    ADVERBS,
     ASKED_FOR,
+    AUXILIARIES,
     COMPARISONS,
     COURTESIES,
     DATES,
@@ -27,6 +30,8 @@ from .question_words import (
     NEGATIONS,
     NUMBERS,
     OPPOSITES,
+    RELATIONS,
+    SCALES,
     TENS,
     UNITS,
 )
@@ -60,7 +65,7 @@ _TOKEN = re.compile(
 _LEFT = frozenset({"log", "logged", "logging", "sign", "signed", "signing", "opt", "zoom", "check"})
 _OPERATORS = frozenset("-!+*/^=<>")
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_SENTENCE_END = (".", "!", "?", ":", ";")
+_SENTENCE_END = (".", "!", "?", ":", ";", "\n")
 _POWERS = str.maketrans({power: f"^{digit}" for digit, power in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")})
 _HALVES = ("-only", "-free", "-less")
 _NOT_NEGATED = ("unc", "und", "uni", "unl", "unt")
@@ -112,11 +117,11 @@ def _marks(text: str) -> QuestionMarks:
     compares = not COMPARISONS.isdisjoint(words)
     return (
         (asked_for,),
-        tuple(_numbers(_whole_numbers(words))),
+        tuple(_numbers(_scaled(_whole_numbers(words)))),
         tuple(sorted(_dates(words))),
         ("not",) * sum(map(_negates, words)),
         tuple(_sides(words)),
-        tuple(_content(words) if compares else _directions(words)),
+        tuple(_content(words) if compares else (*_directions(words), *_roles(asked_for, words))),
         tuple(dict.fromkeys(UNITS[word] for word in words if word in UNITS)),
         names if compares else tuple(sorted(names)),
     )
@@ -153,6 +158,35 @@ def _whole_numbers(words: list[str]) -> Iterator[str]:
         tens = NUMBERS.get(part, "") if part in TENS else ""
         if not tens:
             yield part
+
+
+_FIGURE = re.compile(r"\d{1,15}(?:\.\d{1,6})?")
+
+
+def _scaled(words: Iterable[str]) -> Iterator[str]:
+    """Yield the words, with *two hundred and five* as 205, and *1.5 million* as 1500000."""
+    thousands, group = Decimal(0), None  # of one number: what is below a thousand comes last
+    scale = 0  # that the last word was, or 0
+    held: list[str] = []  # what is yielded unless a scale follows
+    scaled = False
+    for word in (*words, ""):
+        figure = _figure(NUMBERS.get(word, word))
+        value = Decimal(figure) if _FIGURE.fullmatch(figure) else None
+        if word in SCALES:
+            group = (Decimal(1) if group is None else group) * SCALES[word]
+            if SCALES[word] >= 1000:  # noqa: PLR2004 - hundreds are a part of thousands
+                thousands, group = thousands + group, None
+            scale, scaled, held = SCALES[word], True, []
+        elif scale and not held and word == "and":
+            held = [word]
+        elif scale and value is not None and value < scale:
+            group, scale, held = (group or 0) + value, 0, []
+        else:
+            if scaled:
+                yield f"{(thousands + (group or 0)).normalize():f}"
+            yield from held
+            thousands, group, scale, scaled = Decimal(0), value, 0, False
+            held = [word]
 
 
 def _numbers(words: Iterable[str]) -> Iterator[str]:
@@ -219,6 +253,29 @@ def _directions(words: list[str]) -> Iterator[str]:
                 yield f"{word} {next(_content(words[place + 1 :]), '')}"
 
 
+def _roles(asked_for: str, words: list[str]) -> Iterator[str]:
+    """Yield who does what to whom, where both are named; *beaten by* the other way round.
+
+    Where one of them is asked for, the other has no place of its own: "who beat them in Rome".
+    """
+    if asked_for in {"person", "thing"}:
+        return
+    asking = next((place for place, word in enumerate(words) if word in AUXILIARIES), len(words))
+    for place, word in enumerate(words):
+        if word in RELATIONS and place > asking:
+            before = [*_content(_lasting(words[:place]))]
+            after = [*_content(_lasting(words[place + 1 :]))]
+            if before and after:
+                roles = before[-1], after[0]
+                passive = words[place + 1 : place + 2] == ["by"]
+                yield " > ".join(roles[::-1] if passive else roles)
+
+
+def _lasting(words: Iterable[str]) -> Iterator[str]:
+    """Yield the words that are no adverbs, which may be anywhere."""
+    return (word for word in words if word not in ADVERBS and not word.endswith("ly"))
+
+
 def _names(text: str, tokens: Iterable[re.Match[str]]) -> Iterator[str]:
     """Yield words with a capital that no sentence's beginning explains, identifiers and symbols."""
     for token in tokens:
@@ -232,7 +289,7 @@ def _names(text: str, tokens: Iterable[re.Match[str]]) -> Iterator[str]:
         if len(word) == 1 and word not in "aAiI":
             yield word.casefold()  # as in "hepatitis b"
             continue
-        before = text[: token.start()].rstrip()
+        before = text[: token.start()].rstrip(" \t")
         first = not before or before.endswith(_SENTENCE_END)
         capital = word[0].isupper() and word != "I" and not first
         inner = any(map(str.isupper, word[1:])) or any(character in word for character in "_.@/+#")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 
 __all__ = [
+    "ADVERBS",
     "ASKED_FOR",
+    "AUXILIARIES",
     "COMPARISONS",
     "COURTESIES",
     "DATES",
@@ -17,6 +19,8 @@ __all__ = [
     "NEGATIONS",
     "NUMBERS",
     "OPPOSITES",
+    "RELATIONS",
+    "SCALES",
     "TENS",
     "UNITS",
 ]
@@ -66,6 +70,16 @@ def _numbers() -> dict[str, str]:
 
 
 TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+
+SCALES = {
+    "dozen": 12,
+    "hundred": 100,
+    "thousand": 1000,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
+"""Number words that multiply the number before them."""
 
 NUMBERS = _numbers()
 """Number words and Roman numerals as figures. Without *one* and *I*, which are pronouns."""
@@ -323,6 +337,26 @@ COURTESIES = re.compile(
 
 COMPARISONS = frozenset({"than", "versus", "vs", "between", "compared"})
 """Words that make the order of everything else matter."""
+
+RELATIONS = _words(
+    "acquire acquires acquired attack attacks attacked beat beats beaten betray betrays "
+    "betrayed bite bites bit bitten bomb bombs bombed buy buys bought cause causes caused chase "
+    "chases chased colonize colonized conquer conquers conquered controls controlled defeat "
+    "defeats defeated destroy destroys destroyed eat eats ate eaten follow follows followed "
+    "funded hate hates hated influence influences influenced inspire inspires inspired invade "
+    "invades invaded kill kills killed love loves loved murder murders murdered outrank "
+    "outranks owe owes owed own owns owned precede precedes preceded prevent prevents prevented "
+    "replace replaces replaced ruled succeed succeeds succeeded sue sues sued teach teaches "
+    "taught trigger triggers triggered"
+)
+"""What one does to another, who might do the same to the first."""
+
+AUXILIARIES = _words(
+    "did do does is are was were has have had can could may might must shall should will would"
+)
+
+ADVERBS = _words("also actually ever even first just most often once really still then yet")
+"""What may be between these, and changes nothing of who is who."""
 
 FUNCTION_WORDS = _words(
     "a an the of is are was were be been do does did and or to in on at by it its that this these "

@@ -21,6 +21,7 @@ from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 from ragcache_integrations._suggestions import closest_names, shortened
 from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.keys import in_context
 
 from .searches import SEARCH_TYPES, methods_of
 
@@ -87,7 +88,8 @@ def read_call(
     Args:
         query: The question.
         config: Makes the configuration for a wrapped Runnable.
-        named: The call's arguments, by name; one that is ``None`` says nothing.
+        named: The call's arguments, by name; one that is ``None`` says nothing. With ``context``,
+            the turns before the question, it is asked together with them.
         interval: Seconds that a stage should take.
 
     Raises:
@@ -97,6 +99,9 @@ def read_call(
         return Call(query, config, {}, interval)
     arguments = {name: value for name, value in named.items() if value is not None}
     own = {name: arguments.pop(name, None) for name in _OWN}
+    turns = arguments.pop("context", None)
+    if isinstance(query, str):  # anything else is refused later
+        query = in_context(query, turns)
     for name in ("namespace", "filter_key"):
         if not isinstance(own[name], str | None):
             msg = f"{name} must be a string, got {own[name]!r}"

@@ -92,9 +92,11 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
     deleted or updated through the store object that you pass. After other changes, call
     :meth:`clear`; or :meth:`attach` the object that makes them, or set a ``ttl``. ``invoke`` and
     ``ainvoke`` accept ``k``, ``namespace``, ``filter_key``, ``search_type`` and all other arguments
-    of the store's search, such as ``filter``, ``fetch_k`` or ``score_threshold``, for one call. For
-    every call, callbacks get a custom event named ``query_cache``, and traces get the metadata
-    ``query_cache_hit``, ``query_cache_shared`` and ``query_cache_distance``.
+    of the store's search, such as ``filter``, ``fetch_k`` or ``score_threshold``, for one call.
+    With ``context=``, a text or the messages before a follow-up question, the question is embedded,
+    compared and searched for together with them. For every call, callbacks get a custom event
+    named ``query_cache``, and traces get the metadata ``query_cache_hit``, ``query_cache_shared``
+    and ``query_cache_distance``.
 
     The settings of a finished retriever cannot be changed:
     ``retriever.model_copy(update={"k": 8})`` makes another one. Such copies, and objects that

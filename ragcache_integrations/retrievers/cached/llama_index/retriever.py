@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -10,6 +11,8 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Self, Unpack
@@ -45,9 +48,7 @@ from ragcache_integrations.retrievers.cached.knobs import (
 )
 from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.embedder import Texts
-from ragcache_integrations.retrievers.keys import (
-    window_of,
-)
+from ragcache_integrations.retrievers.keys import in_context, window_of
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Note,
@@ -79,7 +80,7 @@ from .stores import (
 )
 from .tracing import is_heard
 
-__all__ = ["ApproximateCacheRetriever", "QueryCacheEvent"]
+__all__ = ["ApproximateCacheRetriever", "QueryCacheEvent", "question_in_context"]
 
 dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # re-exported untyped
 
@@ -129,6 +130,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         embed_model: Embeds the questions; ``None`` for the model of the index or the retriever.
         search_kwargs: Arguments for the index's search, as ``index.as_retriever`` takes them,
             such as ``filters``.
+        context: Returns the turns before each question, see :meth:`with_context`.
         callback_manager: LlamaIndex's callbacks.
         object_map: Objects by the ids of the nodes that represent them.
         objects: Nodes that represent objects.
@@ -152,6 +154,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         retriever: BaseRetriever | None = None,
         embed_model: BaseEmbedding | None = None,
         search_kwargs: Mapping[str, Any] | None = None,
+        context: Callable[[], object] | None = None,
         callback_manager: CallbackManager | None = None,
         object_map: dict[str, Any] | None = None,
         objects: list[IndexNode] | None = None,
@@ -163,6 +166,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             raise ConfigurationError(msg)
         checked = read_knobs(knobs)
         self._search_kwargs = check_search_kwargs(search_kwargs or {}, index)
+        self._context = _check_context(context)
         self._knobs = checked
         self._k = checked.k
         self._index = index
@@ -177,6 +181,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         if not isinstance(model, BaseEmbedding):
             msg = f"embed_model must be a BaseEmbedding, got {model!r}"
             raise ConfigurationError(msg)
+        self._embed_model = model  # where LlamaIndex's own retrievers have theirs
         self._staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
         facts, default_k = self._facts()
         self._requests = Requests(checked, wrapped, index, self._search_kwargs, facts)
@@ -264,6 +269,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             "retriever": self._wrapped if self._index is None else None,
             "embed_model": self._own_embed_model,
             "search_kwargs": self._search_kwargs,
+            "context": self._context,
             "callback_manager": self.callback_manager,
             "object_map": self.object_map,
             "verbose": self._verbose,
@@ -372,6 +378,30 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             changing = changing.vector_store
         unwatch(changing, self._core.follower)
 
+    def with_context(self, context: Callable[[], object]) -> Self:
+        """Return a retriever for one conversation, over the same cache.
+
+        Its questions are embedded, compared and searched for together with the turns before them::
+
+            memory = Memory.from_defaults()
+            engine = ContextChatEngine.from_defaults(
+                retriever.with_context(memory.get), memory=memory, llm=llm
+            )
+
+        Not needed where a chat engine condenses its questions first. For a single question, pass
+        :func:`question_in_context` instead.
+
+        Args:
+            context: Returns the turns, as :func:`question_in_context` takes them; called for every
+                question.
+
+        Raises:
+            ConfigurationError: It is no function.
+        """
+        clone = copy(self)
+        clone._context = _check_context(context)  # noqa: SLF001 - of the same class
+        return clone
+
     def stages(
         self, query: QueryType, *, interval: float | None = None
     ) -> Generator[DocumentStage[NodeWithScore]]:
@@ -393,7 +423,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         return run_stages(
             self,
             bundle,
-            lambda: self._core.staged.stages(self._requests.make(bundle, self._k, interval)),
+            lambda: self._core.staged.stages(self._request(bundle, interval)),
             partial(_dispatch_event, bundle),
         )
 
@@ -405,7 +435,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         run = arun_stages(
             self,
             bundle,
-            lambda: self._core.staged.astages(self._requests.make(bundle, self._k, interval)),
+            lambda: self._core.staged.astages(self._request(bundle, interval)),
             partial(_dispatch_event, bundle),
         )
         async with aclosing(run) as stages:
@@ -432,14 +462,19 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         if call:
             msg = f"a call takes the question alone, got {', '.join(sorted(call))}"
             raise ConfigurationError(msg)
-        return self._requests.make(as_bundle(question), self._k)
+        return self._request(as_bundle(question))
+
+    def _request(self, query: QueryBundle, interval: float | None = None) -> Request[NodeWithScore]:
+        if self._context is not None and query.custom_embedding_strs is None:
+            query = question_in_context(query, self._context())
+        return self._requests.make(query, self._k, interval)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        request = self._requests.make(query_bundle, self._k)
+        request = self._request(query_bundle)
         return self._report(query_bundle, self._core.retrieve(request))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        request = self._requests.make(query_bundle, self._k)
+        request = self._request(query_bundle)
         return self._report(query_bundle, await self._core.aretrieve(request))
 
     def _report(
@@ -447,6 +482,38 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
     ) -> list[NodeWithScore]:
         _dispatch_event(query_bundle, retrieval.trace)
         return retrieval.documents
+
+
+def question_in_context(question: QueryType, turns: object) -> QueryBundle:
+    """Return a follow-up question as a query that is embedded together with the turns before it.
+
+    Retrievers find its nodes by that embedding, caches compare it as a whole, and a query engine
+    answers the question alone::
+
+        retriever.retrieve(question_in_context("and in 2024?", memory.get()))
+
+    Args:
+        question: The question. An embedding that it has already is dropped.
+        turns: A text; or texts and chat messages, the oldest first. The last few turns are enough:
+            all of them have to be alike for an entry to be shared.
+
+    Raises:
+        ConfigurationError: The turns are something else.
+    """
+    bundle = as_bundle(question)
+    strings = [in_context(text, turns) for text in bundle.embedding_strs]
+    if strings == bundle.embedding_strs:
+        return bundle
+    return replace(bundle, custom_embedding_strs=strings, embedding=None)
+
+
+def _check_context(context: Callable[[], object] | None) -> Callable[[], object] | None:
+    if context is None or (callable(context) and not inspect.iscoroutinefunction(context)):
+        return context
+    msg = (
+        f"context must be a function without arguments, no coroutine, or None, got {context!r:.100}"
+    )
+    raise ConfigurationError(msg)
 
 
 def _dispatch_event(query: QueryBundle, trace: RetrievalTrace) -> None:
