@@ -6,8 +6,9 @@ import contextlib
 import functools
 import itertools
 import logging
+import operator
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pydantic import BaseModel
@@ -66,22 +67,29 @@ class ChangeWatch:
     def version(self) -> int:
         """Return a number that is another one after each change."""
         with self._lock:
-            # By identity: comparing values could run anybody's code, and take any time.
-            if not all(_same(self._parts(value), parts) for value, parts in self._seen):
-                self._seen = self._look()
-                self._version += 1
+            # By identity: comparing values could run anybody's code, and take any time. What all
+            # is held is gone through first, as telling which of it is watched takes longer.
+            for place, (value, read, held, parts) in enumerate(self._seen):
+                now = read(value)
+                if len(now) == len(held) and all(map(operator.is_, now, held)):
+                    continue
+                if not _same(self._parts(value), parts):
+                    self._seen = self._look()
+                    self._version += 1
+                    break
+                self._seen[place] = value, read, now, parts
             return self._version
 
-    def _look(self) -> list[tuple[Any, Parts]]:
-        """Return the objects within, each with its parts as they are."""
-        seen: dict[int, tuple[Any, Parts]] = {}
+    def _look(self) -> list[tuple[Any, Callable[[Any], Parts], Parts, Parts]]:
+        """Return the objects within, each with what it holds, and its parts, as they are."""
+        seen: dict[int, tuple[Any, Callable[[Any], Parts], Parts, Parts]] = {}
         waiting = [self._root]
         while waiting and len(seen) < _MOST_OBJECTS:
             value = waiting.pop()
             if id(value) in seen or not self._is_watched(value):
                 continue
-            parts = self._parts(value)
-            seen[id(value)] = value, parts
+            read, parts = _reader(value), self._parts(value)
+            seen[id(value)] = value, read, read(value), parts
             waiting.extend(part for part in parts if not isinstance(part, _PLAIN))
         if len(seen) == _MOST_OBJECTS and not self._warned:
             self._warned = True
@@ -108,6 +116,52 @@ class ChangeWatch:
         # Copied at once: other threads may set attributes meanwhile.
         items = [*getattr(value, "__dict__", {}).items(), *extra.items()]
         return tuple(_flat(item for item in items if item[0] not in computed))
+
+
+def _reader(value: Any) -> Callable[[Any], Parts]:
+    """Return a function that reads all that the parts of such an object come from."""
+    if isinstance(value, list | tuple):
+        return tuple
+    if isinstance(value, dict):
+        return _items
+    if isinstance(value, types.MethodType):
+        return _method
+    if isinstance(value, types.FunctionType):
+        return _function
+    return _plain_object if getattr(value, "__pydantic_extra__", None) is None else _open_model
+
+
+def _items(value: dict[Any, Any]) -> Parts:
+    return (*value, *value.values())
+
+
+def _plain_object(value: object) -> Parts:
+    own = getattr(value, "__dict__", {})
+    return (*own, *own.values())
+
+
+def _open_model(value: Any) -> Parts:
+    return (*_plain_object(value), *_items(value.__pydantic_extra__ or {}))
+
+
+def _method(value: types.MethodType) -> Parts:
+    code = value.__func__
+    inner = _function(code) if isinstance(code, types.FunctionType) else ()
+    return (value.__self__, *_plain_object(value.__self__), *inner)
+
+
+def _function(value: types.FunctionType) -> Parts:
+    code, more = value.__code__, value.__kwdefaults__
+    named = map(value.__globals__.get, code.co_names)
+    cells = map(_content, value.__closure__) if value.__closure__ else ()
+    return (code, value.__defaults__, *named, *cells, *(more.values() if more else ()))
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return cell
 
 
 def _named_by(code: types.FunctionType | types.MethodType) -> Iterator[Any]:

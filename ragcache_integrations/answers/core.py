@@ -15,6 +15,7 @@ each entry hundreds of times.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import time
@@ -146,7 +147,7 @@ class AnswerCore(Generic[A]):
         self._lock = make_lock()
         self._order: Memo[CachedAnswer[A], None] = Memo(knobs.capacity)
         # The entries of a key by their normalised words.
-        self._groups: dict[Hashable, dict[str, CachedAnswer[A]]] = {}
+        self._groups: dict[Hashable, _Group[A]] = {}
         self._counts: Counter[str] = Counter()
         self._adaptive: AdaptiveTolerance | None = None
         if knobs.tolerance == "auto":
@@ -178,7 +179,7 @@ class AnswerCore(Generic[A]):
         with self._lock:
             self._counts["lookups"] += 1
             group = self._live(key)
-            entry = None if group is None else group.get(words)
+            entry = None if group is None else group.entries.get(words)
             if entry is not None:
                 self._touch(entry)
                 self._counts.update(hits=1, same_words=1)
@@ -198,7 +199,7 @@ class AnswerCore(Generic[A]):
         unit = _unit(embedding)
         with self._lock:
             group = self._live(key)
-            near = None if group is None else _nearest(group.values(), unit)
+            near = None if group is None else group.nearest(unit)
             if near is None:
                 return None
             entry, distance = near
@@ -239,12 +240,12 @@ class AnswerCore(Generic[A]):
         unit = None if embedding is None else _unit(embedding)
         entry = CachedAnswer(question, answer, unit, self._clock(), key)
         with self._lock:
-            group = self._groups.setdefault(key, {})
-            before = group.get(words)
+            group = self._groups.setdefault(key, _Group())
+            before = group.remove(words)
             if before is not None:
                 entry.cap = before.cap
                 self._order.pop(before, None)
-            group[words] = entry
+            group.add(words, entry)
             evicted = self._order.put(entry, None)
             self._counts.update(insertions=1, evictions=len(evicted))
             for other, _ in evicted:
@@ -299,11 +300,11 @@ class AnswerCore(Generic[A]):
         tolerance = 0.0 if embedding is None else self.tolerance
         with self._lock:
             group = self._live(key)
-            same = None if group is None else group.get(words)
+            same = None if group is None else group.entries.get(words)
             if same is not None:
                 reason = "the same words were answered from the same documents"
                 return _explanation(same.question.text, 0.0, tolerance, reason, hit=True)
-            near = None if group is None else _nearest(group.values(), unit)
+            near = None if group is None else group.nearest(unit)
             if near is not None:
                 entry, distance = near
                 return _explain_near(entry, distance, tolerance)
@@ -343,12 +344,12 @@ class AnswerCore(Generic[A]):
         marks: QuestionMarks = question_marks(question.whole) if self._knobs.guard else ()
         return _words(question), (question.scope, question.documents, marks)
 
-    def _live(self, key: Hashable) -> dict[str, CachedAnswer[A]] | None:
+    def _live(self, key: Hashable) -> _Group[A] | None:
         """Return the group of a key without the entries that are too old."""
         group = self._groups.get(key)
         if group is None or self._knobs.ttl is None:
             return group
-        for entry in [entry for entry in group.values() if self._is_old(entry)]:
+        for entry in list(itertools.takewhile(self._is_old, group.entries.values())):
             self._counts["expired"] += 1
             self._order.pop(entry, None)
             self._remove(entry)
@@ -363,10 +364,63 @@ class AnswerCore(Generic[A]):
     def _remove(self, entry: CachedAnswer[A]) -> None:
         group = self._groups[entry.key]
         words = _words(entry.question)
-        if group.get(words) is entry:
-            del group[words]
-        if not group:
+        if group.entries.get(words) is entry:
+            group.remove(words)
+        if not group.entries:
             del self._groups[entry.key]
+
+
+class _Group(Generic[A]):
+    """The entries of a key, and their embeddings as rows of one array.
+
+    Attributes:
+        entries: By their normalised words, the oldest first.
+    """
+
+    _SLACK = 1e-4
+    """Differences of products that rounding may make."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, CachedAnswer[A]] = {}
+        self._embedded: list[CachedAnswer[A]] = []
+        self._rows: dict[CachedAnswer[A], int] = {}
+        self._keys: Vector = np.zeros((0, 0))
+
+    def add(self, words: str, entry: CachedAnswer[A]) -> None:
+        """Add an entry. Embeddings of another size than the others' are near to nothing."""
+        self.entries[words] = entry
+        unit, row = entry.embedding, len(self._embedded)
+        if unit is None or (row and unit.size != self._keys.shape[1]):
+            return
+        if not row:
+            self._keys = np.zeros((4, unit.size), unit.dtype)
+        elif row == len(self._keys):
+            self._keys = np.concatenate([self._keys, np.zeros_like(self._keys)])
+        self._keys[row] = unit
+        self._embedded.append(entry)
+        self._rows[entry] = row
+
+    def remove(self, words: str) -> CachedAnswer[A] | None:
+        """Remove an entry, and return it; ``None`` where there is none."""
+        entry = self.entries.pop(words, None)
+        row = None if entry is None else self._rows.pop(entry, None)
+        if row is not None:
+            last = self._embedded.pop()
+            if last is not entry:
+                self._keys[row] = self._keys[len(self._embedded)]
+                self._embedded[row] = last
+                self._rows[last] = row
+        return entry
+
+    def nearest(self, unit: Vector | None) -> tuple[CachedAnswer[A], float] | None:
+        """Return the entry whose question is nearest, and its distance."""
+        keys = self._keys[: len(self._embedded)]
+        if unit is None or not len(keys) or unit.size != keys.shape[1]:
+            return None
+        # The products say which are near, and the differences how near.
+        products = keys @ unit
+        rows = np.flatnonzero(products >= products.max() - self._SLACK)
+        return _nearest([self._embedded[row] for row in rows.tolist()], unit)
 
 
 def _words(question: Question) -> str:

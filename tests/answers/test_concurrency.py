@@ -55,7 +55,7 @@ def test_every_answer_is_that_of_the_documents_just_found() -> None:
         documents_key="context",
         embeddings=langchain_embeddings(),
         tolerance=1.0,
-        capacity=40,
+        capacity=15,
     )
 
     def work(number: int) -> None:
@@ -79,5 +79,5 @@ def test_every_answer_is_that_of_the_documents_just_found() -> None:
     stats = cached.stats()
     assert stats.hits > stats.lookups // 3
     assert stats.same_words < stats.hits
-    assert stats.entries <= 40
+    assert stats.entries <= 15
     assert stats.evictions > 0

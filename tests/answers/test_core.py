@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ragcache_integrations.answers import (
@@ -22,6 +24,7 @@ from ragcache_integrations.answers import (
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
 from tests.answers.traffic import embed
+from tests.support.sizes import examples
 from tests.support.waiting import wait_until
 
 FOUND = frozenset({("1", "text of 1"), ("2", "text of 2")})
@@ -372,3 +375,40 @@ def test_what_is_no_verdict_is_refused() -> None:
 def test_knobs_are_frozen() -> None:
     with pytest.raises(ValidationError):
         AnswerKnobs().capacity = 3  # type: ignore[misc] # the point
+
+
+def test_an_answer_given_anew_is_the_youngest() -> None:
+    clock = Clock()
+    core = AnswerCore[str](AnswerKnobs(tolerance=0, ttl=10), clock)
+    for clock.now, town in ((0, "rome"), (1, "oslo"), (5, "rome")):
+        put(core, town, town)
+    clock.now = 12
+    assert [served(core, town) for town in ("rome", "oslo")] == ["rome", None]
+
+
+@examples(50)
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=40), st.integers(2, 9))
+def test_the_nearest_is_that_of_all_entries(steps: list[tuple[int, int]], capacity: int) -> None:
+    core = AnswerCore[str](AnswerKnobs(tolerance=2, capacity=capacity, guard=False))
+    kept: dict[str, np.ndarray] = {}
+    for word, kind in steps:
+        text = WORDS[word]
+        if kind == 0:
+            core.forget(ids=["1"])
+            kept.clear()
+        elif kind == 1 and text in kept:
+            core.insert(ask(text), None, "yes")  # of which only the words count
+            del kept[text]
+        else:
+            kept[text] = vector(f"{text} {len(kept)}")
+            core.insert(ask(text), kept[text], text)
+        held = {entry.question.text for entry in core._order}
+        kept = {name: key for name, key in kept.items() if name in held}
+        near = core.nearest(ask("else"), vector("else"))
+        if kept:
+            distances = {name: np.linalg.norm(key - vector("else")) for name, key in kept.items()}
+            assert near is not None
+            assert near.distance == pytest.approx(min(distances.values()), abs=1e-5)
+            assert distances[near.entry.question.text] == pytest.approx(near.distance, abs=1e-5)
+        else:
+            assert near is None
