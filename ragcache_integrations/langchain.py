@@ -33,6 +33,7 @@ from ragcache_integrations.prompts.layout.langchain import RAGPromptTemplate  # 
 from ragcache_integrations.prompts.lint.langchain import lint_prompt  # noqa: E402
 from ragcache_integrations.prompts.order.langchain import order_documents  # noqa: E402
 from ragcache_integrations.prompts.relevance.langchain import RelevanceFilter  # noqa: E402
+from ragcache_integrations.prompts.repeats.langchain import documents_once  # noqa: E402
 from ragcache_integrations.retrievers.cached.langchain.retriever import (  # noqa: E402
     QUERY_CACHE_EVENT,
     ApproximateCacheRetriever,
@@ -69,6 +70,7 @@ __all__ = [
     "StoreKind",
     "StuffSynthesis",
     "cached_tool",
+    "documents_once",
     "lint_prompt",
     "order_documents",
     "register_store",

@@ -34,6 +34,7 @@ from ragcache_integrations.prompts.layout.llama_index import RAGPromptTemplate  
 from ragcache_integrations.prompts.lint.llama_index import lint_prompt  # noqa: E402
 from ragcache_integrations.prompts.order.llama_index import CacheFriendlyOrder  # noqa: E402
 from ragcache_integrations.prompts.relevance.llama_index import RelevanceFilter  # noqa: E402
+from ragcache_integrations.prompts.repeats.llama_index import documents_once  # noqa: E402
 from ragcache_integrations.retrievers.cached.llama_index.retriever import (  # noqa: E402
     ApproximateCacheRetriever,
     QueryCacheEvent,
@@ -73,6 +74,7 @@ __all__ = [
     "StoreKind",
     "StuffSynthesis",
     "cached_tool",
+    "documents_once",
     "lint_prompt",
     "question_in_context",
     "register_store",

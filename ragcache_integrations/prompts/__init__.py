@@ -5,6 +5,7 @@ from .lint import Finding, LintReport, lint_prompt
 from .plan import FlowPart, FlowStep, PrefixPlan, Traffic
 from .recognition import mark_documents, mark_prompt
 from .rendering import stable_json
+from .repeats import documents_once
 
 __all__ = [
     "Change",
@@ -17,6 +18,7 @@ __all__ = [
     "PromptPart",
     "Traffic",
     "anthropic_request",
+    "documents_once",
     "lint_prompt",
     "mark_documents",
     "mark_prompt",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.repeats import held_text
 
 from .history import ChatHistory, Dialect, Summary
 from .policy import Entry
@@ -190,9 +191,11 @@ class DialectBase:
             answers: Ids of the tool calls that it answers.
         """
         contents = "".join(json.dumps(content, default=str) for _, content in calls)
+        whole = held_text(message.additional_kwargs)
+        text = self.text(message) if whole is None else whole
         pinned = role == "system" or bool(message.additional_kwargs.get(PINNED_KEY))
         return Entry(
-            self._count(role, self.text(message) + contents),
+            self._count(role, text + contents),
             role,
             pinned or (self._pin is not None and bool(self._pin(message))),
             tuple(name for name, _ in calls),

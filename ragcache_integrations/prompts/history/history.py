@@ -107,6 +107,9 @@ class Dialect(Protocol[M]):
     def unmarked(self, message: M) -> M:
         """Make an ordinary message of a summary."""
 
+    def documents_once(self, messages: Sequence[M]) -> list[M]:
+        """Refer to what earlier documents say already."""
+
 
 @dataclass(slots=True)
 class _State(Generic[M]):
@@ -428,12 +431,11 @@ class ChatHistory(Generic[M]):
     def _prompt(self, state: _State[M], start: int, summary: M | None) -> list[M]:
         kept = kept_indices(state.entries, start)
         messages = [state.messages[index] for index in kept]
-        if summary is None:
-            return messages
-        # After the leading system messages: templates expect messages of the system there.
-        leading = takewhile(lambda i: i < start and state.entries[i].role == "system", kept)
-        head = len(list(leading))
-        return [*messages[:head], summary, *messages[head:]]
+        if summary is not None:
+            # After the leading system messages: templates expect messages of the system there.
+            leading = takewhile(lambda i: i < start and state.entries[i].role == "system", kept)
+            messages.insert(len(list(leading)), summary)
+        return self._dialect.documents_once(messages) if self._settings.documents_once else messages
 
     def _size(self, state: _State[M]) -> int:
         size = sum(entry.tokens for entry in kept_entries(state.entries, state.start))

@@ -22,6 +22,7 @@ from typing_extensions import override
 from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.simulation import estimate_tokens
+from ragcache_integrations.prompts.repeats.langchain import documents_once
 
 from .base import (
     HEADING,
@@ -72,6 +73,9 @@ class _Messages(DialectBase):
         if not isinstance(message, SystemMessage):
             return None
         return parse_summary(self.text(message), message.additional_kwargs)
+
+    def documents_once(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+        return documents_once(messages)
 
 
 def _role(message: BaseMessage) -> str:
@@ -135,6 +139,9 @@ class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
     messages since. The store has all messages. Summaries are stored among them, marked in their
     ``additional_kwargs``. Use one object per conversation; a new one over the same store continues
     where the old one stopped. The async methods call the store's sync ones in a thread.
+
+    With ``documents_once=True`` it holds what was retrieved: add the last message of the prompt, as
+    a ``RAGPromptTemplate`` with the same knob made it, in place of the bare question.
 
     Setting ``messages`` replaces the conversation. A history that was saved by :meth:`to_dict` or
     pickle is restored with its whole conversation; a summary that was being written is written

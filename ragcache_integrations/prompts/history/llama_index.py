@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.prompts.fixed_settings import assignment_error
+from ragcache_integrations.prompts.repeats.llama_index import documents_once
 
 from .base import (
     HEADING,
@@ -84,6 +85,9 @@ class _Messages(DialectBase):
         if not isinstance(message, ChatMessage) or message.role != MessageRole.SYSTEM:
             return None
         return parse_summary(self.text(message), message.additional_kwargs)
+
+    def documents_once(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        return documents_once(messages)
 
 
 def _calls(message: ChatMessage) -> list[tuple[str, Any]]:
@@ -163,7 +167,8 @@ class HalfTruncationMemory(HistoryBase, BaseMemory):
             the KV cache of the conversation cannot be shared.
         pin: Decides which messages always stay, besides system messages and those that have
             ``additional_kwargs={"pinned": True}``.
-        policy, threshold, summary_tokens, summary_instruction, prefill, idle_wait, timeout: See
+        policy, threshold, summary_tokens, summary_instruction, prefill, idle_wait, timeout,
+            documents_once: See
             :class:`~ragcache_integrations.prompts.history.settings.HistorySettings`.
 
     Raises:
@@ -184,6 +189,7 @@ class HalfTruncationMemory(HistoryBase, BaseMemory):
     prefill: bool
     idle_wait: float
     timeout: float | None
+    documents_once: bool
     chat_store_key: str
     system: str
     chat_store: Annotated[BaseChatStore, SkipValidation] = Field(exclude=True, repr=False)

@@ -45,6 +45,9 @@ class HistorySettings:
         idle_wait: Seconds to wait for the engine to be idle before asking for a summary or a
             prefill; after that the request is sent in any case.
         timeout: Seconds that the model may take for a summary or a prefill; ``None`` for no limit.
+        documents_once: Whether text of a document or of a tool's result that is earlier in the
+            prompt is referred to, instead of said again. The budget counts every message in full,
+            so that there is room for what comes back when its turn is dropped.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -62,6 +65,7 @@ class HistorySettings:
     prefill: bool = True
     idle_wait: float = 5.0
     timeout: float | None = 120.0
+    documents_once: bool = False
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
@@ -72,6 +76,7 @@ class HistorySettings:
             "prefill": check_flag("prefill", self.prefill),
             "idle_wait": check_number("idle_wait", self.idle_wait, 0, unit="seconds"),
             "timeout": check_seconds("timeout", self.timeout),
+            "documents_once": check_flag("documents_once", self.documents_once),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -112,6 +117,7 @@ class HistoryArguments(TypedDict, total=False):
     prefill: bool
     idle_wait: float
     timeout: float | None
+    documents_once: bool
 
 
 def read_settings(budget: int, knobs: Any, others: Iterable[str] = ()) -> HistorySettings:

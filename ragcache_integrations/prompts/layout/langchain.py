@@ -20,11 +20,14 @@ from langchain_core.prompts.chat import BaseChatPromptTemplate
 from pydantic import ConfigDict, PrivateAttr
 from typing_extensions import override
 
+from ragcache_integrations.core.checks import check_flag
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.completion.langchain import BlocksPromptValue, part_block
 from ragcache_integrations.prompts.fixed_settings import FixedSettings
 from ragcache_integrations.prompts.recognition.langchain import current_run
+from ragcache_integrations.prompts.repeats import HELD, dump_parts
+from ragcache_integrations.prompts.repeats.langchain import documents_once
 
 from .layout import (
     Flow,
@@ -75,6 +78,10 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
             refuse them; models that complete text get their text. Not with ``cache_control``.
         cache_control: For Anthropic's API: ``"5m"`` or ``"1h"`` marks the ends of the prefixes
             that later requests share, and sets how long they are kept; ``None`` marks none.
+        documents_once: Whether text of a document or of a tool's result that is earlier in the
+            prompt is referred to, instead of said again; see
+            :func:`ragcache_integrations.langchain.documents_once`. Add the last message of the
+            prompt to the history, in place of the bare question.
 
     Raises:
         ConfigurationError: A part is unknown, declared twice or unusable, or there is no query. Or
@@ -88,6 +95,7 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
     flow: Flow | None = None
     document_blocks: bool = False
     cache_control: CacheLifetime | None = None
+    documents_once: bool = False
 
     _layout: PromptLayout = PrivateAttr()
 
@@ -105,6 +113,7 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
         query: str | None = None,
         flow: Flow | None = None,
         cache_control: CacheLifetime | None = None,
+        documents_once: bool = False,
         **kwargs: Any,
     ) -> None:
         declared = declared_parts(
@@ -120,6 +129,7 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
         )
         layout = PromptLayout(declared, flow=flow)
         check_lifetime(cache_control)
+        check_flag("documents_once", documents_once)
         if cache_control is not None and kwargs.get("document_blocks"):
             msg = (
                 "document_blocks are for ChatRAGCache and cache_control is for Anthropic's API: "
@@ -135,7 +145,13 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
             "optional_variables": sorted(optional - set(bound)),
             "input_types": dict.fromkeys(optional, list[BaseMessage]),
         }
-        super().__init__(parts=layout.parts, flow=flow, cache_control=cache_control, **kwargs)
+        super().__init__(
+            parts=layout.parts,
+            flow=flow,
+            cache_control=cache_control,
+            documents_once=documents_once,
+            **kwargs,
+        )
         self._layout = layout
 
     @classmethod
@@ -174,7 +190,8 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
         if not self.document_blocks:
             prompt.remember_documents(current_run())
         mark = None if self._mark is None else self._with_mark
-        return write_messages(prompt, self._message, convert_to_messages, mark)
+        messages = write_messages(prompt, self._message, convert_to_messages, mark)
+        return documents_once(messages) if self.documents_once else messages
 
     def lay_out(self, **kwargs: Any) -> LaidOutPrompt:
         """Fill the variables in, without making messages of the parts.
@@ -210,9 +227,13 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
 
     def _message(self, turn: Turn, texts: MarkedTexts) -> BaseMessage:
         kind = SystemMessage if turn.role == "system" else HumanMessage
+        content = turn_content(turn, texts, self._mark)
+        is_marked = not isinstance(content, str)  # within the turn, where its parts have no place
         if self.document_blocks:
-            return kind(content=[part_block(piece) for piece in turn.pieces])
-        return kind(content=turn_content(turn, texts, self._mark))
+            content = [part_block(piece) for piece in turn.pieces]
+        if self.documents_once and turn.has_documents and not is_marked:
+            return kind(content=content, additional_kwargs={HELD: dump_parts(turn.pieces)})
+        return kind(content=content)
 
     def _with_mark(self, message: BaseMessage) -> BaseMessage:
         content = message.content

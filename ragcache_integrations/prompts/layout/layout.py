@@ -211,6 +211,11 @@ class Turn:
         return tuple(merge_texts(pieces))
 
     @property
+    def has_documents(self) -> bool:
+        """Whether any part has documents."""
+        return any(isinstance(piece, PromptDocument) for piece in self.pieces)
+
+    @property
     def text(self) -> str:
         """The message as one string."""
         return SEAM.join(part.text for part in self.parts)

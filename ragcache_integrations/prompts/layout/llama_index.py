@@ -24,11 +24,13 @@ from llama_index.core.types import BaseOutputParser
 from pydantic import PrivateAttr
 from typing_extensions import override
 
-from ragcache_integrations.core.checks import unknown_name
+from ragcache_integrations.core.checks import check_flag, unknown_name
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.fixed_settings import FixedSettings, assignment_error
 from ragcache_integrations.prompts.recognition.llama_index import current_run
+from ragcache_integrations.prompts.repeats import HELD, dump_parts
+from ragcache_integrations.prompts.repeats.llama_index import documents_once
 
 from .layout import (
     PARTS,
@@ -76,6 +78,10 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
             history. The history's value is optional.
         cache_control: For Anthropic's API: ``"5m"`` or ``"1h"`` marks the ends of the prefixes
             that later requests share, and sets how long they are kept; ``None`` marks none.
+        documents_once: Whether text of a document or of a tool's result that is earlier in the
+            prompt is referred to, instead of said again; see
+            :func:`ragcache_integrations.llama_index.documents_once`. Add the last message of the
+            prompt to the history, in place of the bare question.
 
     Raises:
         ConfigurationError: A part is unknown, declared twice or unusable, there is no query, or
@@ -85,6 +91,7 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
     parts: tuple[PromptPart, ...] = ()
     flow: Flow | None = None
     cache_control: CacheLifetime | None = None
+    documents_once: bool = False
 
     _layout: PromptLayout = PrivateAttr()
 
@@ -102,6 +109,7 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
         query: str | None = None,
         flow: Flow | None = None,
         cache_control: CacheLifetime | None = None,
+        documents_once: bool = False,
         prompt_type: str = PromptType.CUSTOM,
         output_parser: BaseOutputParser | None = None,
         metadata: dict[str, Any] | None = None,
@@ -122,15 +130,17 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
         )
         layout = PromptLayout(declared, flow=flow)
         check_lifetime(cache_control)
+        check_flag("documents_once", documents_once)
         variables = {*layout.variables, *(template_var_mappings or {})}
         for name in sorted(kwargs.keys() - variables):
-            arguments = [*PARTS, "flow", "cache_control", "prompt_type", "output_parser"]
+            arguments = [*PARTS, "flow", "cache_control", "documents_once", "prompt_type"]
             raise ConfigurationError(unknown_name("argument", name, [*arguments, *variables]))
         layout.check_bound({**(function_mappings or {}), **kwargs})
         super().__init__(
             parts=layout.parts,
             flow=flow,
             cache_control=cache_control,
+            documents_once=documents_once,
             template_vars=list(layout.variables),
             kwargs={},
             metadata={**(metadata or {}), "prompt_type": prompt_type},
@@ -189,6 +199,7 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
         prompt.remember_documents(current_run())
         mark = None if self.cache_control is None else self._with_cache_point
         messages = write_messages(prompt, self._message, _read_history, mark)
+        messages = documents_once(messages) if self.documents_once else messages
         if self.output_parser is not None:
             messages = self.output_parser.format_messages(messages)
         return messages
@@ -227,7 +238,9 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
         for text, ends in texts:
             blocks.append(TextBlock(text=text))
             blocks += self._cache_points() if ends else []
-        return ChatMessage(role=role, blocks=blocks)
+        held = self.documents_once and turn.has_documents
+        extras = {HELD: dump_parts(turn.pieces)} if held else {}
+        return ChatMessage(role=role, blocks=blocks, additional_kwargs=extras)
 
     def _with_cache_point(self, message: ChatMessage) -> ChatMessage:
         return message.model_copy(update={"blocks": [*message.blocks, *self._cache_points()]})

@@ -77,6 +77,10 @@ REMEDIES: dict[str, str] = {
         "Add to the history only at its end; if it gets too long, drop the oldest half together, "
         "instead of one message in each turn."
     ),
+    "repeated-document": (
+        "Refer to text that the conversation has already (documents_once), instead of sending it "
+        "again."
+    ),
 }
 """How to fix each kind of finding."""
 

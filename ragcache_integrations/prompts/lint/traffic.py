@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.core.prompt import PromptDocument, part_text
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout import Change, Flow
 from ragcache_integrations.prompts.rendering import stable_json
+from ragcache_integrations.prompts.repeats import Repeats
 
 from .alignment import common_runs, cutter
 from .requests import RecordedRequest
@@ -152,6 +154,7 @@ class _FlowLint:
         stretches += self._section([request.last for request in requests], "user", position)
         self.findings, self.recomputed = break_findings(stretches, min_tokens=min_tokens)
         others = self._inside + self._rewritten(requests, round(before))
+        others += self._repeated(requests, round(position))
         self.recomputed += sum(finding.recomputed_tokens for finding in others)
         self.findings += others
         self.findings = [replace(finding, flow=name) for finding in self.findings]
@@ -251,6 +254,31 @@ class _FlowLint:
     def _report_inside(self, code: str, label: str, token: int, lost: float) -> None:
         if round(lost) >= self._min_tokens:
             self._inside.append(Finding(code, label, token, round(lost), REMEDIES[code]))
+
+    def _repeated(self, requests: Sequence[RecordedRequest], token: int) -> list[Finding]:
+        """A finding if new messages have text that the same request has before."""
+        lost = 0
+        where = Counter[str]()
+        for request in requests:
+            if request.token_ids:
+                continue
+            repeats = Repeats()
+            new = [("user", request.last), *request.rest]
+            turns = [("system", request.system), *request.history, *new]
+            for place, (role, text) in enumerate(turns):
+                if role == "assistant" or not text:
+                    continue  # what the model says is not retrieved
+                read = repeats.read([PromptDocument(text)])
+                if place > len(request.history) and len(read) > 1 - isinstance(read[0], str):
+                    saved = self._count(text) - self._count("".join(map(part_text, read)))
+                    lost += saved
+                    where[role] += saved
+        cost = round(lost / len(requests))
+        if cost < self._min_tokens:
+            return []
+        code, ((role, _), *_) = "repeated-document", where.most_common(1)
+        label = f"text in new messages of the role {role} that is earlier in the same request"
+        return [Finding(code, label, token, cost, REMEDIES[code])]
 
     def _rewritten(self, requests: Sequence[RecordedRequest], token: int) -> list[Finding]:
         """A finding if histories do not begin with the history of the previous turn."""

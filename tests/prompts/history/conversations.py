@@ -50,6 +50,9 @@ class Plain:
     def unmarked(self, message: Said) -> Said:
         return replace(message, summary=None)
 
+    def documents_once(self, messages: Sequence[Said]) -> list[Said]:
+        return list(messages)
+
 
 class Shelf:
     """A store that fails when it is told to."""

@@ -359,7 +359,7 @@ def test_concurrent_turns_lose_nothing_and_tear_nothing(model: Scripted) -> None
         ({"prefill": "yes"}, "prefill must be True or False"),
         ({"idle_wait": -1}, "idle_wait must be a number"),
         ({"timeout": 0}, "timeout must be a number"),
-        ({"treshold": 0.5}, "unknown argument 'treshold': allowed are budget, idle_wait, "),
+        ({"treshold": 0.5}, "unknown argument 'treshold': allowed are budget, documents_once, "),
     ],
 )
 def test_wrong_knobs_are_refused_in_words(knobs: dict[str, Any], said: str) -> None:

@@ -362,3 +362,24 @@ def test_the_layouts_own_traffic_is_well_made() -> None:
 
 def test_questions_of_white_space_alone_are_read() -> None:
     assert lint_prompt([chat("", " "), chat("", "  ")]).codes == ()
+
+
+def conversation(turn: int, *, once: bool) -> dict[str, Any]:
+    """The request of a turn; every turn retrieves the same passage, and another."""
+    messages: list[dict[str, str]] = [{"role": "system", "content": SYSTEM}]
+    for number in range(turn + 1):
+        found = [PASSAGES[0]] if not number or not once else []
+        user = context([*found, PASSAGES[number + 1]], QUESTIONS[number])
+        messages.append({"role": "user", "content": user})
+        messages.append({"role": "assistant", "content": f"an answer {number}"})
+    return {"model": "m", "messages": messages[:-1]}
+
+
+def test_documents_that_a_conversation_has_already_are_found_with_their_tokens() -> None:
+    report = lint_prompt([conversation(turn, once=False) for turn in range(6)])
+    (finding,) = (f for f in report.findings if f.code == "repeated-document")
+    again = approximate_tokens(PASSAGES[0]) * 5 / 6  # in each turn but the first
+    assert 0.7 * again < finding.recomputed_tokens <= again
+    assert "user" in finding.part
+    said_once = lint_prompt([conversation(turn, once=True) for turn in range(6)])
+    assert "repeated-document" not in said_once.codes

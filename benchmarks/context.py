@@ -1,0 +1,274 @@
+"""What stands in the context: documents said once, beside saying them again, and ContextPilot.
+
+Conversations about one meeting of QMSum (:mod:`parts.prompts.conversations`), in chunks of 1,000
+characters that overlap by 200, four for each question.
+
+- ``tokens``: prompt tokens of all turns with and without ``documents_once``, and as ContextPilot's
+  deduplication leaves the same prompts; as a chat and as an agent's search results, with a history
+  that is cut to fit the model's context, and with one that is never cut.
+- ``quality``: F1 of the model's greedy answers (the bundled reader's by default) to the right ones,
+  question by question on the same history; the interval draws meetings. Answers are kept in
+  ``--answers``, so that a run goes on where it was stopped.
+- ``ttft``: seconds to the first token of each turn but the first, with vLLM's prefix cache on for
+  both; the two take turns.
+
+The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from langchain_core.messages import BaseMessage
+from parts.prompts.contextpilot_peer import has_contextpilot
+from parts.prompts.conversations import (
+    Conversation,
+    Kind,
+    by_contextpilot,
+    chat_turns,
+    conversations,
+)
+from parts.stats.intervals import median_ratio
+from parts.stats.tables import Cell, print_table
+
+from ragcache_integrations.engine import Message, Prompt, RAGCacheEngine, SamplingOptions
+from ragcache_integrations.engine.arguments import bundled_dtype
+from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.evaluation.datasets import token_f1
+from ragcache_integrations.evaluation.scores.intervals import Interval, bootstrap_interval
+
+PARTS = ("tokens", "quality", "ttft")
+WITH, WITHOUT, PILOT = "with", "without", "ContextPilot"
+K, ORDERS = 4, 3
+CONTEXT = 8192
+BUDGET, UNCUT = 6300, 1_000_000
+"""Tokens of a history that fits the model's context with a turn of four chunks, and of any."""
+ANSWER_TOKENS = 40
+MARKUP = 5
+"""Tokens of the chat template around a message."""
+ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
+
+Turns = list[list[BaseMessage]]
+
+
+class Bench:
+    """The conversations, a tokenizer, and an engine that is started when it is needed."""
+
+    def __init__(self, options: argparse.Namespace, stack: ExitStack) -> None:
+        self.options, self._stack = options, stack
+        self.model = options.model or str(default_model_path())
+        data = "bundled" if options.data is None else str(options.data / "qmsum")
+        orders, meetings = (1, 2) if options.quick else (ORDERS, None)
+        self.conversations = conversations(data, orders, K, meetings)
+        from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
+
+        tokenizer = AutoTokenizer.from_pretrained(self.model)
+        self.count = cache(lambda text: len(tokenizer(text, add_special_tokens=False).input_ids))
+        self._engine: RAGCacheEngine | None = None
+
+    @property
+    def engine(self) -> RAGCacheEngine:
+        """The engine, without a knowledge tree: vLLM's own prefix cache serves a growing chat."""
+        if self._engine is None:
+            engine = RAGCacheEngine(
+                self.model,
+                kv_cache_gib=self.options.kv_cache_gib,
+                knowledge_tree=False,
+                max_model_len=CONTEXT,
+                dtype="auto" if self.options.model else bundled_dtype(),
+            )
+            self._engine = self._stack.enter_context(engine)
+        return self._engine
+
+    def ways(self, conversation: Conversation, kind: Kind, budget: int) -> dict[str, Turns]:
+        """The prompts of each way."""
+        plain = chat_turns(conversation, kind, budget, self.count, once=False)
+        ways = {WITHOUT: plain, WITH: chat_turns(conversation, kind, budget, self.count, once=True)}
+        if has_contextpilot():
+            ways[PILOT] = [by_contextpilot(prompt) for prompt in plain]
+        return ways
+
+    def length(self, prompt: Sequence[BaseMessage]) -> int:
+        """Tokens of a prompt."""
+        return sum(self.count(str(message.text)) + MARKUP for message in prompt)
+
+
+def tokens(bench: Bench) -> dict[str, Any]:
+    """Prompt tokens of all turns, by the form of the conversation and the history's budget."""
+    rows: list[list[Cell]] = []
+    saved: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, budget in (("whole", UNCUT), (f"cut at {BUDGET}", BUDGET)):
+        kinds: tuple[Kind, ...] = ("chat", "agent")
+        for kind in kinds:
+            sums: dict[str, int] = defaultdict(int)
+            for conversation in bench.conversations:
+                for way, prompts in bench.ways(conversation, kind, budget).items():
+                    sums[way] += sum(map(bench.length, prompts))
+            shares = {way: 1 - total / sums[WITHOUT] for way, total in sums.items()}
+            turns = sum(len(conversation.questions) for conversation in bench.conversations)
+            rows += [[kind, name, way, total / turns, shares[way]] for way, total in sums.items()]
+            saved[f"{kind}, {name}"] = {
+                way: round(share, 4) for way, share in shares.items() if way != WITHOUT
+            }
+    count = len(bench.conversations)
+    head = ["form", "history", "documents said once", "tokens a prompt", "saved"]
+    print_table(f"prompt tokens of {count} conversations", head, rows)
+    whole = saved["chat, whole"]
+    return {
+        "tokens_saved": whole[WITH],
+        "tokens_saved_by_form": dict(saved),
+        "contextpilot": {"tokens_saved": whole.get(PILOT)},
+    }
+
+
+def as_prompt(messages: Sequence[BaseMessage]) -> Prompt:
+    """The engine's form of a prompt."""
+    return Prompt(messages=tuple(Message(ROLES[m.type], str(m.text)) for m in messages))
+
+
+class Answers:
+    """Answers by their prompts' texts, kept in a file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known: dict[str, str] = {}
+        if path is not None and path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                self._known.update(json.loads(line))
+
+    def ask(self, engine: RAGCacheEngine, prompts: Sequence[Prompt]) -> list[str]:
+        """Answer prompts, those that were not answered before."""
+        keys = [hashlib.sha256(repr(prompt).encode()).hexdigest() for prompt in prompts]
+        asked = dict(zip(keys, prompts, strict=True))
+        new = {key: prompt for key, prompt in asked.items() if key not in self._known}
+        options = SamplingOptions(max_tokens=ANSWER_TOKENS)
+        answers = engine.generate_batch(new.values(), options) if new else []
+        found = {key: answer.text for key, answer in zip(new, answers, strict=True)}
+        self._known |= found
+        if self._path is not None and found:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found) + "\n")
+        return [self._known[key] for key in keys]
+
+
+def quality(bench: Bench) -> dict[str, Any]:
+    """F1 of the answers by way, and the paired differences from without."""
+    answers = Answers(bench.options.answers)
+    scores: dict[str, list[float]] = defaultdict(list)
+    meetings: list[int] = []
+    began = time.perf_counter()
+    until = began + 60 * bench.options.minutes
+    for number, conversation in enumerate(bench.conversations):
+        if time.perf_counter() > until:
+            print(f"stopped after {number} conversations; run it again to go on")
+            break
+        ways = bench.ways(conversation, "chat", BUDGET)
+        for turn, question in enumerate(conversation.questions):
+            prompts = [as_prompt(prompts[turn]) for prompts in ways.values()]
+            texts = answers.ask(bench.engine, prompts)
+            for way, text in zip(ways, texts, strict=True):
+                scores[way].append(token_f1(text, (question.answer,)))
+            meetings.append(conversation.meeting)
+        print(f"{number + 1} conversations, {time.perf_counter() - began:.0f} s", flush=True)
+    differences = {
+        way: clustered(np.subtract(found, scores[WITHOUT]), meetings)
+        for way, found in scores.items()
+        if way != WITHOUT
+    }
+    rows: list[list[Cell]] = [
+        [way, len(found), statistics.fmean(found), str(differences.get(way, "-"))]
+        for way, found in scores.items()
+    ]
+    print_table("F1", ["documents said once", "questions", "F1", "less without"], rows)
+    means = {way: round(statistics.fmean(found), 4) for way, found in scores.items()}
+    result: dict[str, Any] = {
+        "f1": {WITH: means[WITH], WITHOUT: means[WITHOUT], "questions": len(meetings)},
+        "f1_difference": differences[WITH].as_list(4),
+    }
+    if PILOT in means:
+        difference = differences[PILOT].as_list(4)
+        result["contextpilot"] = {"f1": means[PILOT], "f1_difference": difference}
+    return result
+
+
+def clustered(differences: np.ndarray[Any, Any], meetings: Sequence[int]) -> Interval:
+    """The mean difference, with an interval that draws whole meetings."""
+    numbers = np.unique(meetings)
+    sums = np.array([differences[np.equal(meetings, n)].sum() for n in numbers])
+    counts = np.array([np.equal(meetings, n).sum() for n in numbers], dtype=float)
+    if len(numbers) == 1:
+        return Interval(float(sums[0] / counts[0]), float("nan"), float("nan"))
+
+    def mean(sums: Any, counts: Any, axis: int) -> Any:
+        return sums.sum(axis=axis) / counts.sum(axis=axis)
+
+    return bootstrap_interval(mean, [sums, counts], paired=True)
+
+
+def ttft(bench: Bench) -> dict[str, Any]:
+    """Seconds to the first token; every conversation begins with an empty cache."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    options = SamplingOptions(max_tokens=1)
+    count = 1 if bench.options.quick else bench.options.timed
+    for number, conversation in enumerate(bench.conversations[:count]):
+        ways = bench.ways(conversation, "chat", BUDGET)
+        bench.engine.reset_cache()
+        for turn in range(len(conversation.questions)):
+            names = list(ways) if (number + turn) % 2 else list(ways)[::-1]
+            for way in names:
+                prompt = as_prompt(ways[way][turn])
+                began = time.perf_counter()
+                next(iter(bench.engine.stream(prompt, options)))
+                if turn:
+                    seconds[way].append(time.perf_counter() - began)
+    ratios = {way: median_ratio(seconds[WITHOUT], found) for way, found in seconds.items()}
+    rows: list[list[Cell]] = [
+        [way, len(found), 1000 * statistics.median(found), str(ratios[way])]
+        for way, found in seconds.items()
+    ]
+    print_table(
+        "time to the first token", ["said once", "turns", "median ms", "without / it"], rows
+    )
+    result: dict[str, Any] = {"ttft_ratio": ratios[WITH].as_list(4)}
+    if PILOT in ratios:
+        result["contextpilot"] = {"ttft_ratio": ratios[PILOT].as_list(4)}
+    return result
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--quick", action="store_true", help="a cut of it, in about a minute")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
+    parser.add_argument("--data", type=Path, help="a folder of data sets; bundled if not given")
+    parser.add_argument("--model", help="path or hub name; the bundled reader by default")
+    parser.add_argument("--answers", type=Path, help="file in which answers are kept")
+    parser.add_argument("--minutes", type=float, default=1e9, help="the most for the quality")
+    parser.add_argument("--timed", type=int, default=12, help="conversations for the TTFT")
+    parser.add_argument("--kv-cache-gib", type=float, default=2.0)
+    options = parser.parse_args()
+    os.environ["RAGCACHE_DEFAULT_MODEL"] = "reader"
+    result: dict[str, Any] = {}
+    with ExitStack() as stack:
+        bench = Bench(options, stack)
+        for part in options.only:
+            found = {"tokens": tokens, "quality": quality, "ttft": ttft}[part](bench)
+            pilot = {**result.get("contextpilot", {}), **found.pop("contextpilot", {})}
+            result |= {**found, "contextpilot": pilot}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

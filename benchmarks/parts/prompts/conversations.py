@@ -1,0 +1,177 @@
+"""Conversations about one source: QMSum's questions on one meeting, with the chunks they find.
+
+Each meeting's questions are one conversation, in their own order and in others drawn at random, so
+that 35 meetings give 105 conversations of the natural length. The chunks are pieces of the
+transcript that overlap, as splitters cut them; a question finds those nearest to it. The history
+has the right answers, so that every way of writing the prompt hears the same conversation.
+
+- ``chat``: this turn's chunks and the question are one message of the user.
+- ``agent``: the assistant calls a search, whose result is one message of a tool with all chunks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+
+from parts.traffic.embedded import Embedder
+from ragcache_integrations.evaluation.datasets import load_dataset
+from ragcache_integrations.langchain import (
+    HalfTruncationHistory,
+    RAGPromptTemplate,
+    documents_once,
+)
+
+__all__ = ["Conversation", "Kind", "Question", "by_contextpilot", "chat_turns", "conversations"]
+
+Kind = Literal["chat", "agent"]
+SYSTEM = "Answer from the parts of a meeting's transcript, in a few sentences."
+CHARACTERS, OVERLAP = 1000, 200
+"""As in the frameworks' tutorials."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, its right answer, and the chunks that it finds, the nearest first."""
+
+    text: str
+    answer: str
+    chunks: tuple[Document, ...]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The questions of one conversation.
+
+    Attributes:
+        meeting: Number of the meeting.
+        questions: In the order in which they are asked.
+    """
+
+    meeting: int
+    questions: tuple[Question, ...]
+
+
+def conversations(data: str, orders: int, k: int, meetings: int | None) -> list[Conversation]:
+    """Read the meetings, and search them.
+
+    Args:
+        data: Folder of QMSum, or ``bundled``.
+        orders: Conversations for each meeting.
+        k: Chunks that a question finds.
+        meetings: The most meetings; ``None`` for all.
+
+    Returns:
+        The questions' own order of all meetings, then the other orders.
+    """
+    qmsum = load_dataset("qmsum", data)
+    transcripts: dict[str, list[str]] = defaultdict(list)
+    for document in qmsum.documents:
+        transcripts[document.id.rpartition("-")[0]].append(document.text)
+    asked: dict[str, list[Any]] = defaultdict(list)
+    for question in qmsum.questions:
+        asked[question.group or ""].append(question)
+    embed = Embedder()
+    rng = np.random.default_rng(0)
+    found = []
+    for number, (name, questions) in enumerate(list(asked.items())[:meetings]):
+        chunks = list(_chunks(name, "\n".join(transcripts[name])))
+        vectors = embed([chunk.page_content for chunk in chunks])
+        nearest = vectors @ embed([q.text for q in questions]).T
+        ready = [
+            Question(q.text, q.answers[0], tuple(chunks[n] for n in np.argsort(-scores)[:k]))
+            for q, scores in zip(questions, nearest.T, strict=True)
+        ]
+        for order in range(orders):
+            places = rng.permutation(len(ready)) if order else range(len(ready))
+            found.append(Conversation(number, tuple(ready[place] for place in places)))
+    return [conversation for order in range(orders) for conversation in found[order::orders]]
+
+
+def _chunks(name: str, text: str) -> Iterator[Document]:
+    """Overlapping chunks that begin and end between words."""
+    begin = number = 0
+    while begin < len(text):
+        end = min(len(text), begin + CHARACTERS)
+        if end < len(text):
+            end = max(text.rfind(" ", begin, end), text.rfind("\n", begin, end), begin + 1)
+        yield Document(text[begin:end].strip(), id=f"{name}-{number}")
+        if end == len(text):
+            return
+        begin, number = text.find(" ", end - OVERLAP, end) + 1 or end, number + 1
+
+
+def chat_turns(
+    conversation: Conversation,
+    kind: Kind,
+    budget: int,
+    count_tokens: Callable[[str], int],
+    *,
+    once: bool,
+) -> list[list[BaseMessage]]:
+    """The prompt of each turn, as an application with our template and history makes it.
+
+    Args:
+        conversation: What is asked.
+        kind: How chunks reach the model.
+        budget: Of the history, in tokens.
+        count_tokens: Of the model.
+        once: Whether documents are said once.
+    """
+    history = HalfTruncationHistory(budget, count_tokens=count_tokens, documents_once=once)
+    template = RAGPromptTemplate(
+        system=SYSTEM,
+        history="{history}",
+        documents="{context}",
+        query="Question: {question}\nAnswer:",
+        documents_once=once,
+    )
+    prompts = []
+    for number, question in enumerate(conversation.questions):
+        if kind == "chat":
+            values = {"context": list(question.chunks), "question": question.text}
+            prompt = template.invoke({"history": history.messages, **values}).to_messages()
+            new = [prompt[-1]]
+        else:
+            call = {"name": "search", "args": {"query": question.text}, "id": f"call-{number}"}
+            result = "\n\n".join(chunk.page_content for chunk in question.chunks)
+            new = [
+                HumanMessage(question.text),
+                AIMessage("", tool_calls=[call]),
+                ToolMessage(result, tool_call_id=call["id"]),
+            ]
+            prompt = [SystemMessage(SYSTEM), *history.messages, *new]
+            prompt = documents_once(prompt) if once else prompt
+        prompts.append(prompt)
+        history.add_messages([*new, AIMessage(question.answer)])
+    return prompts
+
+
+def by_contextpilot(prompt: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """The prompt as ContextPilot's own deduplication of a request leaves it.
+
+    It compares blocks of lines in all messages; it is given the same messages of the same history.
+    """
+    from contextpilot.dedup import dedup_chat_completions  # noqa: PLC0415 - a peer, not always there
+
+    roles = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
+    body: dict[str, Any] = {"messages": []}
+    for message in prompt:
+        turn: dict[str, Any] = {"role": roles[message.type], "content": str(message.text)}
+        if isinstance(message, ToolMessage):
+            turn |= {"tool_call_id": message.tool_call_id, "name": "search"}
+        body["messages"].append(turn)
+    dedup_chat_completions(body)
+    shortened = []
+    for message, turn in zip(prompt, body["messages"], strict=True):
+        copied = copy.copy(message)
+        copied.content = turn["content"]
+        shortened.append(copied)
+    return shortened

@@ -1,0 +1,238 @@
+"""Refers to text that a conversation has already, instead of saying it again.
+
+A document that is retrieved in several turns is in the prompt several times; so do the overlap
+of neighbouring chunks, and the same lines in two results of a tool. Here the messages of a prompt
+are read in order. Text of a document that an earlier document has word for word is replaced
+by a reference, such as ``[as above, from "the first words" to "its last words"]``. What a message
+becomes depends on it and the messages before it alone, so that the beginning of a growing
+conversation keeps its bytes, and with them its KV cache. If the history loses the message that a
+reference names, the next prompt has the text in full again, because there is nothing to refer to.
+
+References are written, never read: no text of a document is taken for one. Nor can the model
+confuse them: where a document imitates a reference, those after it have more brackets than it has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ragcache_integrations.core.checks import check_int
+from ragcache_integrations.core.prompt import LiteralText, Part, Prompt, PromptDocument, part_text
+
+__all__ = ["MIN_WORDS", "Repeats", "documents_once"]
+
+MIN_WORDS = 40
+"""Words of the shortest text that is referred to; a reference has about twenty tokens."""
+
+LEAST_WORDS = 8
+"""Words by which equal text is found, and the least value of ``min_words``."""
+
+MAX_WORDS = 200_000
+"""Words of a prompt that can be referred to; text after them is still compared with them."""
+
+FIRST_WORDS, LAST_WORDS = 8, 4
+QUOTE_CHARACTERS = 64
+"""The most characters of the first words, and of the last, in a reference."""
+
+# Texts in these scripts have no spaces between words: each of their characters is a word.
+_WIDE = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+_WORD = re.compile(rf"[{_WIDE}]|[^\s{_WIDE}]+")
+_IMITATION = re.compile(r"(\[+)\s*as\s+above", re.IGNORECASE)
+_QUOTE_BREAKS = re.compile(r'[\s"\[\]]+')
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A document's text, cut into words."""
+
+    text: str
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each word begins and ends."""
+        return [match.span() for match in _WORD.finditer(self.text)]
+
+    @cached_property
+    def words(self) -> list[str]:
+        return [self.text[begin:end] for begin, end in self.spans]
+
+    def gap(self, number: int) -> str:
+        """What is between a word and the next."""
+        return self.text[self.spans[number][1] : self.spans[number + 1][0]]
+
+    def cut(self, first: int, end: int) -> str:
+        """The text from one word up to another, which it does not include."""
+        return self.text[self.spans[first][0] : self.spans[end - 1][1]]
+
+    def quote(self, first: int, end: int) -> str:
+        """Words on one line, without what could end a quotation."""
+        return _QUOTE_BREAKS.sub(" ", self.cut(first, end)[:QUOTE_CHARACTERS]).strip()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Words of a document that are in the prompt in full, from ``first`` up to ``end``."""
+
+    source: _Text
+    first: int
+    end: int
+
+
+class Repeats:
+    """Reads the messages of one prompt in order. Not thread-safe.
+
+    It takes time and memory in proportion to the text, some microseconds a word.
+
+    Args:
+        min_words: Words of the shortest text that is referred to.
+
+    Raises:
+        ConfigurationError: ``min_words`` is below 8.
+    """
+
+    def __init__(self, min_words: int = MIN_WORDS) -> None:
+        self._min_words = check_int("min_words", min_words, LEAST_WORDS)
+        self._places: dict[int, tuple[_Stretch, int]] = {}  # by the hash of the words there
+        self._room = MAX_WORDS
+        self._brackets = 1
+
+    def read(self, parts: Sequence[Part], *, in_full: bool = False) -> tuple[Part, ...]:
+        """Read the next message.
+
+        Args:
+            parts: Its text and documents. Only documents are compared, and referred to.
+            in_full: Whether the message stays as it is; later ones may still refer to it.
+
+        Returns:
+            The parts. A document that has text in common with earlier ones becomes several:
+            references, which are text, and documents between them.
+        """
+        for part in parts:
+            if isinstance(part, PromptDocument):
+                imitations = _IMITATION.finditer(part.text)
+                longest = max((len(match[1]) for match in imitations), default=0)
+                self._brackets = max(self._brackets, longest + 1)
+        read: list[Part] = []
+        for part in parts:
+            read += self._read(part, in_full) if isinstance(part, PromptDocument) else [part]
+        return tuple(read)
+
+    def _read(self, document: PromptDocument, in_full: bool) -> list[Part]:
+        text = _Text(document.text)
+        repeats = [] if in_full else list(self._find(text))
+        bounds = [0, *(place for repeat in repeats for place in repeat), len(text.words)]
+        for first, end in zip(bounds[::2], bounds[1::2], strict=True):
+            self._remember(_Stretch(text, first, end))
+        if not repeats:
+            return [document]
+        pieces: list[Part] = []
+        position = 0
+        for first, end in repeats:
+            begin = text.spans[first][0]
+            pieces += _piece(text.text[position:begin])
+            # Brackets of the text before must not count as the reference's.
+            space = "" if begin == 0 or text.text[begin - 1].isspace() else " "
+            pieces.append(LiteralText(space + self._reference(text, first, end)))
+            position = text.spans[end - 1][1]
+        return [*pieces, *_piece(text.text[position:])]
+
+    def _find(self, text: _Text) -> Iterator[tuple[int, int]]:
+        """Find the words that an earlier document has, too, first to last."""
+        words = text.words
+        done = place = 0
+        while place + LEAST_WORDS <= len(words):
+            known = self._places.get(_hash(words, place))
+            if known is not None:
+                first, end = _common(text, place, done, *known)
+                reference = self._reference(text, first, end) if end > first else ""
+                long = end - first >= self._min_words
+                if long and len(text.cut(first, end)) > 2 * len(reference):
+                    yield first, end
+                    done = place = end
+                    continue
+            place += 1
+
+    def _remember(self, stretch: _Stretch) -> None:
+        last = min(stretch.end - LEAST_WORDS + 1, stretch.first + self._room)
+        for place in range(stretch.first, last):
+            self._places.setdefault(_hash(stretch.source.words, place), (stretch, place))
+        self._room -= max(0, last - stretch.first)
+
+    def _reference(self, text: _Text, first: int, end: int) -> str:
+        begins = text.quote(first, min(end, first + FIRST_WORDS))
+        ends = text.quote(max(first, end - LAST_WORDS), end)
+        words = f'as above, from "{begins}" to "{ends}"'
+        return "[" * self._brackets + words + "]" * self._brackets
+
+
+def documents_once(prompt: Prompt, *, min_words: int = MIN_WORDS) -> Prompt:
+    """Refer to what earlier documents of the same conversation say already.
+
+    Args:
+        prompt: A conversation whose documents are marked. Results of tools count as documents.
+        min_words: Words of the shortest text that is referred to.
+
+    Raises:
+        ConfigurationError: ``min_words`` is below 8.
+    """
+    repeats = Repeats(min_words)
+    messages = []
+    for message in prompt.messages:
+        parts: Iterable[Part] = message.parts
+        if message.role == "tool":
+            parts = map(_as_document, parts)
+        messages.append(message.with_parts(repeats.read(tuple(parts))))
+    return replace(prompt, messages=tuple(messages))
+
+
+def _as_document(part: Part) -> Part:
+    is_text = isinstance(part, str) and part and not isinstance(part, LiteralText)
+    return PromptDocument(part_text(part)) if is_text else part
+
+
+def _hash(words: Sequence[str], place: int) -> int:
+    return hash(tuple(words[place : place + LEAST_WORDS]))
+
+
+def _common(text: _Text, place: int, done: int, known: _Stretch, other: int) -> tuple[int, int]:
+    """The words around a place that a stretch has, too, with the same white space between them.
+
+    Args:
+        text: The text.
+        place: A word of it.
+        done: Its first word that may be referred to.
+        known: The stretch.
+        other: The word of the stretch's source that may be the same.
+
+    Returns:
+        The first word, and the one after the last; the same number if the words differ.
+    """
+    source, words = known.source, known.source.words
+    if text.words[place] != words[other]:
+        return place, place
+    first, before = place, other
+    while (
+        first > done
+        and before > known.first
+        and text.words[first - 1] == words[before - 1]
+        and text.gap(first - 1) == source.gap(before - 1)
+    ):
+        first, before = first - 1, before - 1
+    end, after = place + 1, other + 1
+    while (
+        end < len(text.words)
+        and after < known.end
+        and text.words[end] == words[after]
+        and text.gap(end - 1) == source.gap(after - 1)
+    ):
+        end, after = end + 1, after + 1
+    return first, end
+
+
+def _piece(text: str) -> list[Part]:
+    if not text:
+        return []
+    return [PromptDocument(text) if text.strip() else text]

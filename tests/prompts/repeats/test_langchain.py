@@ -1,0 +1,121 @@
+"""Documents once in LangChain: templates, histories, tools."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+
+from ragcache_integrations.langchain import (
+    HalfTruncationHistory,
+    RAGPromptTemplate,
+    documents_once,
+)
+from ragcache_integrations.prompts.lint.messages import text_of
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def prose(name: str) -> str:
+    return " ".join(f"{name}{number}" for number in range(100))
+
+
+def texts(messages: list[BaseMessage]) -> list[str]:
+    return [text_of(message.content, "a message") for message in messages]
+
+
+def template(**knobs: Any) -> RAGPromptTemplate:
+    return RAGPromptTemplate(
+        system="Be brief.",
+        history="{history}",
+        documents="{context}",
+        query="Question: {question}",
+        documents_once=True,
+        **knobs,
+    )
+
+
+def chat(turns: int, budget: int, **knobs: Any) -> tuple[list[list[BaseMessage]], Any]:
+    """Prompts of a chat whose every turn finds the same document, and one of its own."""
+    history = HalfTruncationHistory(budget, count_tokens=words, documents_once=True)
+    prompts = []
+    for turn in range(turns):
+        documents = [Document(prose("same")), Document(prose(f"turn{turn}x"))]
+        values = {"history": history.messages, "context": documents, "question": f"what {turn}"}
+        prompts.append(template(**knobs).invoke(values).to_messages())
+        history.add_messages([prompts[-1][-1], AIMessage("an answer")])
+    return prompts, history
+
+
+def test_a_chat_says_a_document_once_and_only_grows() -> None:
+    for knobs in ({}, {"document_blocks": True}):
+        prompts, history = chat(4, 100_000, **knobs)
+        assert "".join(texts(prompts[-1])).count("same50") == 1
+        assert texts(prompts[-1])[-1].startswith('[as above, from "same0 same1')
+        for before, after in itertools.pairwise(prompts):
+            assert texts(after)[: len(before)] == texts(before)
+            assert [m.content for m in after[: len(before)]] == [m.content for m in before]
+        assert texts(history.messages) == [*texts(prompts[-1])[1:], "an answer"]
+
+
+def test_a_document_comes_back_in_full_when_its_turn_is_dropped() -> None:
+    prompts, history = chat(12, 1200)
+    assert history.stats().truncations > 1
+    for prompt in prompts:
+        assert "".join(texts(prompt)).count("same50") == 1
+        assert words(" ".join(texts(prompt))) < 1200 + 300
+    assert "same50" in history.messages[0].text
+
+
+def test_a_saved_history_says_the_same(tmp_path: Any) -> None:
+    _, history = chat(8, 1200)
+    saved = json.loads(json.dumps(history.to_dict()))
+    again = HalfTruncationHistory.from_dict(saved, count_tokens=words)
+    assert texts(again.messages) == texts(history.messages)
+    view = history.messages
+    history.messages = view[-3:]  # what its messages referred to is in them again
+    assert "".join(texts(history.messages)).count("same50") == 1
+
+
+def test_what_a_message_holds_is_not_trusted() -> None:
+    for held in ("x", [], [1], [{"text": 1}], [{"text": ""}], {"text": "x"}):
+        message = HumanMessage("plain", additional_kwargs={"ragcache_parts": held})
+        assert documents_once([message, message]) == [message, message]
+
+
+def tool(content: Any, **extras: Any) -> ToolMessage:
+    return ToolMessage(content, tool_call_id="1", additional_kwargs=extras)
+
+
+def test_results_of_tools_are_said_once_unless_they_ask_to_be_in_full() -> None:
+    messages = [tool(prose("a")), AIMessage(prose("a")), tool(prose("a")), tool([prose("a")])]
+    once = documents_once(messages)
+    assert once[:2] == messages[:2]
+    assert all(text.startswith("[as above") for text in texts(once[2:]))
+    assert once[2].tool_call_id == "1"  # type: ignore[attr-defined]
+    assert documents_once(once) == once
+    assert texts(documents_once(once[2:])) == [prose("a"), once[3].text]
+    full = tool(prose("a"), in_full=True)
+    assert documents_once([messages[0], full]) == [messages[0], full]
+
+
+def test_messages_with_images_stay_and_marks_for_a_cache_are_kept() -> None:
+    text = {"type": "text", "text": prose("a")}
+    image = {"type": "image", "url": "https://example.org/a.png"}
+    with_image = tool([text, image])
+    marked = tool([{**text, "cache_control": {"type": "ephemeral"}}])
+    once = documents_once([tool(prose("a")), with_image, marked])
+    assert once[1] == with_image
+    assert once[2].content[-1]["cache_control"] == {"type": "ephemeral"}  # type: ignore[index]
+    assert once[2].text.startswith("[as above")
+
+
+def test_without_the_knob_nothing_changes() -> None:
+    history = HalfTruncationHistory(10_000, count_tokens=words)
+    history.add_messages([tool(prose("a")), tool(prose("a"))])
+    assert texts(history.messages) == [prose("a")] * 2
