@@ -8,14 +8,17 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.prompts.lint import (
     MIN_TOKENS,
+    PROVIDERS,
     CountTokens,
     LintReport,
+    RequestLog,
     Template,
     TemplatePiece,
     approximate_tokens,
@@ -23,6 +26,7 @@ from ragcache_integrations.prompts.lint import (
     lint_prompt,
     mustache_pieces,
     pieces_of,
+    provider_cost,
     read_requests,
     read_text,
 )
@@ -92,6 +96,25 @@ def add_lint(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="N",
         help=f"report findings that cost at least N tokens per request (default: {MIN_TOKENS})",
     )
+    parser.add_argument(
+        "--provider",
+        choices=PROVIDERS,
+        help="say what this provider's prompt cache holds of a log, and what its prompts cost",
+    )
+    parser.add_argument(
+        "--requests-per-day",
+        type=float,
+        default=1000.0,
+        metavar="N",
+        help="with --provider: requests like these in a day (default: 1000)",
+    )
+    parser.add_argument(
+        "--price",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="with --provider: of a million tokens of input (default: 1)",
+    )
     add_json(parser)
 
 
@@ -110,6 +133,16 @@ def _lint(options: argparse.Namespace) -> int:
         else:
             content[source] = report.as_dict()
             _write(sys.stdout, f"{source}: {report}")
+            if options.provider and isinstance(prompt, RequestLog):
+                cost = provider_cost(
+                    prompt.requests,
+                    PROVIDERS[options.provider],
+                    requests_per_day=options.requests_per_day,
+                    price=options.price,
+                    count_tokens=count_tokens,
+                )
+                content[source]["provider"] = asdict(cost)
+                _write(sys.stdout, str(cost))
     if options.json:
         _write(sys.stdout, json.dumps(content))
     if any("error" in result for result in content.values()):

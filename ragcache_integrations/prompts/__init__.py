@@ -1,13 +1,22 @@
 """Prompts laid out so that their KV caches can be reused."""
 
 from .layout import Change, PromptLayout, PromptPart, anthropic_request, openai_request
-from .lint import Finding, LintReport, lint_prompt
+from .lint import (
+    PROVIDERS,
+    Finding,
+    LintReport,
+    ProviderCache,
+    ProviderCost,
+    lint_prompt,
+    provider_cost,
+)
 from .plan import FlowPart, FlowStep, PrefixPlan, Traffic
 from .recognition import mark_documents, mark_prompt
 from .rendering import stable_json
 from .repeats import documents_once
 
 __all__ = [
+    "PROVIDERS",
     "Change",
     "Finding",
     "FlowPart",
@@ -16,6 +25,8 @@ __all__ = [
     "PrefixPlan",
     "PromptLayout",
     "PromptPart",
+    "ProviderCache",
+    "ProviderCost",
     "Traffic",
     "anthropic_request",
     "documents_once",
@@ -23,5 +34,6 @@ __all__ = [
     "mark_documents",
     "mark_prompt",
     "openai_request",
+    "provider_cost",
     "stable_json",
 ]

@@ -1,9 +1,10 @@
 """The prompt linter: its rules, and the files and logs that it reads."""
 
-from .files import EntryLog, read_log, read_requests, read_text
+from .files import EntryLog, RequestLog, read_log, read_requests, read_text
 from .jinja import jinja_pieces
 from .lint import Finding, lint_prompt
 from .mustache import mustache_pieces
+from .providers import PROVIDERS, ProviderCache, ProviderCost, provider_cost
 from .requests import recorded_requests
 from .rules import MIN_TOKENS, LintReport
 from .templates import Template, TemplatePiece, pieces_of
@@ -11,10 +12,14 @@ from .tokens import CountTokens, approximate_tokens
 
 __all__ = [
     "MIN_TOKENS",
+    "PROVIDERS",
     "CountTokens",
     "EntryLog",
     "Finding",
     "LintReport",
+    "ProviderCache",
+    "ProviderCost",
+    "RequestLog",
     "Template",
     "TemplatePiece",
     "approximate_tokens",
@@ -22,6 +27,7 @@ __all__ = [
     "lint_prompt",
     "mustache_pieces",
     "pieces_of",
+    "provider_cost",
     "read_log",
     "read_requests",
     "read_text",
