@@ -1,14 +1,18 @@
 """What stands in the context: documents said once, beside saying them again, and ContextPilot.
 
-Conversations about one meeting of QMSum (:mod:`parts.prompts.conversations`), in chunks of 1,000
-characters that overlap by 200, four for each question.
+Conversations about one meeting of QMSum (:mod:`parts.prompts.conversations`), in overlapping
+chunks of ``--characters`` (2,000, as ``ragcache eval`` cuts QMSum), four for each question.
 
-- ``tokens``: prompt tokens of all turns with and without ``documents_once``, and as ContextPilot's
-  deduplication leaves the same prompts; as a chat and as an agent's search results, with a history
-  that is cut to fit the model's context, and with one that is never cut.
+- ``tokens``: prompt tokens of all turns with and without ``documents_once``, and with both of
+  ContextPilot's ways: its manager of conversations, which compares documents' ids, and its
+  deduplication of a request, which compares blocks of lines. As a chat and as an agent's search
+  results, with a history that is cut to fit the model's context, and with one that is never cut.
 - ``quality``: F1 of the model's greedy answers (the bundled reader's by default) to the right ones,
   question by question on the same history; the interval draws meetings. Answers are kept in
   ``--answers``, so that a run goes on where it was stopped.
+- ``repeated``: the same with Natural Questions, on conversations whose second turn finds exactly
+  what the first has found, so that all that answers it is only referred to. The bundled reader
+  answers these; QMSum's summaries it cannot write.
 - ``ttft``: seconds to the first token of each turn but the first, with vLLM's prefix cache on for
   both; the two take turns.
 
@@ -26,7 +30,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +43,8 @@ from parts.prompts.conversations import (
     by_contextpilot,
     chat_turns,
     conversations,
+    repeated_searches,
+    turns_by_contextpilot,
 )
 from parts.stats.intervals import median_ratio
 from parts.stats.tables import Cell, print_table
@@ -49,11 +55,11 @@ from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.evaluation.datasets import token_f1
 from ragcache_integrations.evaluation.scores.intervals import Interval, bootstrap_interval
 
-PARTS = ("tokens", "quality", "ttft")
-WITH, WITHOUT, PILOT = "with", "without", "ContextPilot"
+PARTS = ("tokens", "quality", "repeated", "ttft")
+WITH, WITHOUT, PILOT, BLOCKS = "with", "without", "ContextPilot", "ContextPilot, blocks"
 K, ORDERS = 4, 3
 CONTEXT = 8192
-BUDGET, UNCUT = 6300, 1_000_000
+BUDGET, UNCUT = 5400, 1_000_000
 """Tokens of a history that fits the model's context with a turn of four chunks, and of any."""
 ANSWER_TOKENS = 40
 MARKUP = 5
@@ -69,14 +75,19 @@ class Bench:
     def __init__(self, options: argparse.Namespace, stack: ExitStack) -> None:
         self.options, self._stack = options, stack
         self.model = options.model or str(default_model_path())
-        data = "bundled" if options.data is None else str(options.data / "qmsum")
-        orders, meetings = (1, 2) if options.quick else (ORDERS, None)
-        self.conversations = conversations(data, orders, K, meetings)
         from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
 
         tokenizer = AutoTokenizer.from_pretrained(self.model)
         self.count = cache(lambda text: len(tokenizer(text, add_special_tokens=False).input_ids))
         self._engine: RAGCacheEngine | None = None
+
+    @cached_property
+    def conversations(self) -> list[Conversation]:
+        """Those of QMSum."""
+        options = self.options
+        data = "bundled" if options.data is None else str(options.data / "qmsum")
+        orders, meetings = (1, 2) if options.quick else (ORDERS, None)
+        return conversations(data, orders, K, options.characters, meetings)
 
     @property
     def engine(self) -> RAGCacheEngine:
@@ -97,7 +108,8 @@ class Bench:
         plain = chat_turns(conversation, kind, budget, self.count, once=False)
         ways = {WITHOUT: plain, WITH: chat_turns(conversation, kind, budget, self.count, once=True)}
         if has_contextpilot():
-            ways[PILOT] = [by_contextpilot(prompt) for prompt in plain]
+            ways[PILOT] = turns_by_contextpilot(conversation, kind, budget, self.count)
+            ways[BLOCKS] = [by_contextpilot(prompt) for prompt in plain]
         return ways
 
     def length(self, prompt: Sequence[BaseMessage]) -> int:
@@ -129,7 +141,10 @@ def tokens(bench: Bench) -> dict[str, Any]:
     return {
         "tokens_saved": whole[WITH],
         "tokens_saved_by_form": dict(saved),
-        "contextpilot": {"tokens_saved": whole.get(PILOT)},
+        "contextpilot": {
+            "tokens_saved": whole.get(PILOT),
+            "tokens_saved_by_blocks": whole.get(BLOCKS),
+        },
     }
 
 
@@ -164,18 +179,37 @@ class Answers:
 
 
 def quality(bench: Bench) -> dict[str, Any]:
-    """F1 of the answers by way, and the paired differences from without."""
+    """F1 of the answers to QMSum's questions."""
+    return answered(bench, bench.conversations, 0)
+
+
+def repeated(bench: Bench) -> dict[str, Any]:
+    """F1 where all that answers is only referred to."""
+    data = "bundled" if bench.options.data is None else str(bench.options.data / "nq")
+    count = 4 if bench.options.quick else bench.options.questions
+    return {"repeated": answered(bench, repeated_searches(data, count), 1)}
+
+
+def answered(bench: Bench, asked: Sequence[Conversation], first: int) -> dict[str, Any]:
+    """F1 of the answers by way, and the paired differences from without.
+
+    Args:
+        bench: Answers.
+        asked: The conversations.
+        first: The first turn that is asked.
+    """
     answers = Answers(bench.options.answers)
     scores: dict[str, list[float]] = defaultdict(list)
     meetings: list[int] = []
     began = time.perf_counter()
     until = began + 60 * bench.options.minutes
-    for number, conversation in enumerate(bench.conversations):
+    for number, conversation in enumerate(asked):
         if time.perf_counter() > until:
             print(f"stopped after {number} conversations; run it again to go on")
             break
         ways = bench.ways(conversation, "chat", BUDGET)
-        for turn, question in enumerate(conversation.questions):
+        ways.pop(BLOCKS, None)  # ContextPilot is asked in the way that saves most
+        for turn, question in list(enumerate(conversation.questions))[first:]:
             prompts = [as_prompt(prompts[turn]) for prompts in ways.values()]
             texts = answers.ask(bench.engine, prompts)
             for way, text in zip(ways, texts, strict=True):
@@ -224,6 +258,7 @@ def ttft(bench: Bench) -> dict[str, Any]:
     count = 1 if bench.options.quick else bench.options.timed
     for number, conversation in enumerate(bench.conversations[:count]):
         ways = bench.ways(conversation, "chat", BUDGET)
+        ways.pop(BLOCKS, None)  # ContextPilot is asked in the way that saves most
         bench.engine.reset_cache()
         for turn in range(len(conversation.questions)):
             names = list(ways) if (number + turn) % 2 else list(ways)[::-1]
@@ -253,18 +288,21 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a cut of it, in about a minute")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
     parser.add_argument("--data", type=Path, help="a folder of data sets; bundled if not given")
+    parser.add_argument("--characters", type=int, default=2000, help="of a chunk")
     parser.add_argument("--model", help="path or hub name; the bundled reader by default")
     parser.add_argument("--answers", type=Path, help="file in which answers are kept")
     parser.add_argument("--minutes", type=float, default=1e9, help="the most for the quality")
-    parser.add_argument("--timed", type=int, default=12, help="conversations for the TTFT")
+    parser.add_argument("--timed", type=int, default=4, help="conversations for the TTFT")
+    parser.add_argument("--questions", type=int, default=100, help="of Natural Questions")
     parser.add_argument("--kv-cache-gib", type=float, default=2.0)
     options = parser.parse_args()
     os.environ["RAGCACHE_DEFAULT_MODEL"] = "reader"
+    measures = {"tokens": tokens, "quality": quality, "repeated": repeated, "ttft": ttft}
     result: dict[str, Any] = {}
     with ExitStack() as stack:
         bench = Bench(options, stack)
         for part in options.only:
-            found = {"tokens": tokens, "quality": quality, "ttft": ttft}[part](bench)
+            found = measures[part](bench)
             pilot = {**result.get("contextpilot", {}), **found.pop("contextpilot", {})}
             result |= {**found, "contextpilot": pilot}
     print(json.dumps(result))

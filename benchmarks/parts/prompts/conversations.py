@@ -15,12 +15,15 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
+from parts.traffic.corpora import lexical_top_k
 from parts.traffic.embedded import Embedder
 from ragcache_integrations.evaluation.datasets import load_dataset
 from ragcache_integrations.langchain import (
@@ -29,12 +32,19 @@ from ragcache_integrations.langchain import (
     documents_once,
 )
 
-__all__ = ["Conversation", "Kind", "Question", "by_contextpilot", "chat_turns", "conversations"]
+__all__ = [
+    "Conversation",
+    "Kind",
+    "Question",
+    "by_contextpilot",
+    "chat_turns",
+    "conversations",
+    "repeated_searches",
+    "turns_by_contextpilot",
+]
 
 Kind = Literal["chat", "agent"]
 SYSTEM = "Answer from the parts of a meeting's transcript, in a few sentences."
-CHARACTERS, OVERLAP = 1000, 200
-"""As in the frameworks' tutorials."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +69,16 @@ class Conversation:
     questions: tuple[Question, ...]
 
 
-def conversations(data: str, orders: int, k: int, meetings: int | None) -> list[Conversation]:
+def conversations(
+    data: str, orders: int, k: int, characters: int, meetings: int | None
+) -> list[Conversation]:
     """Read the meetings, and search them.
 
     Args:
         data: Folder of QMSum, or ``bundled``.
         orders: Conversations for each meeting.
         k: Chunks that a question finds.
+        characters: Of a chunk; a fifth of them are the next one's, too.
         meetings: The most meetings; ``None`` for all.
 
     Returns:
@@ -82,7 +95,7 @@ def conversations(data: str, orders: int, k: int, meetings: int | None) -> list[
     rng = np.random.default_rng(0)
     found = []
     for number, (name, questions) in enumerate(list(asked.items())[:meetings]):
-        chunks = list(_chunks(name, "\n".join(transcripts[name])))
+        chunks = list(_chunks(name, "\n".join(transcripts[name]), characters))
         vectors = embed([chunk.page_content for chunk in chunks])
         nearest = vectors @ embed([q.text for q in questions]).T
         ready = [
@@ -95,17 +108,41 @@ def conversations(data: str, orders: int, k: int, meetings: int | None) -> list[
     return [conversation for order in range(orders) for conversation in found[order::orders]]
 
 
-def _chunks(name: str, text: str) -> Iterator[Document]:
+def repeated_searches(data: str, count: int) -> list[Conversation]:
+    """Conversations of two turns, of which the second finds exactly what the first has found.
+
+    The second is a question of Natural Questions with its five best passages by keywords; the first
+    asks another question over the same passages. So what answers is only referred to.
+
+    Args:
+        data: Folder of Natural Questions, or ``bundled``.
+        count: Questions.
+    """
+    nq = load_dataset("nq", data)
+    texts = {document.id: document.text for document in nq.documents}
+    order = np.random.default_rng(0).permutation(len(nq.questions))[: count + 1]
+    asked = [nq.questions[place] for place in order]
+    found = lexical_top_k([question.text for question in asked], texts, 5)
+    talks = []
+    for number, (question, other, names) in enumerate(zip(asked, asked[1:], found, strict=False)):
+        chunks = tuple(Document(texts[name], id=name) for name in names)
+        first = Question(other.text, "Not in the document.", chunks)
+        second = Question(question.text, question.answers[0], chunks)
+        talks.append(Conversation(number, (first, second)))
+    return talks
+
+
+def _chunks(name: str, text: str, characters: int) -> Iterator[Document]:
     """Overlapping chunks that begin and end between words."""
     begin = number = 0
     while begin < len(text):
-        end = min(len(text), begin + CHARACTERS)
+        end = min(len(text), begin + characters)
         if end < len(text):
             end = max(text.rfind(" ", begin, end), text.rfind("\n", begin, end), begin + 1)
         yield Document(text[begin:end].strip(), id=f"{name}-{number}")
         if end == len(text):
             return
-        begin, number = text.find(" ", end - OVERLAP, end) + 1 or end, number + 1
+        begin, number = text.find(" ", end - characters // 5, end) + 1 or end, number + 1
 
 
 def chat_turns(
@@ -140,18 +177,56 @@ def chat_turns(
             prompt = template.invoke({"history": history.messages, **values}).to_messages()
             new = [prompt[-1]]
         else:
-            call = {"name": "search", "args": {"query": question.text}, "id": f"call-{number}"}
             result = "\n\n".join(chunk.page_content for chunk in question.chunks)
-            new = [
-                HumanMessage(question.text),
-                AIMessage("", tool_calls=[call]),
-                ToolMessage(result, tool_call_id=call["id"]),
-            ]
+            new = _search(number, question.text, result)
             prompt = [SystemMessage(SYSTEM), *history.messages, *new]
             prompt = documents_once(prompt) if once else prompt
         prompts.append(prompt)
         history.add_messages([*new, AIMessage(question.answer)])
     return prompts
+
+
+def turns_by_contextpilot(
+    conversation: Conversation, kind: Kind, budget: int, count_tokens: Callable[[str], int]
+) -> list[list[BaseMessage]]:
+    """The prompt of each turn as ContextPilot's manager of conversations writes its documents.
+
+    It compares ids, and hints at a document that an earlier turn had, also where the history has
+    lost that turn. Arguments are those of :func:`chat_turns`.
+    """
+    manager = _contextpilot_manager()
+    history = HalfTruncationHistory(budget, count_tokens=count_tokens)
+    prompts: list[list[BaseMessage]] = []
+    for number, question in enumerate(conversation.questions):
+        corpus = {chunk.id: {"text": chunk.page_content} for chunk in question.chunks}
+        context, _, _ = manager.deduplicate_context("chat", list(corpus), corpus)
+        new: list[BaseMessage]
+        if kind == "chat":
+            new = [HumanMessage(f"{context}Question: {question.text}\nAnswer:")]
+        else:
+            new = _search(number, question.text, context.strip())
+        prompts.append([SystemMessage(SYSTEM), *history.messages, *new])
+        history.add_messages([*new, AIMessage(question.answer)])
+    return prompts
+
+
+def _contextpilot_manager() -> Any:
+    # Its package imports what only its pipelines need, and is not installed with it.
+    (package,) = find_spec("contextpilot").submodule_search_locations  # type: ignore[union-attr,misc]
+    path = Path(package) / "pipeline" / "multi_turn.py"
+    spec = spec_from_file_location("contextpilot_multi_turn", path)
+    module = module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module.MultiTurnManager()
+
+
+def _search(number: int, question: str, result: str) -> list[BaseMessage]:
+    call = {"name": "search", "args": {"query": question}, "id": f"call-{number}"}
+    return [
+        HumanMessage(question),
+        AIMessage("", tool_calls=[call]),
+        ToolMessage(result, tool_call_id=call["id"]),
+    ]
 
 
 def by_contextpilot(prompt: Sequence[BaseMessage]) -> list[BaseMessage]:
