@@ -76,7 +76,7 @@ class LoggedQuestion:
 
 
 @dataclass(slots=True)
-class QuestionLog(EntryLog):
+class QuestionLog(EntryLog[LoggedQuestion]):
     """The questions of a log.
 
     Attributes:
@@ -87,29 +87,15 @@ class QuestionLog(EntryLog):
 
     questions: list[LoggedQuestion] = field(default_factory=list)
 
-    def __len__(self) -> int:
-        """How many questions there are."""
-        return len(self.questions)
+    def read(self, value: object, where: str) -> list[LoggedQuestion]:
+        """Return the questions of a line or an entry; see :class:`.EntryLog`."""
+        if isinstance(value, Mapping) and "question" in value:
+            return [_question(value, value["question"], "", _answer(value.get("answer")))]
+        return _requested(value, where)
 
-    def add(self, value: object, where: str) -> None:
-        """Add the questions of a line or an entry, or skip it.
-
-        Args:
-            value: The line or the entry.
-            where: Names it in errors.
-        """
-        try:
-            if isinstance(value, Mapping) and "question" in value:
-                questions = [_question(value, value["question"], "", _answer(value.get("answer")))]
-            else:
-                questions = _requested(value, where)
-        except ConfigurationError as error:
-            message = str(error)
-            self.skip(message if message.startswith(where) else f"{where}: {message}")
-            return
-        for question in questions:
-            self.make_room(len(question.text))
-            self.questions.append(question)
+    def taken(self) -> list[LoggedQuestion]:
+        """Return the questions."""
+        return self.questions
 
 
 def read_questions(path: Path) -> QuestionLog:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Collection, Mapping, Sized
 from typing import Any, Generic, TypeVar
 
 from ragcache_integrations.answers.core import AnswerCore, Question
 from ragcache_integrations.answers.flow import AnswerFlow
-from ragcache_integrations.answers.knobs import AnswerKnobs
+from ragcache_integrations.answers.knobs import AnswerKnobArguments, AnswerKnobs
+from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import freeze_arguments
 
@@ -20,27 +21,44 @@ class ToolCalls(Generic[R]):
     """Reads calls of one tool, and decides which results are kept.
 
     Args:
+        tool: Its name, for errors.
+        names: Those of its arguments.
         query_argument: Name of the argument that is compared as a question is; all others, and all
             where it is ``None``, must be equal.
-        knobs: The settings of the cache.
+        knobs: The settings of the cache, see :class:`AnswerKnobs`.
         keep: Returns whether a result may be kept; ``None``: those that are not empty.
         same: Whether two results are the same.
 
     Attributes:
         flow: The cache.
+
+    Raises:
+        ConfigurationError: A knob is unknown or out of range, or there is no such argument.
     """
 
     def __init__(
         self,
+        tool: str,
+        names: Collection[str],
         query_argument: str | None,
-        knobs: AnswerKnobs,
+        knobs: AnswerKnobArguments,
         keep: Callable[[Any], bool] | None,
         same: Callable[[R, R], bool],
     ) -> None:
+        if query_argument is not None and query_argument not in names:
+            msg = (
+                f"query_argument must name an argument of {tool}, which has "
+                f"{', '.join(map(repr, names)) or 'none'}, got {query_argument!r}"
+            )
+            raise ConfigurationError(msg)
+        if keep is not None and not callable(keep):
+            msg = f"keep must be a function or None, got {keep!r:.100}"
+            raise ConfigurationError(msg)
+        checked = read_knobs(AnswerKnobs, knobs)
         self._query_argument = query_argument
-        self._namespace = knobs.namespace
+        self._namespace = checked.namespace
         self._keep = keep or _is_something
-        self.flow = AnswerFlow[R](AnswerCore(knobs), same)
+        self.flow = AnswerFlow[R](AnswerCore(checked), same)
 
     def question(self, arguments: Mapping[str, Any]) -> Question | None:
         """Return a call as a question; ``None`` where its arguments can't be compared.

@@ -17,9 +17,8 @@ from pydantic import PrivateAttr
 
 from ragcache_integrations.answers.copies import copy_answer
 from ragcache_integrations.answers.core import Vector
-from ragcache_integrations.answers.knobs import AnswerKnobArguments, AnswerKnobs
+from ragcache_integrations.answers.knobs import AnswerKnobArguments
 from ragcache_integrations.answers.types import AnswerStats
-from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
 
 from .calls import ToolCalls
@@ -177,14 +176,7 @@ def cached_tool(
     if not isinstance(tool, BaseTool):
         msg = f"tool must be a BaseTool, got {tool!r:.100}"
         raise ConfigurationError(msg)
-    names = list(tool.args)
-    if query_argument is not None and query_argument not in names:
-        msg = (
-            f"query_argument must name an argument of {tool.name}, which has "
-            f"{', '.join(map(repr, names)) or 'none'}, got {query_argument!r}"
-        )
-        raise ConfigurationError(msg)
-    calls = ToolCalls[Any](query_argument, read_knobs(AnswerKnobs, knobs), keep, _same)
+    calls = ToolCalls[Any](tool.name, list(tool.args), query_argument, knobs, keep, _same)
     return CachedTool(tool, calls, embeddings)
 
 

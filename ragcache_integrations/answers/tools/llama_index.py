@@ -18,9 +18,8 @@ from llama_index.core.tools.function_tool import FunctionTool
 from typing_extensions import override
 
 from ragcache_integrations.answers.core import Vector
-from ragcache_integrations.answers.knobs import AnswerKnobArguments, AnswerKnobs
+from ragcache_integrations.answers.knobs import AnswerKnobArguments
 from ragcache_integrations.answers.types import AnswerStats
-from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
 
 from .calls import ToolCalls
@@ -142,14 +141,9 @@ def cached_tool(
         raise ConfigurationError(msg)
     schema = tool.metadata.fn_schema
     names = [] if schema is None else list(schema.model_fields)
-    if query_argument is not None and query_argument not in names:
-        msg = (
-            f"query_argument must name an argument of {tool.metadata.name}, which has "
-            f"{', '.join(map(repr, names)) or 'none'}, got {query_argument!r}"
-        )
-        raise ConfigurationError(msg)
-    checked = read_knobs(AnswerKnobs, knobs)
-    calls = ToolCalls[ToolOutput](query_argument, checked, keep, _same)
+    calls = ToolCalls[ToolOutput](
+        str(tool.metadata.name), names, query_argument, knobs, keep, _same
+    )
     return CachedTool(adapt_to_async_tool(tool), calls, embed_model)
 
 

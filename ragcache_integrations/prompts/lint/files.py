@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Generic, Protocol, TypeVar, cast
 
 from ragcache_integrations.errors import ConfigurationError
 
@@ -58,8 +58,16 @@ _VALUE_BEGINS = re.compile(r"[^\s,\]]")
 _READ_ERRORS = (OSError, EOFError, zlib.error, UnicodeError)
 
 
+class _Logged(Protocol):
+    @property
+    def text(self) -> str: ...
+
+
+E = TypeVar("E", bound=_Logged)
+
+
 @dataclass(slots=True)
-class EntryLog(ABC):
+class EntryLog(ABC, Generic[E]):
     """What is read from a log, entry by entry.
 
     Attributes:
@@ -72,6 +80,25 @@ class EntryLog(ABC):
     _room: int = field(default=MAX_TEXT, kw_only=True)
 
     @abstractmethod
+    def read(self, value: object, where: str) -> Iterable[E]:
+        """Return what is needed from a line or an entry.
+
+        Args:
+            value: The line or the entry.
+            where: Names it in errors.
+
+        Raises:
+            ConfigurationError: It cannot be read.
+        """
+
+    @abstractmethod
+    def taken(self) -> list[E]:
+        """Return the list of all that was taken."""
+
+    def __len__(self) -> int:
+        """How many requests were taken."""
+        return len(self.taken())
+
     def add(self, value: object, where: str) -> None:
         """Take what is needed from a line or an entry, or skip it.
 
@@ -79,10 +106,15 @@ class EntryLog(ABC):
             value: The line or the entry.
             where: Names it in errors.
         """
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """How many requests were taken."""
+        try:
+            entries = self.read(value, where)
+        except ConfigurationError as error:
+            message = str(error)
+            self.skip(message if message.startswith(where) else f"{where}: {message}")
+            return
+        for entry in entries:
+            self.make_room(len(entry.text))
+            self.taken().append(entry)
 
     def skip(self, reason: str) -> None:
         """Count a line or an entry that cannot be read."""
@@ -103,7 +135,7 @@ class EntryLog(ABC):
 
 
 @dataclass(slots=True)
-class RequestLog(EntryLog):
+class RequestLog(EntryLog[RecordedRequest]):
     """The requests of a log.
 
     Attributes:
@@ -114,25 +146,13 @@ class RequestLog(EntryLog):
 
     requests: list[RecordedRequest] = field(default_factory=list)
 
-    def __len__(self) -> int:
-        """How many requests were taken."""
-        return len(self.requests)
+    def read(self, value: object, where: str) -> list[RecordedRequest]:
+        """Return the requests of a line or an entry; see :class:`EntryLog`."""
+        return recorded_requests(value, where)
 
-    def add(self, value: object, where: str) -> None:
-        """Add the requests of a line or an entry, or skip it.
-
-        Args:
-            value: The line or the entry.
-            where: Names it in errors.
-        """
-        try:
-            requests = recorded_requests(value, where)
-        except ConfigurationError as error:
-            self.skip(str(error))
-            return
-        for request in requests:
-            self.make_room(len(request.text))
-            self.requests.append(request)
+    def taken(self) -> list[RecordedRequest]:
+        """Return the requests."""
+        return self.requests
 
 
 class _Full(Exception):  # noqa: N818 - no error: the rest of the log is not needed
@@ -155,7 +175,7 @@ def read_requests(path: Path) -> RequestLog:
     return log
 
 
-def read_log(path: Path, log: EntryLog) -> None:
+def read_log(path: Path, log: EntryLog[Any]) -> None:
     """Read the entries of a log; :func:`read_requests` has the forms of a file.
 
     Args:
@@ -218,7 +238,7 @@ def _open(path: Path) -> Iterator[io.TextIOWrapper]:
         )
 
 
-def _read_file(file: io.TextIOWrapper, log: EntryLog) -> None:
+def _read_file(file: io.TextIOWrapper, log: EntryLog[Any]) -> None:
     lines = ((number, line) for number, line in _lines(file) if line is None or line.strip())
     head = list(itertools.islice(lines, 2))
     texts = [line for _, line in head if line is not None]
@@ -264,12 +284,12 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _add_all(entries: Iterable[object], log: EntryLog, before: str = "") -> None:
+def _add_all(entries: Iterable[object], log: EntryLog[Any], before: str = "") -> None:
     for number, entry in enumerate(entries, 1):
         log.add(entry, f"{before}entry {number}")
 
 
-def _read_document(text: str, log: EntryLog) -> None:
+def _read_document(text: str, log: EntryLog[Any]) -> None:
     """Read values that take several lines each."""
     cut = len(text) > MAX_DOCUMENT
     try:
@@ -283,7 +303,7 @@ def _read_document(text: str, log: EntryLog) -> None:
         )
 
 
-def _entries(text: str, log: EntryLog) -> Iterator[object]:
+def _entries(text: str, log: EntryLog[Any]) -> Iterator[object]:
     """The entries of a text, in an array, in an object, or one after the other.
 
     After an error the text is skipped up to the next line that begins a value. No character is
