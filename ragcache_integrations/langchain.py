@@ -14,7 +14,7 @@ from ragcache_integrations.answers.langchain import (  # noqa: E402
     ANSWER_CACHE_EVENT,
     AnswerCache,
 )
-from ragcache_integrations.answers.tools.langchain import cached_tool  # noqa: E402
+from ragcache_integrations.answers.tools.langchain import cached_node, cached_tool  # noqa: E402
 from ragcache_integrations.chains.adaptive.langchain import AdaptiveRAG  # noqa: E402
 from ragcache_integrations.chains.modular.langchain import ModularPrompt  # noqa: E402
 from ragcache_integrations.chains.speculative.langchain import SpeculativeRAG  # noqa: E402
@@ -69,6 +69,7 @@ __all__ = [
     "StoreFacts",
     "StoreKind",
     "StuffSynthesis",
+    "cached_node",
     "cached_tool",
     "documents_once",
     "lint_prompt",

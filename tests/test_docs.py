@@ -42,7 +42,7 @@ MODULES = (
 THEIRS = {
     *("AttributeError", "ChatMemoryBuffer", "ChatOpenAI", "ChatPromptTemplate"),
     *("CondensePlusContextChatEngine", "CondenseQuestionChatEngine"),
-    *("CitationQueryEngine", "ContextChatEngine", "EngineArgs", "FunctionAgent"),
+    *("CachePolicy", "CitationQueryEngine", "ContextChatEngine", "EngineArgs", "FunctionAgent"),
     *("FunctionCallingLLM", "InMemoryVectorStore", "KillMode", "LongContextReorder"),
     # Kinds of FAISS indexes.
     *("IndexFlat", "IndexHNSWFlat", "IndexIVF", "RemapDimensions", "ScalarQuantizer"),

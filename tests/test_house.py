@@ -83,6 +83,7 @@ PUBLIC = {
         "StoreFacts",
         "StoreKind",
         "StuffSynthesis",
+        "cached_node",
         "cached_tool",
         "documents_once",
         "lint_prompt",

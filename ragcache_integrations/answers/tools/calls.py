@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sized
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sized
+from functools import partial
 from typing import Any, Generic, TypeVar
 
-from ragcache_integrations.answers.core import AnswerCore, Question
-from ragcache_integrations.answers.flow import AnswerFlow
+from ragcache_integrations.answers.copies import copy_answer
+from ragcache_integrations.answers.core import AnswerCore, Question, Vector
+from ragcache_integrations.answers.flow import AnswerFlow, Lookup
 from ragcache_integrations.answers.knobs import AnswerKnobArguments, AnswerKnobs
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import freeze_arguments
 
-__all__ = ["ToolCalls"]
+__all__ = ["ToolCalls", "check_keep", "is_something"]
 
 R = TypeVar("R")
 
@@ -26,7 +28,7 @@ class ToolCalls(Generic[R]):
         query_argument: Name of the argument that is compared as a question is; all others, and all
             where it is ``None``, must be equal.
         knobs: The settings of the cache, see :class:`AnswerKnobs`.
-        keep: Returns whether a result may be kept; ``None``: those that are not empty.
+        keep: Returns whether a result may be kept.
         same: Whether two results are the same.
 
     Attributes:
@@ -42,7 +44,7 @@ class ToolCalls(Generic[R]):
         names: Collection[str],
         query_argument: str | None,
         knobs: AnswerKnobArguments,
-        keep: Callable[[Any], bool] | None,
+        keep: Callable[[R], object],
         same: Callable[[R, R], bool],
     ) -> None:
         if query_argument is not None and query_argument not in names:
@@ -51,13 +53,10 @@ class ToolCalls(Generic[R]):
                 f"{', '.join(map(repr, names)) or 'none'}, got {query_argument!r}"
             )
             raise ConfigurationError(msg)
-        if keep is not None and not callable(keep):
-            msg = f"keep must be a function or None, got {keep!r:.100}"
-            raise ConfigurationError(msg)
         checked = read_knobs(AnswerKnobs, knobs)
         self._query_argument = query_argument
         self._namespace = checked.namespace
-        self._keep = keep or _is_something
+        self._keep = keep
         self.flow = AnswerFlow[R](AnswerCore(checked), same)
 
     def question(self, arguments: Mapping[str, Any]) -> Question | None:
@@ -82,13 +81,73 @@ class ToolCalls(Generic[R]):
             return None
         return Question(text, frozenset(), (self._namespace, frozen.key))
 
-    def keeps(self, result: Any) -> bool:
-        """Whether a result may be kept."""
-        kept = bool(self._keep(result))
-        if not kept:
-            self.flow.core.count("unkept")
-        return kept
+    def serve(
+        self,
+        arguments: Mapping[str, Any],
+        embed: Callable[[str], Vector] | None,
+        call: Callable[[], R],
+        again: Callable[[], R],
+    ) -> R:
+        """Return the result of an earlier call, or call.
+
+        Args:
+            arguments: What the tool is called with.
+            embed: Embeds the query; ``None`` where only the same words count.
+            call: Calls the tool.
+            again: Calls it in the background, unheard.
+
+        Raises:
+            ConfigurationError: As for :meth:`question`.
+            Exception: Any error of the tool or the embedding model.
+        """
+        question = self.question(arguments)
+        if question is None:
+            return call()
+        embedded = None if embed is None else partial(embed, question.text)
+        lookup = self.flow.look_up(question, embedded)
+        if lookup.entry is not None:
+            self.flow.check(lookup, again)
+            return copy_answer(lookup.entry.answer)
+        return self._kept(lookup, call())
+
+    async def aserve(
+        self,
+        arguments: Mapping[str, Any],
+        aembed: Callable[[str], Awaitable[Vector]] | None,
+        acall: Callable[[], Awaitable[R]],
+        again: Callable[[], R],
+        aagain: Callable[[], Coroutine[Any, Any, R]],
+    ) -> R:
+        """Async version of :meth:`serve`."""
+        question = self.question(arguments)
+        if question is None:
+            return await acall()
+        embedded = None if aembed is None else partial(aembed, question.text)
+        lookup = await self.flow.alook_up(question, embedded)
+        if lookup.entry is not None:
+            self.flow.check(lookup, again, aagain)
+            return copy_answer(lookup.entry.answer)
+        return self._kept(lookup, await acall())
+
+    def _kept(self, lookup: Lookup[R], result: R) -> R:
+        if self._keep(result):
+            self.flow.keep_copy(lookup, result)
+        else:
+            self.flow.leave_out()
+        return result
 
 
-def _is_something(result: object) -> bool:
+def is_something(result: object) -> bool:
+    """Whether a result is not empty."""
     return result is not None and not (isinstance(result, Sized) and len(result) == 0)
+
+
+def check_keep(keep: object) -> None:
+    """Refuse what can't say which results are kept.
+
+    Raises:
+        ConfigurationError: It is no function.
+    """
+    if keep is not None and not callable(keep):
+        msg = f"keep must be a function or None, got {keep!r:.100}"
+        raise ConfigurationError(msg)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack
 
@@ -11,19 +12,26 @@ import numpy as np
 from langchain_core.callbacks import AsyncCallbackManagerForToolRun, CallbackManagerForToolRun
 from langchain_core.embeddings import Embeddings
 from langchain_core.messages import ToolMessage
-from langchain_core.runnables import RunnableConfig, patch_config
+from langchain_core.runnables import (
+    Runnable,
+    RunnableConfig,
+    RunnableLambda,
+    ensure_config,
+    patch_config,
+)
 from langchain_core.tools import BaseTool
 from pydantic import PrivateAttr
+from typing_extensions import override
 
-from ragcache_integrations.answers.copies import copy_answer
 from ragcache_integrations.answers.core import Vector
 from ragcache_integrations.answers.knobs import AnswerKnobArguments
 from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.cached.langchain.arguments import settings_of
 
-from .calls import ToolCalls
+from .calls import ToolCalls, check_keep, is_something
 
-__all__ = ["CachedTool", "cached_tool"]
+__all__ = ["CachedNode", "CachedTool", "cached_node", "cached_tool"]
 
 _COPIED = (
     *("name", "description", "return_direct", "verbose", "tags", "metadata", "extras"),
@@ -67,19 +75,13 @@ class CachedTool(BaseTool):
         **arguments: Any,
     ) -> Any:
         child = _child_config(config, run_manager)
-        question = self._calls.question(arguments)
-        if question is None:
-            return self._result(self._tool.invoke(self._call(arguments), child))
-        lookup = self._calls.flow.look_up(question, self._embed_of(question.text))
-        if lookup.entry is None:
-            result = self._result(self._tool.invoke(self._call(arguments), child))
-            if self._calls.keeps(self._content(result)):
-                self._calls.flow.keep_copy(lookup, result)
-            return result
-        silent = patch_config(child, callbacks=None) | {"callbacks": []}
-        again = partial(self._tool.invoke, self._call(arguments), silent)
-        self._calls.flow.check(lookup, lambda: self._result(again()))
-        return copy_answer(lookup.entry.answer)
+        call, silent = self._call(arguments), _silent(child)
+        return self._calls.serve(
+            arguments,
+            _embed_with(self._embeddings),
+            lambda: self._result(self._tool.invoke(call, child)),
+            lambda: self._result(self._tool.invoke(call, silent)),
+        )
 
     async def _arun(
         self,
@@ -89,23 +91,18 @@ class CachedTool(BaseTool):
         **arguments: Any,
     ) -> Any:
         child = _child_config(config, run_manager)
-        question = self._calls.question(arguments)
-        if question is None:
-            return self._result(await self._tool.ainvoke(self._call(arguments), child))
-        lookup = await self._calls.flow.alook_up(question, self._aembed_of(question.text))
-        if lookup.entry is None:
-            result = self._result(await self._tool.ainvoke(self._call(arguments), child))
-            if self._calls.keeps(self._content(result)):
-                self._calls.flow.keep_copy(lookup, result)
-            return result
-        silent = patch_config(child, callbacks=None) | {"callbacks": []}
+        call, silent = self._call(arguments), _silent(child)
 
-        async def again() -> Any:
-            return self._result(await self._tool.ainvoke(self._call(arguments), silent))
+        async def invoke(config: RunnableConfig) -> Any:
+            return self._result(await self._tool.ainvoke(call, config))
 
-        plain = partial(self._tool.invoke, self._call(arguments), silent)
-        self._calls.flow.check(lookup, lambda: self._result(plain()), again)
-        return copy_answer(lookup.entry.answer)
+        return await self._calls.aserve(
+            arguments,
+            _aembed_with(self._embeddings),
+            partial(invoke, child),
+            lambda: self._result(self._tool.invoke(call, silent)),
+            partial(invoke, silent),
+        )
 
     def _call(self, arguments: dict[str, Any]) -> Any:
         """Return a call of the tool whose answer has the artifact, where it makes one."""
@@ -123,23 +120,6 @@ class CachedTool(BaseTool):
             return output
         assert isinstance(output, ToolMessage)  # noqa: S101 - the answer to a tool call
         return output.content, output.artifact
-
-    def _content(self, result: Any) -> Any:
-        return result if self.response_format == "content" else result[0]
-
-    def _embed_of(self, text: str) -> Callable[[], Vector] | None:
-        model = self._embeddings
-        return None if model is None else lambda: np.asarray(model.embed_query(text), np.float32)
-
-    def _aembed_of(self, text: str) -> Callable[[], Any] | None:
-        model = self._embeddings
-        if model is None:
-            return None
-
-        async def embed() -> Vector:
-            return np.asarray(await model.aembed_query(text), np.float32)
-
-        return embed
 
 
 def cached_tool(
@@ -176,8 +156,147 @@ def cached_tool(
     if not isinstance(tool, BaseTool):
         msg = f"tool must be a BaseTool, got {tool!r:.100}"
         raise ConfigurationError(msg)
-    calls = ToolCalls[Any](tool.name, list(tool.args), query_argument, knobs, keep, _same)
+    check_keep(keep)
+    judge = keep or is_something
+    artifacts = tool.response_format != "content"
+
+    def keeps(result: Any) -> bool:
+        return bool(judge(result[0] if artifacts else result))
+
+    calls = ToolCalls[Any](tool.name, list(tool.args), query_argument, knobs, keeps, _same)
     return CachedTool(tool, calls, embeddings)
+
+
+class CachedNode(Runnable[Any, Any]):
+    """A node of a graph whose results are served again; made by :func:`cached_node`."""
+
+    def __init__(
+        self,
+        node: Runnable[Any, Any],
+        reads: tuple[str, ...],
+        calls: ToolCalls[Any],
+        embeddings: Embeddings | None,
+    ) -> None:
+        self.name = node.get_name()
+        self._node, self._reads = node, reads
+        self._calls, self._embeddings = calls, embeddings
+
+    def stats(self) -> AnswerStats:
+        """Return what was done so far. Touches memory alone."""
+        return self._calls.flow.core.stats()
+
+    def clear(self) -> None:
+        """Forget all results."""
+        self._calls.flow.core.clear()
+
+    @override
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        config = ensure_config(config)
+        return self._calls.serve(
+            self._arguments(input, config, kwargs),
+            _embed_with(self._embeddings),
+            lambda: self._node.invoke(input, config, **kwargs),
+            lambda: self._node.invoke(input, _silent(config), **kwargs),
+        )
+
+    @override
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        config = ensure_config(config)
+
+        async def again() -> Any:
+            return await self._node.ainvoke(input, _silent(config), **kwargs)
+
+        return await self._calls.aserve(
+            self._arguments(input, config, kwargs),
+            _aembed_with(self._embeddings),
+            lambda: self._node.ainvoke(input, config, **kwargs),
+            lambda: self._node.invoke(input, _silent(config), **kwargs),
+            again,
+        )
+
+    def _arguments(
+        self, state: Any, config: RunnableConfig, arguments: dict[str, Any]
+    ) -> dict[str, Any]:
+        read = state.get if isinstance(state, Mapping) else partial(_attribute, state)
+        configurable = settings_of(config.get("configurable") or {})
+        others = {"arguments": arguments, "configurable": configurable}
+        return {name: read(name) for name in self._reads} | {_OTHERS: others}
+
+
+def cached_node(
+    node: Callable[..., Any] | Runnable[Any, Any],
+    *,
+    reads: Sequence[str],
+    query_argument: str | None = None,
+    embeddings: Embeddings | None = None,
+    keep: Callable[[Any], bool] | None = None,
+    **knobs: Unpack[AnswerKnobArguments],
+) -> CachedNode:
+    """Return a LangGraph node that serves its earlier results, such as those of a search.
+
+    ::
+
+        search = cached_node(search, reads=["question"], query_argument="question", ttl=600)
+        graph.add_node("search", search)
+
+    A result is served again where all values of the state that the node reads are equal, and the
+    ``configurable`` values of the run, other than LangGraph's own; the query may differ as that of
+    :func:`cached_tool`. LangGraph's own ``CachePolicy`` compares the whole state byte for byte.
+
+    Args:
+        node: A function of the state, and of the configuration if it likes, or a Runnable: one
+            that only reads.
+        reads: Names of the state's values that its result depends on, and nothing else.
+        query_argument: Name of the one that is a text; ``None``: all must be equal.
+        embeddings: Embeds queries; ``None``: only the same words count.
+        keep: Returns whether a result is to be kept; ``None``: each that is not empty.
+        **knobs: See :class:`~ragcache_integrations.answers.AnswerKnobs`.
+
+    Raises:
+        ConfigurationError: A knob is unknown or out of range, or the node reads no such value, or
+            gets something else that its result may depend on, such as the runtime.
+    """
+    if isinstance(reads, str) or not all(isinstance(name, str) for name in reads):
+        msg = f"reads must be several names of the state's values, got {reads!r:.100}"
+        raise ConfigurationError(msg)
+    if not isinstance(node, Runnable):
+        others = set(list(inspect.signature(node).parameters)[1:]) - {"config"}
+        if others:
+            msg = f"the node gets {', '.join(sorted(others))}, so its results depend on more"
+            raise ConfigurationError(msg)
+        node = RunnableLambda(node)
+    check_keep(keep)
+    calls = ToolCalls[Any](
+        node.get_name(), reads, query_argument, knobs, keep or is_something, _same
+    )
+    return CachedNode(node, tuple(reads), calls, embeddings)
+
+
+_OTHERS = "the run"
+"""Name of what a node's result depends on besides the state."""
+
+
+def _attribute(state: object, name: str) -> Any:
+    return getattr(state, name, None)
+
+
+def _embed_with(model: Embeddings | None) -> Callable[[str], Vector] | None:
+    return None if model is None else lambda text: np.asarray(model.embed_query(text), np.float32)
+
+
+def _aembed_with(model: Embeddings | None) -> Callable[[str], Awaitable[Vector]] | None:
+    if model is None:
+        return None
+
+    async def embed(text: str) -> Vector:
+        return np.asarray(await model.aembed_query(text), np.float32)
+
+    return embed
+
+
+def _silent(config: RunnableConfig) -> RunnableConfig:
+    """Return a configuration for a run that nobody hears of."""
+    return patch_config(config, callbacks=None) | {"callbacks": []}
 
 
 def _child_config(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -22,7 +23,7 @@ from ragcache_integrations.answers.knobs import AnswerKnobArguments
 from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError
 
-from .calls import ToolCalls
+from .calls import ToolCalls, check_keep, is_something
 
 __all__ = ["CachedTool", "cached_tool"]
 
@@ -53,47 +54,25 @@ class CachedTool(AsyncBaseTool):
 
     @override
     def call(self, *args: Any, **kwargs: Any) -> ToolOutput:
-        question = self._calls.question(self._arguments(args, kwargs))
-        if question is None:
-            return self._tool.call(*args, **kwargs)
-        model, text = self._embed_model, question.text
-
-        def embed() -> Vector:
-            assert model is not None  # noqa: S101 - passed on only if there is a model
-            return np.asarray(model.get_query_embedding(text), np.float32)
-
-        lookup = self._calls.flow.look_up(question, None if model is None else embed)
-        if lookup.entry is not None:
-            self._calls.flow.check(lookup, lambda: self._tool.call(*args, **kwargs))
-            return lookup.entry.answer.model_copy(deep=True)
-        output = self._tool.call(*args, **kwargs)
-        if not output.is_error and self._calls.keeps(output.raw_output):
-            self._calls.flow.keep_copy(lookup, output)
-        return output
+        call = partial(self._tool.call, *args, **kwargs)
+        embed = None if self._embed_model is None else self._embed
+        return self._calls.serve(self._arguments(args, kwargs), embed, call, call)
 
     @override
     async def acall(self, *args: Any, **kwargs: Any) -> ToolOutput:
-        question = self._calls.question(self._arguments(args, kwargs))
-        if question is None:
-            return await self._tool.acall(*args, **kwargs)
-        model, text = self._embed_model, question.text
+        call = partial(self._tool.call, *args, **kwargs)
+        acall = partial(self._tool.acall, *args, **kwargs)
+        aembed = None if self._embed_model is None else self._aembed
+        arguments = self._arguments(args, kwargs)
+        return await self._calls.aserve(arguments, aembed, acall, call, acall)
 
-        async def embed() -> Vector:
-            assert model is not None  # noqa: S101 - passed on only if there is a model
-            return np.asarray(await model.aget_query_embedding(text), np.float32)
+    def _embed(self, text: str) -> Vector:
+        assert self._embed_model is not None  # noqa: S101 - passed on only if there is a model
+        return np.asarray(self._embed_model.get_query_embedding(text), np.float32)
 
-        lookup = await self._calls.flow.alook_up(question, None if model is None else embed)
-        if lookup.entry is not None:
-            self._calls.flow.check(
-                lookup,
-                lambda: self._tool.call(*args, **kwargs),
-                lambda: self._tool.acall(*args, **kwargs),
-            )
-            return lookup.entry.answer.model_copy(deep=True)
-        output = await self._tool.acall(*args, **kwargs)
-        if not output.is_error and self._calls.keeps(output.raw_output):
-            self._calls.flow.keep_copy(lookup, output)
-        return output
+    async def _aembed(self, text: str) -> Vector:
+        assert self._embed_model is not None  # noqa: S101 - as in _embed
+        return np.asarray(await self._embed_model.aget_query_embedding(text), np.float32)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         schema = self.metadata.fn_schema
@@ -141,8 +120,14 @@ def cached_tool(
         raise ConfigurationError(msg)
     schema = tool.metadata.fn_schema
     names = [] if schema is None else list(schema.model_fields)
+    check_keep(keep)
+    judge = keep or is_something
+
+    def keeps(output: ToolOutput) -> bool:
+        return not output.is_error and bool(judge(output.raw_output))
+
     calls = ToolCalls[ToolOutput](
-        str(tool.metadata.name), names, query_argument, knobs, keep, _same
+        str(tool.metadata.name), names, query_argument, knobs, keeps, _same
     )
     return CachedTool(adapt_to_async_tool(tool), calls, embed_model)
 

@@ -1,0 +1,114 @@
+"""Cached nodes of LangGraph's graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import pytest
+from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langgraph.graph import START, StateGraph
+from langgraph.runtime import Runtime
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.langchain import cached_node
+from tests.answers.traffic import langchain_embeddings
+
+
+class State(TypedDict, total=False):
+    question: str
+    count: int
+    steps: int
+    found: list[str]
+
+
+class Search:
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, state: State, config: RunnableConfig) -> dict[str, Any]:
+        self.calls += 1
+        found = [f"{state['question']} {self.calls}"] * state.get("count", 1)
+        return {"found": found} if "nothing" not in state["question"] else {}
+
+
+def graph_of(node: Any) -> Any:
+    graph = StateGraph(State)
+    graph.add_node("search", node)
+    graph.add_edge(START, "search")
+    return graph.compile()
+
+
+async def test_a_result_is_served_again_where_what_the_node_reads_is_equal() -> None:
+    search = Search()
+    node = cached_node(
+        search,
+        reads=["question", "count"],
+        query_argument="question",
+        ttl=60,
+        tolerance=0.3,
+        embeddings=langchain_embeddings(),
+    )
+    graph = graph_of(node)
+
+    def found(**state: Any) -> Any:
+        return graph.invoke(state).get("found")
+
+    assert found(question="rome is it nice", steps=1) == ["rome is it nice 1"]
+    found(question="rome is it nice", steps=2).clear()
+    assert found(question="Rome is it pretty?") == ["rome is it nice 1"]
+    later = await graph.ainvoke({"question": "rome is it nice"})
+    assert later["found"] == ["rome is it nice 1"]
+    assert found(question="rome is it nice", count=2) == ["rome is it nice 2"] * 2
+    assert found(question="oslo is it nice") == ["oslo is it nice 3"]
+    assert (search.calls, node.stats().hits) == (3, 3)
+    node.clear()
+    assert found(question="rome is it nice") == ["rome is it nice 4"]
+
+
+def test_users_and_namespaces_share_nothing() -> None:
+    search = Search()
+    graph = graph_of(cached_node(search, reads=["question"]))
+    state = {"question": "rome"}
+    for configurable in ({}, {"user": "ann"}, {"user": "bob"}, {"user": "ann"}):
+        graph.invoke(state, {"configurable": configurable})
+    graph.invoke(state, {"configurable": {"user": "ann", "thread_id": "7"}})
+    assert search.calls == 3
+
+
+def test_what_is_empty_is_kept_only_if_somebody_says_so() -> None:
+    search = Search()
+    for keep, calls in ((None, 2), (lambda _: True, 3)):
+        graph = graph_of(cached_node(search, reads=["question"], keep=keep))
+        for _ in range(2):
+            graph.invoke({"question": "nothing"})
+        assert search.calls == calls
+
+
+@dataclass
+class Record:
+    question: str
+
+
+def test_a_state_may_be_an_object() -> None:
+    node = cached_node(RunnableLambda(lambda state: state.question), reads=["question"])
+    assert [node.invoke(Record("rome")), node.invoke(Record("rome"))] == ["rome"] * 2
+    assert node.stats().hits == 1
+
+
+def test_nodes_that_depend_on_more_are_refused() -> None:
+    def search(state: State, runtime: Runtime[Any]) -> State:
+        return state
+
+    with pytest.raises(ConfigurationError, match="the node gets runtime, so its results depend"):
+        cached_node(search, reads=["question"])
+    wrong: Any
+    for wrong in ("question", [3]):
+        with pytest.raises(ConfigurationError, match="reads must be several names"):
+            cached_node(Search(), reads=wrong)
+    with pytest.raises(ConfigurationError, match="query_argument must name an argument of"):
+        cached_node(Search(), reads=["question"], query_argument="words")
+    with pytest.raises(ConfigurationError, match="keep must be a function or None, got 3"):
+        cached_node(Search(), reads=["question"], keep=3)  # type: ignore[arg-type]
