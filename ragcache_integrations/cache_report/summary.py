@@ -143,9 +143,15 @@ class Findings:
 
     def advice(self) -> str:
         """What is missing for more, and what a plain tolerance would do."""
+        wrong = self.guarded.wrong(0)
         same = (
             f"The same words alone save {percent(self.guarded.saved(0).share)} of the calls with "
-            f"{self.guards}, which tolerance=0 serves."
+            f"{self.guards}, which tolerance=0 serves"
+        ) + (
+            f", but {wrong.count:,} of {wrong.total:,} judged hits would be wrong: the recorded "
+            "answers to one question differ."
+            if wrong.count
+            else "."
         )
         if self.judge is None:
             return f"{same} Record the answers to see what other tolerances would spoil."

@@ -141,6 +141,14 @@ def test_without_enough_hits_nothing_is_recommended(findings: Findings, log: Pat
     assert strict.as_dict()["tolerance"] is None
 
 
+def test_the_same_words_are_not_praised_where_their_answers_differ(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    lines = [{"question": "who wrote it", "answer": str(number)} for number in range(40)]
+    log.write_text("\n".join(map(json.dumps, lines)))
+    advice = report_on_log(log, 0.01).advice()
+    assert "which tolerance=0 serves, but 39 of 39 judged hits would be wrong" in advice
+
+
 def test_how_many_more_hits_it_takes(findings: Findings, log: Path) -> None:
     advice = report_on_log(log, 0.01).advice()
     assert "There are too few hits: at " in advice
