@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sized
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from ragcache_integrations.answers.copies import copy_answer
 from ragcache_integrations.answers.core import AnswerCore, Question, Vector
@@ -14,7 +14,7 @@ from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import freeze_arguments
 
-__all__ = ["ToolCalls", "check_keep", "is_something"]
+__all__ = ["ToolCalls", "check_parts", "is_something"]
 
 R = TypeVar("R")
 
@@ -59,24 +59,21 @@ class ToolCalls(Generic[R]):
         self._keep = keep
         self.flow = AnswerFlow[R](AnswerCore(checked), same)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the same: copies of a tool share its results."""
+        return self
+
     def question(self, arguments: Mapping[str, Any]) -> Question | None:
         """Return a call as a question; ``None`` where its arguments can't be compared.
 
-        Raises:
-            ConfigurationError: The argument that is the query is missing, or is no text.
+        That is so, too, where the query is missing, as it may have a default, or is no text.
         """
         others = dict(arguments)
         text = ""
         if self._query_argument is not None:
             text = others.pop(self._query_argument, None)
-            if not isinstance(text, str):
-                msg = (
-                    f"query_argument={self._query_argument!r} must name a text among the tool's "
-                    f"arguments, which are {', '.join(map(repr, arguments)) or 'none'}"
-                )
-                raise ConfigurationError(msg)
         frozen = freeze_arguments(others)
-        if frozen.opaque:
+        if frozen.opaque or not isinstance(text, str):
             self.flow.core.count("unkept")
             return None
         return Question(text, frozenset(), (self._namespace, frozen.key))
@@ -97,7 +94,6 @@ class ToolCalls(Generic[R]):
             again: Calls it in the background, unheard.
 
         Raises:
-            ConfigurationError: As for :meth:`question`.
             Exception: Any error of the tool or the embedding model.
         """
         question = self.question(arguments)
@@ -142,12 +138,21 @@ def is_something(result: object) -> bool:
     return result is not None and not (isinstance(result, Sized) and len(result) == 0)
 
 
-def check_keep(keep: object) -> None:
-    """Refuse what can't say which results are kept.
+def check_parts(keep: object, name: str, model: object, kind: type) -> None:
+    """Check what a cached tool is made with.
+
+    Args:
+        keep: Returns whether a result is kept, or ``None``.
+        name: Of the argument that is the embedding model.
+        model: The model, or ``None``.
+        kind: What it must be.
 
     Raises:
-        ConfigurationError: It is no function.
+        ConfigurationError: It is something else.
     """
+    if model is not None and not isinstance(model, kind):
+        msg = f"{name} must be {kind.__name__} or None, got {model!r:.100}"
+        raise ConfigurationError(msg)
     if keep is not None and not callable(keep):
         msg = f"keep must be a function or None, got {keep!r:.100}"
         raise ConfigurationError(msg)

@@ -29,7 +29,7 @@ from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.langchain.arguments import settings_of
 
-from .calls import ToolCalls, check_keep, is_something
+from .calls import ToolCalls, check_parts, is_something
 
 __all__ = ["CachedNode", "CachedTool", "cached_node", "cached_tool"]
 
@@ -69,11 +69,12 @@ class CachedTool(BaseTool):
 
     def _run(
         self,
-        *,
+        *texts: str,
         config: RunnableConfig,
         run_manager: CallbackManagerForToolRun | None = None,
         **arguments: Any,
     ) -> Any:
+        arguments |= zip(self.args, texts, strict=False)  # a text alone is the first argument
         child = _child_config(config, run_manager)
         call, silent = self._call(arguments), _silent(child)
         return self._calls.serve(
@@ -85,11 +86,12 @@ class CachedTool(BaseTool):
 
     async def _arun(
         self,
-        *,
+        *texts: str,
         config: RunnableConfig,
         run_manager: AsyncCallbackManagerForToolRun | None = None,
         **arguments: Any,
     ) -> Any:
+        arguments |= zip(self.args, texts, strict=False)  # as above
         child = _child_config(config, run_manager)
         call, silent = self._call(arguments), _silent(child)
 
@@ -156,7 +158,7 @@ def cached_tool(
     if not isinstance(tool, BaseTool):
         msg = f"tool must be a BaseTool, got {tool!r:.100}"
         raise ConfigurationError(msg)
-    check_keep(keep)
+    check_parts(keep, "embeddings", embeddings, Embeddings)
     judge = keep or is_something
     artifacts = tool.response_format != "content"
 
@@ -265,7 +267,7 @@ def cached_node(
             msg = f"the node gets {', '.join(sorted(others))}, so its results depend on more"
             raise ConfigurationError(msg)
         node = RunnableLambda(node)
-    check_keep(keep)
+    check_parts(keep, "embeddings", embeddings, Embeddings)
     calls = ToolCalls[Any](
         node.get_name(), reads, query_argument, knobs, keep or is_something, _same
     )

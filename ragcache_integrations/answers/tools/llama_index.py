@@ -23,7 +23,7 @@ from ragcache_integrations.answers.knobs import AnswerKnobArguments
 from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError
 
-from .calls import ToolCalls, check_keep, is_something
+from .calls import ToolCalls, check_parts, is_something
 
 __all__ = ["CachedTool", "cached_tool"]
 
@@ -120,7 +120,7 @@ def cached_tool(
         raise ConfigurationError(msg)
     schema = tool.metadata.fn_schema
     names = [] if schema is None else list(schema.model_fields)
-    check_keep(keep)
+    check_parts(keep, "embed_model", embed_model, BaseEmbedding)
     judge = keep or is_something
 
     def keeps(output: ToolOutput) -> bool:

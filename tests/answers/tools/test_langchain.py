@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Annotated, Any
 
 import pytest
@@ -150,3 +151,23 @@ def test_what_cannot_be_a_cached_tool() -> None:
         cached_tool(search, query_argument="text")
     with pytest.raises(ConfigurationError, match="did you mean 'ttl'"):
         cached_tool(search, tll=3)  # type: ignore[call-arg] # the point
+
+
+async def test_a_text_alone_and_a_default_are_as_without_the_cache(calls: list[Any]) -> None:
+    @tool
+    def find(query: str = "all") -> str:
+        """Find."""
+        calls.append(query)
+        return query
+
+    cached = copy.deepcopy(cached_tool(find, query_argument="query"))
+    assert [cached.invoke("rome"), await cached.ainvoke("rome"), cached.invoke({})] == [
+        *["rome"] * 2,
+        "all",
+    ]
+    assert calls == ["rome", "all"]
+
+
+def test_what_is_no_embedding_model_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="embeddings must be Embeddings or None, got 3"):
+        cached_tool(search, embeddings=3)  # type: ignore[arg-type]

@@ -88,3 +88,10 @@ def test_what_cannot_be_a_cached_tool(search: FunctionTool) -> None:
         cached_tool(search, query_argument="text")
     with pytest.raises(ConfigurationError, match="gets the workflow's context"):
         cached_tool(FunctionTool.from_defaults(async_fn=read))
+
+
+def test_a_call_without_a_query_is_as_without_the_cache() -> None:
+    tool = FunctionTool.from_defaults(fn=lambda query="all": f"found {query}", name="find")
+    cached = cached_tool(tool, query_argument="query")
+    assert [cached.call().raw_output, cached.call(3).raw_output] == ["found all", "found 3"]
+    assert cached.stats().unkept == 2
