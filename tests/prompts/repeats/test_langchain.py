@@ -6,10 +6,13 @@ import itertools
 import json
 from typing import Any
 
+import pytest
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
+from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.langchain import (
+    ChatRAGCache,
     HalfTruncationHistory,
     RAGPromptTemplate,
     documents_once,
@@ -119,3 +122,24 @@ def test_without_the_knob_nothing_changes() -> None:
     history = HalfTruncationHistory(10_000, count_tokens=words)
     history.add_messages([tool(prose("a")), tool(prose("a"))])
     assert texts(history.messages) == [prose("a")] * 2
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("knobs", [{}, {"document_blocks": True}])
+def test_the_kv_cache_of_every_turn_serves_the_next(
+    engine: RAGCacheEngine, knobs: dict[str, Any]
+) -> None:
+    assert engine.reset_cache()
+    model = ChatRAGCache(engine=engine, max_tokens=1)
+    history = HalfTruncationHistory(100_000, count_tokens=words, documents_once=True)
+    before = 0
+    for turn in range(3):
+        found = [Document(prose("same")[:200]), Document(prose("same")), Document(f"turn {turn}")]
+        values = {"history": history.messages, "context": found, "question": f"what {turn}"}
+        messages = template(**knobs).invoke(values).to_messages()
+        usage = model.invoke(messages).usage_metadata
+        assert usage is not None
+        # All but the end of the prompt before, which is no whole block.
+        assert usage["input_token_details"]["cache_read"] > before - 2 * engine.block_size
+        before = usage["input_tokens"]
+        history.add_messages([messages[-1], AIMessage("an answer")])
