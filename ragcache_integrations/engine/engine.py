@@ -286,6 +286,11 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
             link_tokens: The same for this request's link tokens.
             priority: Requests with lower numbers go first, up to ``reorder_window``, and their
                 documents are evicted last; 0 by default.
+            step: Name of the step of a workflow that the request is. What the prompts of a step
+                begin with is learned from them.
+            next_steps: Steps that come next, and how many steps are before each: 1 for the one that
+                comes after this. Their prompts' beginnings are evicted last, and read back or
+                computed before they come, while nobody else waits.
 
         Raises:
             ConfigurationError: An argument is wrong, or vLLM refuses the request.

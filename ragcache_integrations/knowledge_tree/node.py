@@ -87,6 +87,8 @@ class Node:
         share: The part of the cache to which it is charged; ``None`` where nothing is.
         urgency: Of the most urgent request that had it; the least urgent nodes go first.
         pins: Pins that keep it in the GPU.
+        hints: Hints that it is needed soon.
+        nearness: How soon, from 0 for not to 1 for now.
         gpu, host: What the tiers hold.
     """
 
@@ -104,6 +106,8 @@ class Node:
     share: Share | None = None
     urgency: float = -math.inf
     pins: int = 0
+    hints: int = 0
+    nearness: float = 0.0
     gpu: Shelf = field(default_factory=Shelf)
     host: Shelf = field(default_factory=Shelf)
 

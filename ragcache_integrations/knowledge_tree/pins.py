@@ -12,7 +12,7 @@ from ragcache_integrations.errors import ConfigurationError
 from .node import Node, in_group
 from .tier import Tier
 
-__all__ = ["Pins"]
+__all__ = ["Pins", "chain"]
 
 
 @dataclass(slots=True)
@@ -79,15 +79,15 @@ class Pins:
         until = math.inf if ttl is None else self._now() + ttl
         pin = self._pins.get(nodes[-1])
         if pin is None:
-            chain = tuple(_chain(nodes))
-            self._check(chain, quotas=quotas)
-            for node in chain:
+            kept = tuple(chain(nodes))
+            self._check(kept, quotas=quotas)
+            for node in kept:
                 node.pins += 1
                 if node.pins == 1:
                     self._count(node, 1)
                     for key in list(node.gpu.idle):
                         self._gpu.hold(node, key)
-            pin = self._pins[nodes[-1]] = _Pin(chain, until)
+            pin = self._pins[nodes[-1]] = _Pin(kept, until)
         pin.until = until
         self._next_end = min(self._next_end, until)
 
@@ -129,8 +129,8 @@ class Pins:
                 left[node] = max(left.get(node, 0.0), pin.until - now)
         return left
 
-    def _check(self, chain: Iterable[Node], *, quotas: bool) -> None:
-        new = [node for node in chain if not node.pins]
+    def _check(self, kept: Iterable[Node], *, quotas: bool) -> None:
+        new = [node for node in kept if not node.pins]
         blocks = sum(self._size(len(node.keys)) for node in new)
         if not blocks:
             return
@@ -163,7 +163,7 @@ class Pins:
             node.share.pinned += blocks
 
 
-def _chain(nodes: tuple[Node, ...]) -> Iterator[Node]:
+def chain(nodes: tuple[Node, ...]) -> Iterator[Node]:
     """The nodes of a path and all owners of blocks before theirs, the last one first."""
     seen: set[Node] = set()
     for node in reversed(nodes):

@@ -32,7 +32,7 @@ class _Leaves:
 
     def __init__(self) -> None:
         self.clock = 0.0
-        self.heap: list[tuple[float, bool, float, int, Node]] = []
+        self.heap: list[tuple[float, bool, float, float, int, Node]] = []
         self.candidates = 0
         self.blocks = 0
 
@@ -42,9 +42,10 @@ class Tier(Generic[Slot]):
 
     Of a share's leaves, those that only less urgent requests had go first. Of leaves that are alike
     in this, those that a request waits for go last: its access is certain and near, that of any
-    other leaf is only probable. Of leaves that are alike in this, too, the one with the lowest
-    priority goes first. It is found through a heap in O(log n). An entry is outdated, and skipped
-    when it comes up, unless it carries the stamp that its node's shelf carries.
+    other leaf is only probable. Of leaves that are alike in this, too, those without a hint go
+    first, then those that a workflow needs later, then the one with the lowest priority. It is
+    found through a heap in O(log n). An entry is outdated, and skipped when it comes up, unless it
+    carries the stamp that its node's shelf carries.
 
     Args:
         shelf: Gets a node's shelf in this tier.
@@ -85,7 +86,7 @@ class Tier(Generic[Slot]):
             self._push(node, shelf)
 
     def spare(self, node: Node) -> None:
-        """No request needs a node any more."""
+        """No request needs a node any more, or a workflow needs it later."""
         shelf = self._shelf(node)
         if shelf.idle and not shelf.idle_below:
             self._push(node, shelf)
@@ -162,12 +163,12 @@ class Tier(Generic[Slot]):
     def _lowest(self, share: Share | None) -> Node | None:
         heap = self._parts[share].heap
         while heap:
-            urgency, needed, _, stamp, node = heap[0]
+            urgency, needed, nearness, _, stamp, node = heap[0]
             shelf = self._shelf(node)
             if shelf.stamp != stamp or not shelf.idle or shelf.idle_below:
                 heapq.heappop(heap)
-            elif (urgency, needed) < (node.urgency, node.requests > 0):
-                # A request came after the entry was made.
+            elif (urgency, needed, nearness) < (node.urgency, node.requests > 0, node.nearness):
+                # A request or a hint came after the entry was made.
                 heapq.heapreplace(heap, _entry(node, shelf))
             else:
                 return node
@@ -222,9 +223,10 @@ class Tier(Generic[Slot]):
             heapq.heapify(part.heap)
 
 
-def _entry(node: Node, shelf: Shelf) -> tuple[float, bool, float, int, Node]:
+def _entry(node: Node, shelf: Shelf) -> tuple[float, bool, float, float, int, Node]:
     """What a leaf goes by, and its stamp."""
-    return node.urgency, node.requests > 0, shelf.priority, shelf.stamp, node
+    needed = node.requests > 0
+    return node.urgency, needed, node.nearness, shelf.priority, shelf.stamp, node
 
 
 def _ancestors(node: Node) -> Iterator[Node]:

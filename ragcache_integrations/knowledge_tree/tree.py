@@ -17,16 +17,17 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError
 
+from .hints import HINTED, Hints
 from .node import History, Key, Node, in_group
 from .path import Path, Span
-from .pins import Pins
+from .pins import Pins, chain
 from .policies import DEFAULT_POLICY, POLICIES
 from .prefill_cost import PrefillCostModel
 from .shares import Share, Shares, ShareStats, check_quotas
@@ -154,6 +155,7 @@ class KnowledgeTree(Generic[Slot]):
             groups=len(self._windows),
             size=self._size,
         )
+        self.hints = Hints(self._spare, lambda node: self._size(len(node.keys)), self._now)
         self._free_host_slots = list(range(self.host_blocks - 1, -1, -1))
         self._leaving: dict[Key, Slot] = {}  # evicted from the GPU, not yet copied to the host
         self._versions: dict[tuple[Node, str], Key] = {}
@@ -254,8 +256,7 @@ class KnowledgeTree(Generic[Slot]):
             node.requests -= 1
             node.running -= path.accessed
             if not node.requests:
-                self.gpu.spare(node)
-                self.host.spare(node)
+                self._spare(node)
             self._forget_if_unused(node)
 
     # Promises
@@ -301,6 +302,38 @@ class KnowledgeTree(Generic[Slot]):
         for node in nodes:
             self._forget_if_unused(node)
         return bool(nodes)
+
+    def hint(self, name: Hashable, path: Path, steps: int, ttl: float) -> bool:
+        """Evict a path, and all that is before it, after what has no hint or is needed later.
+
+        Args:
+            name: Of the hint; another one of this name is replaced.
+            path: Of a request that has not left.
+            steps: How many steps of a workflow are before it.
+            ttl: Seconds for which the hint holds.
+
+        Returns:
+            Whether there is room for it: all hints of a tenant keep at most :data:`HINTED` of its
+            share of the GPU.
+        """
+        if path.closed or self._void(path):
+            return False
+        part = self._shares[path.nodes[0].name].blocks(self.gpu_blocks)
+        nodes = tuple(chain(path.nodes))
+        accepted, spared = self.hints.add(name, nodes, steps, ttl, int(HINTED * part))
+        for node in spared:
+            self._forget_if_unused(node)
+        return accepted
+
+    def end_hint(self, name: Hashable) -> None:
+        """What a hint was about has come, or does not come."""
+        for node in self.hints.remove(name):
+            self._forget_if_unused(node)
+
+    def expire_hints(self) -> None:
+        """End the hints whose time is over."""
+        for node in self.hints.expire():
+            self._forget_if_unused(node)
 
     def charge(self, namespace: str, blocks: int) -> None:
         """Charge GPU blocks to a tenant whose requests use them; a negative number ends that.
@@ -520,6 +553,10 @@ class KnowledgeTree(Generic[Slot]):
             for share in self._shares
         )
 
+    def _spare(self, node: Node) -> None:
+        self.gpu.spare(node)
+        self.host.spare(node)
+
     def _size(self, blocks: int) -> int:
         """Blocks of all groups that are kept of a document with a number of keys."""
         windows = self._windows
@@ -606,6 +643,7 @@ class KnowledgeTree(Generic[Slot]):
                 or node.requests
                 or node.links
                 or node.pins
+                or node.hints
                 or node.children
                 or not (node.gpu.empty and node.host.empty)
             ):

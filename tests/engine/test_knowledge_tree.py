@@ -6,6 +6,7 @@ import asyncio
 import queue
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from ragcache_integrations.engine.protocol import Control, Submit
 from ragcache_integrations.errors import ConfigurationError, EngineError
 from ragcache_integrations.knowledge_tree import TreeStats
 from ragcache_integrations.resources import load_passages
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -363,3 +365,50 @@ def test_a_tenant_keeps_its_quota_under_a_flood(engine: RAGCacheEngine) -> None:
     quiet, rest = tree.shares
     assert quiet.namespace == "quiet"
     assert 0 < quiet.gpu_blocks <= 10 < rest.gpu_blocks
+
+
+AGENTS = ("planner", "writer", "critic")
+
+
+def test_steps_of_a_workflow_stay_and_are_computed_before_they_come(
+    engine: RAGCacheEngine,
+) -> None:
+    """Each agent's prompt takes more than a third of the GPU's blocks."""
+    systems = {
+        name: f"You are the {name}. " + document(i, 1400).text for i, name in enumerate(AGENTS)
+    }
+    options = SamplingOptions(max_tokens=4)
+
+    def run(turn: int, *, hints: bool) -> tuple[tuple[int, ...], int]:
+        name = AGENTS[turn % 3]
+        later = {AGENTS[(turn + steps) % 3]: steps for steps in (1, 2)}
+        call: dict[str, Any] = {"step": name, "next_steps": later} if hints else {}
+        prompt = Prompt.rag(f"Turn {turn}?", system=systems[name])
+        answer = engine.generate(prompt, options, namespace="flow", **call)
+        return answer.token_ids, answer.usage.cached_tokens
+
+    plain = [run(turn, hints=False) for turn in range(9)]
+    assert engine.reset_cache()
+    hinted = []
+    for turn in range(9):
+        hinted.append(run(turn, hints=True))
+        if turn >= 5:  # all agents are known by now
+            wait_until(partial(whole_in_gpu, engine, AGENTS[(turn + 1) % 3]))
+    assert [answer for answer, _ in hinted] == [answer for answer, _ in plain]
+    assert min(tokens for _, tokens in hinted[6:]) > 200
+
+
+def whole_in_gpu(engine: RAGCacheEngine, name: str) -> bool:
+    tree = engine.tree()
+    assert tree is not None
+    return any(node.name == name and node.gpu_blocks == node.blocks for node in tree.nodes())
+
+
+def test_wrong_steps(engine: RAGCacheEngine) -> None:
+    prompt = Prompt.rag("Which?", system=SYSTEM)
+    with pytest.raises(ConfigurationError, match="next_steps needs step"):
+        engine.generate(prompt, ONE, next_steps={"b": 1})
+    with pytest.raises(
+        ConfigurationError, match=r"next_steps\['b'\] must be a whole number of at least 1"
+    ):
+        engine.generate(prompt, ONE, step="a", next_steps={"b": 0})

@@ -136,9 +136,12 @@ def check_tier(
         assert (None if found is None else rank(found, shelf)) == min(ranks, default=None)
 
 
-def rank(node: Node, shelf: GetShelf) -> tuple[float, bool, float]:
-    """What a leaf is evicted by, the lowest first: urgency, whether requests need it, priority."""
-    return node.urgency, node.requests > 0, shelf(node).priority
+def rank(node: Node, shelf: GetShelf) -> tuple[float, bool, float, float]:
+    """What a leaf is evicted by, the lowest first.
+
+    That is its urgency, whether requests need it, how soon a workflow does, and its priority.
+    """
+    return node.urgency, node.requests > 0, node.nearness, shelf(node).priority
 
 
 def heap_bound(candidates: int) -> int:

@@ -104,6 +104,54 @@ class TestPins:
         assert (library.tree.stats().pins, library.tree.stats().pinned_blocks) == (0, 0)
 
 
+class TestHints:
+    def test_what_comes_sooner_goes_later_and_all_of_it_after_the_rest(self) -> None:
+        library = Library(20)
+        for name, steps in (("D1", 2), ("D2", 1), ("D3", None)):
+            request = library.begin(name)
+            if steps is not None:
+                assert library.tree.hint(name, request.path, steps, 60)
+            library.driver.finish(request)
+        library.ask("D3")  # asked for oftener, and last
+        left = []
+        while library.in_gpu():
+            library.evict(1)
+            if library.in_gpu() not in left:
+                left.append(library.in_gpu())
+        assert left[-3:] == [["D1", "D2"], ["D2"], []]
+
+    def test_they_end_and_leave_nothing(self) -> None:
+        now = [100.0]
+        library = Library(20, now=lambda: now[0])
+        request = library.arrive("D1")
+        library.tree.hint("step", request.path, 1, 60)
+        library.driver.abort(request)
+        assert [node.hints for node in library.tree.nodes()] == [1, 1], "before it is computed"
+        now[0] += 59
+        library.tree.expire_hints()
+        assert len(library.tree.hints) == 1
+        now[0] += 1
+        library.tree.expire_hints()
+        assert list(library.tree.nodes()) == []
+
+    def test_nearer_ones_displace_farther_ones_and_all_keep_a_part(self) -> None:
+        library = Library(20)  # 15 blocks for hints
+        accepted = []
+        for number in range(1, 9):
+            request = library.begin(f"D{number}")
+            accepted.append(library.tree.hint(number, request.path, number, 60))
+            library.driver.finish(request)
+        kept = [number for number, was in enumerate(accepted, 1) if was]
+        assert kept == list(range(1, len(kept) + 1))
+        assert 1 < len(kept) < 8
+        request = library.begin("D9")
+        assert library.tree.hint(9, request.path, 0, 60)
+        assert library.tree.hints.steps(kept[-1]) > 1e9, "the farthest made room"
+        assert library.tree.hints.steps(1) == 1
+        nodes = [node for node in library.tree.nodes() if node.hints]
+        assert sum(len(node.keys) for node in nodes) <= 15
+
+
 class TestPriorities:
     def test_documents_of_less_urgent_requests_go_first(self) -> None:
         library = Library(policy="lru")

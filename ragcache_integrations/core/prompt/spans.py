@@ -15,9 +15,12 @@ __all__ = [
     "ENCODE",
     "FOREVER",
     "LINK_TOKENS",
+    "NEXT_STEPS",
     "PIN",
     "PIN_TICKET",
     "SPAN_ARGS",
+    "STEP",
+    "STEPS_BEFORE",
     "Span",
     "check_spans",
     "extra_args_from_spans",
@@ -36,6 +39,12 @@ PIN = "rag_pin"
 """Seconds for which a request's documents are pinned; 0 unpins them."""
 PIN_TICKET = "rag_pin_ticket"
 """Name under which a server's scheduler reports that it can't pin a request's documents."""
+STEP = "rag_step"
+"""Names the step of a workflow that a request is."""
+NEXT_STEPS = "rag_next_steps"
+"""Names of the steps that come next."""
+STEPS_BEFORE = "rag_steps_before"
+"""How many steps are before each of them."""
 FOREVER = 1e12
 """Seconds of a pin without an end: JSON has no infinity."""
 

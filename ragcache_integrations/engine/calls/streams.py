@@ -77,6 +77,8 @@ class _Stream:
         encodes: bool = False,
         priority: int = 0,
         pin: float | None = None,
+        step: str = "",
+        next_steps: tuple[tuple[str, int], ...] = (),
     ) -> None:
         self._link = link
         self._timeout = timeout
@@ -105,6 +107,8 @@ class _Stream:
                 encodes=encodes,
                 priority=priority,
                 pin=pin,
+                step=step,
+                next_steps=next_steps,
             )
         )
 

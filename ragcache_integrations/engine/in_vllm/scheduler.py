@@ -43,6 +43,7 @@ from .anywhere.requests import is_plain, reuse_of, why_not
 from .free_blocks import DocumentFreeQueue
 from .kv_cache import unsuited, unsuited_for_host, windows
 from .quotas import keep_to_quotas
+from .steps import Steps
 from .waiting import CacheAwareRequestQueue, topics
 
 __all__ = [
@@ -85,6 +86,7 @@ _RELIED_UPON = (
     "kv_cache_manager.get_block_ids",
     "kv_cache_manager.allocate_slots",
     "max_model_len",
+    "max_num_scheduled_tokens",
     "scheduler_config.policy",
     "vllm_config.max_concurrent_batches",
 )
@@ -204,6 +206,8 @@ class DocumentCache:
         )
         self._pool.free_block_queue = self._free_blocks
         self._unpinnable: dict[str, str] = {}
+        whole = self._windows == (None,)
+        self._steps = Steps(scheduler, self.tree, self._in_gpu, ahead=whole and self._reuse is None)
         if settings.quotas:
             keep_to_quotas(scheduler, self.tree, self._free_blocks, len(self._windows))
         self._waiting: ReorderingQueue[Request] | None = None
@@ -223,6 +227,7 @@ class DocumentCache:
             return
         if self._reuse is not None and self._reuse.enter(request, spans, extra_args or {}):
             return  # what is approximate is not for the tree
+        spans = self._steps.enter(request, spans, extra_args or {})
         if spans:
             path = self._paths[request.request_id] = self.tree.enter(
                 request.cache_salt or "", spans, request.block_hashes, request.priority
@@ -288,6 +293,7 @@ class DocumentCache:
         self.tree.expire_pins()
         if self._reuse is not None:
             self._reuse.before_step()
+        self._steps.before_step()
         if self._waiting is not None:
             self._waiting.begin_step()
 
@@ -314,6 +320,8 @@ class DocumentCache:
                 host_tokens,
                 self._requests[admitted.req_id].num_prompt_tokens,
             )
+            if self._steps.is_ahead(admitted.req_id):
+                self.tree.retract(path)  # nobody has asked for it yet
         if self._waiting is not None:
             self._note_prefills(self._waiting, plan.scheduled_cached_reqs)
         self._admitted.append(
@@ -335,6 +343,7 @@ class DocumentCache:
         """A step's output was processed."""
         if self._reuse is not None:
             self._reuse.encode_pending()
+        self._steps.get_ready()
 
     @property
     def host_failures(self) -> tuple[int, str]:
@@ -400,11 +409,12 @@ class DocumentCache:
     @property
     def idles(self) -> bool:
         """Whether nobody waits for anything that the scheduler has."""
-        return self._reuse is not None and self._reuse.idles
+        return (self._reuse is not None and self._reuse.idles) or self._steps.idles
 
     def make_way(self) -> None:
         """Stop what nobody waits for, and keep nothing."""
         self._free_blocks.lends_pinned = True
+        self._steps.make_way()
         if self._reuse is not None:
             self._reuse.make_way()
 
@@ -471,6 +481,9 @@ class DocumentCache:
         if self._reuse is not None and self._reuse.knows(request):
             cached = min(request.num_tokens - 1, cached + self._reuse.stored_tokens(request))
         return float(cached / max(1, request.num_tokens - cached))
+
+    def _in_gpu(self, key: BlockHash) -> bool:
+        return self._pool.cached_block_hash_to_block.get_one_block(key + FIRST_GROUP) is not None
 
     def _cached_blocks(self, request: Request) -> int:
         """How many leading blocks of a request are cached in either tier.

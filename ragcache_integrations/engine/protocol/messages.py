@@ -124,6 +124,8 @@ class Submit:
         encodes: Whether its documents are stored, to be reused at any place.
         priority: Requests with lower numbers go first, and keep their documents longer.
         pin: Seconds for which its documents are pinned, 0 to unpin them; ``None`` for neither.
+        step: Name of the step of a workflow that it is; empty for none.
+        next_steps: Steps that come next, and how many steps are before each.
     """
 
     request_id: int
@@ -138,6 +140,8 @@ class Submit:
     encodes: bool = False
     priority: int = 0
     pin: float | None = None
+    step: str = ""
+    next_steps: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "namespace", plain(self.namespace))

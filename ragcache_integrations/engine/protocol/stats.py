@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ragcache_integrations.core.generation import CallOptions
@@ -19,11 +20,16 @@ class EngineCallOptions(CallOptions, total=False):
             anywhere; the engine's own by default.
         priority: Requests with lower numbers go first, and keep their documents longer; 0 by
             default.
+        step: Name of the step of a workflow that the request is; empty for none.
+        next_steps: Steps that come next, and how many steps are before each: 1 for the one that
+            comes after this request.
     """
 
     reuse: str | None
     link_tokens: int | None
     priority: int
+    step: str
+    next_steps: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,211 @@
+"""Steps of workflows: what their prompts begin with, and getting that ready before they come.
+
+A request may name its step and say which steps come next, and how soon (KVFlow,
+https://arxiv.org/abs/2507.07400). What a step's prompt begins with is learned: the blocks that its
+latest two prompts have in common. These stay longer, in order of the steps before them. What of
+them is on the host is read back while other requests run. What is missing is computed while there
+is nothing else to do; a request that comes meanwhile ends that.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request, RequestStatus
+
+from ragcache_integrations.core.checks import is_whole
+from ragcache_integrations.core.prompt import (
+    NEXT_STEPS,
+    STEP,
+    STEPS_BEFORE,
+    Span,
+    extra_args_from_spans,
+)
+from ragcache_integrations.knowledge_tree import KnowledgeTree
+
+from .anywhere.requests import is_plain
+
+__all__ = ["Steps"]
+
+KNOWN = 64
+"""Steps whose prompts are remembered; of more the ones that came longest ago are forgotten."""
+SECONDS = 60.0
+"""For how long a step is expected after the last request that said so."""
+AHEAD_TOKENS = 128
+"""Tokens of a step of the model that computes ahead: who comes meanwhile waits for its end."""
+
+Name = tuple[str, str]
+"""A tenant and the name of a step."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """What is known of a step.
+
+    Attributes:
+        keys: Blocks of its latest prompt.
+        begins: How many of them the prompt before had, too.
+        tokens: Of these, and one more.
+        spans: Documents within these; all of them as one document if there are none.
+        ready: Whether there is nothing to get ready any more.
+    """
+
+    keys: list[Any]
+    begins: int
+    tokens: list[int]
+    spans: tuple[Span, ...]
+    ready: bool = False
+
+
+class Steps:
+    """The steps of all workflows.
+
+    Args:
+        scheduler: vLLM's scheduler.
+        tree: The knowledge tree.
+        in_gpu: Looks a block up in the GPU.
+        ahead: Whether prompts are read back and computed before they come.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        tree: KnowledgeTree[Any],
+        in_gpu: Callable[[Any], bool],
+        *,
+        ahead: bool,
+    ) -> None:
+        self._scheduler = scheduler
+        self._tree = tree
+        self._in_gpu = in_gpu
+        self._ahead = ahead
+        self._budget: int = scheduler.max_num_scheduled_tokens
+        self._steps: OrderedDict[Name, _Step] = OrderedDict()
+        self._current: tuple[str, Name] | None = None  # the request that computes ahead, and what
+        self._hasher: Any = None
+        self._numbers = itertools.count()
+
+    def enter(
+        self, request: Request, spans: tuple[Span, ...], arguments: Mapping[str, Any]
+    ) -> tuple[Span, ...]:
+        """Take a new request in.
+
+        Returns:
+            Its documents. One without documents gets what its step begins with as one.
+        """
+        if self._current is not None and self._current[0] == request.request_id:
+            return spans
+        self.make_way()
+        name = arguments.get(STEP)
+        if not isinstance(name, str) or not name or not is_plain(request):
+            return spans
+        salt = request.cache_salt or ""
+        self._hasher = request._block_hasher  # noqa: SLF001 - internal requests need one, too
+        step = self._learn(salt, name, request, spans)
+        self._tree.end_hint((salt, name))
+        self._expect(salt, arguments, request.priority)
+        return spans or (step.spans if step.begins else ())
+
+    def is_ahead(self, request_id: str) -> bool:
+        """Whether a request computes for later."""
+        return self._current is not None and self._current[0] == request_id
+
+    @property
+    def idles(self) -> bool:
+        """Whether the scheduler has nothing but what is computed for later."""
+        return self._current is not None and self._scheduler.requests.keys() == {self._current[0]}
+
+    def before_step(self) -> None:
+        """Get the nearest step ready, and keep steps of the model short that nobody waits for."""
+        self._tree.expire_hints()
+        self.get_ready()
+        if self._ahead and self._steps:
+            idle = min(AHEAD_TOKENS, self._budget)
+            self._scheduler.max_num_scheduled_tokens = idle if self.idles else self._budget
+
+    def get_ready(self) -> None:
+        """Begin to read back or compute what the nearest step begins with."""
+        requests = self._scheduler.requests
+        if self._current is not None and self._current[0] in requests:
+            return
+        self._current = None
+        if not self._ahead or self._scheduler.waiting:
+            return
+        for name in sorted(self._steps, key=self._tree.hints.steps):
+            step = self._steps[name]
+            if self._tree.hints.steps(name) == float("inf"):
+                return
+            if step.ready:
+                continue
+            keys = step.keys[: step.begins]
+            there = next((at for at, key in enumerate(keys) if not self._in_gpu(key)), len(keys))
+            step.ready = there == len(keys)
+            missing = len(keys) - there - self._tree.on_host(keys, there)
+            if step.ready or (missing and requests):
+                continue  # it is there, or it would be computed beside what somebody waits for
+            if not self._tree.affords(name[0], len(keys) - there):
+                continue
+            step.ready = True
+            self._begin(name, step)
+            return
+
+    def make_way(self) -> None:
+        """Stop what is computed for later. What is computed of it stays cached."""
+        current, self._current = self._current, None
+        if current is not None and current[0] in self._scheduler.requests:
+            self._scheduler.finish_requests(current[0], RequestStatus.FINISHED_ABORTED)
+            if current[1] in self._steps:
+                self._steps[current[1]].ready = False
+
+    def _begin(self, name: Name, step: _Step) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=1)
+        sampling.extra_args = extra_args_from_spans(step.spans)
+        self._current = f"ahead.{next(self._numbers)}", name
+        self._scheduler.add_request(
+            Request(
+                request_id=self._current[0],
+                prompt_token_ids=step.tokens,
+                sampling_params=sampling,
+                pooling_params=None,
+                cache_salt=name[0] or None,
+                block_hasher=self._hasher,
+            )
+        )
+
+    def _learn(self, salt: str, name: str, request: Request, spans: Sequence[Span]) -> _Step:
+        """Learn what a step's prompts begin with."""
+        size = self._tree.block_size
+        known = self._steps.pop((salt, name), None)
+        most = (request.num_prompt_tokens - 1) // size
+        keys = request.block_hashes[:most]
+        pairs = zip(keys, () if known is None else known.keys, strict=False)
+        begins = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        end = begins * size
+        within = tuple(span for span in spans if span[2] <= end) or ((name, 0, max(1, end)),)
+        tokens = list(request.prompt_token_ids or ())[: end + 1]
+        step = self._steps[salt, name] = _Step(keys, begins, tokens, within)
+        while len(self._steps) > KNOWN:
+            forgotten, _ = self._steps.popitem(last=False)
+            self._tree.end_hint(forgotten)
+        return step
+
+    def _expect(self, salt: str, arguments: Mapping[str, Any], priority: int) -> None:
+        """Note which steps come next."""
+        names, befores = (arguments.get(name) for name in (NEXT_STEPS, STEPS_BEFORE))
+        if not isinstance(names, list | tuple) or not isinstance(befores, list | tuple):
+            return
+        pairs = zip(befores, names, strict=False)
+        coming = sorted(pair for pair in pairs if is_whole(pair[0]) and isinstance(pair[1], str))
+        for steps, name in coming[:KNOWN]:
+            step = self._steps.get((salt, name))
+            if step is None or not step.begins:
+                continue
+            path = self._tree.enter(salt, step.spans, step.keys[: step.begins], priority)
+            self._tree.hint((salt, name), path, max(0, steps), SECONDS)
+            self._tree.leave(path)
+            step.ready = False
