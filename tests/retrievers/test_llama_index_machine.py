@@ -17,6 +17,7 @@ import faiss
 import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
+from hypothesis.errors import HypothesisDeprecationWarning
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -373,6 +374,18 @@ class OverFaissMap(Machine):
 
 class OverFaiss(Machine):
     kind = "faiss"
+
+
+def test_a_store_that_is_mixed_up_ends_what_was_cached() -> None:
+    """A node that FAISS has two vectors of, and the cached answer knew only one."""
+    machine = OverFaissMap()
+    with pytest.warns(HypothesisDeprecationWarning):  # for ``assume``
+        machine.begin(what="staged", own="none", tolerance=0, knobs={}, named=False)
+    for _ in range(2):
+        machine.ask(QUESTIONS[0], "text", "retrieve")
+        machine.set_k(6)
+        machine.write(0, "sync")
+    machine.ask(QUESTIONS[0], "text", "retrieve")
 
 
 @pytest.mark.parametrize("machine", [OverSimple, OverFaissMap, OverFaiss])

@@ -109,11 +109,14 @@ class Follower(Generic[T]):
         if not updated or self._vectors is None:
             return
         try:
-            # Some of them may have been there before; for the others an update costs no more.
-            cache.documents_updated(updated, self._vectors(updated))
-        except LookupError as error:
+            vectors = self._vectors(updated)
+        except (LookupError, ConfigurationError) as error:  # such as of a store that is mixed up
             logger.debug("Every answer is forgotten: %s", error)
             self._caches.clear(wait=True)
+            return
+        try:
+            # Some of them may have been there before; for the others an update costs no more.
+            cache.documents_updated(updated, vectors)
         except ConfigurationError as error:  # the cache has dropped everything
             self._caches.disagree(error)
 
@@ -123,5 +126,5 @@ class Follower(Generic[T]):
             return None
         try:
             return int(np.shape(self._vectors(ids[:1]))[1])
-        except LookupError:
+        except (LookupError, ConfigurationError):
             return None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, QueryCache
 from ragcache_integrations.retrievers.cached.follower import Follower
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
@@ -89,8 +90,11 @@ def test_what_came_without_vectors_ends_all_and_what_went_does_not() -> None:
     assert followed.answers() == []
 
 
-def test_a_vector_that_cannot_be_read_ends_all(followed: Followed) -> None:
-    followed.error = LookupError("gone already")
+@pytest.mark.parametrize(
+    "error", [LookupError("gone already"), ConfigurationError("which is whose is not known")]
+)
+def test_a_vector_that_cannot_be_read_ends_all(followed: Followed, error: Exception) -> None:
+    followed.error = error
     followed.change(updated={"far"})
     assert followed.answers() == []
 
