@@ -7,6 +7,8 @@ from typing import Any
 __all__ = ["block_bytes", "unsuited", "unsuited_for_host", "windows"]
 
 FULL, SLIDING = "FullAttentionSpec", "SlidingWindowSpec"
+STATES = "MambaSpec"
+"""All of linear attention, too."""
 
 
 def unsuited(kv_cache_config: Any, cache_config: Any) -> str | None:
@@ -21,7 +23,13 @@ def unsuited(kv_cache_config: Any, cache_config: Any) -> str | None:
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     if not specs:
         return "the model has no KV cache"
-    if unknown := {type(spec).__name__ for spec in specs} - {FULL, SLIDING}:
+    names = {type(spec).__name__ for spec in specs}
+    if STATES in names:
+        return (
+            "the model has linear or state-space layers, and vLLM keeps their states where a step "
+            "of the prefill ends, not where a document does"
+        )
+    if unknown := names - {FULL, SLIDING}:
         kinds = ", ".join(sorted(unknown))
         return f"it does not know what the model's layers need of a prompt ({kinds})"
     if len({spec.block_size for spec in specs}) > 1:

@@ -24,6 +24,7 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.request import Request
@@ -53,6 +54,12 @@ from tests.engine.in_vllm.simulation import Case, Engine, make_scheduler
 BLOCK = 4
 SLIDING = partial(SlidingWindowSpec, sliding_window=8)
 CHUNKED = partial(ChunkedLocalAttentionSpec, attention_chunk_size=8)
+
+
+def linear(block_size: int, dtype: torch.dtype, **_: int) -> MambaSpec:
+    """Layers as in Qwen3-Next, as vLLM sets them up where prefix caching is on."""
+    shapes = ((1, 8),)
+    return MambaSpec(block_size, shapes=shapes, dtypes=(dtype,), mamba_cache_mode="align")
 
 
 # The queue of free blocks
@@ -216,7 +223,11 @@ class Lacking:
 
 
 def ours(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.name.startswith("ragcache_integrations")]
+    return [
+        record
+        for record in caplog.records
+        if record.name.startswith("ragcache_integrations.engine.in_vllm")
+    ]
 
 
 @pytest.mark.parametrize("path", _scheduler._RELIED_UPON)
@@ -251,6 +262,10 @@ def test_an_operation_that_is_new_is_named_and_the_scheduler_stays_vllm_s(
         (
             Case(specs=(FullAttentionSpec, CHUNKED)),
             r"the model's layers need of a prompt \(ChunkedLocalAttention",
+        ),
+        (
+            Case(specs=(linear, FullAttentionSpec)),
+            "keeps their states where a step of the",
         ),
     ],
 )
