@@ -150,7 +150,6 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
             ``reuse="anywhere"``; ``None`` if nothing is wrong.
         disk_is_off: Why documents are not kept on disk although ``disk_cache_gib`` is above 0;
             ``None`` if nothing is wrong.
-        host_is_off: The same of the host and ``host_cache_gib``.
 
     Raises:
         ConfigurationError: An argument is out of its range or unknown.
@@ -247,7 +246,6 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
         self.block_size = ready.block_size
         self.reuse_is_off = ready.reuse_is_off
         self.disk_is_off = ready.disk_is_off
-        self.host_is_off = ready.host_is_off
         self._disk_cache_gib = 0.0 if ready.disk_is_off else cache.disk_cache_gib
         self._block_bytes = ready.block_bytes
         if ready.tree_is_off is not None:
@@ -261,8 +259,6 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
             )
         if ready.disk_is_off is not None:
             logger.warning("documents are not kept on disk: %s", ready.disk_is_off)
-        if ready.host_is_off is not None:
-            logger.warning("documents are not kept on the host: %s", ready.host_is_off)
         if ready.slow_dtype is not None:
             logger.warning(SLOW_DTYPE, ready.slow_dtype, 'dtype="float32"')
 

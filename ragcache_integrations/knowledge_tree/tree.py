@@ -6,10 +6,9 @@ before; if its key covers tokens after it, the last of these counts. Eviction ta
 lowest-priority leaf of a tier, last block first, and only as many blocks as are needed; what
 requests wait for goes only once nothing else is left. Not thread-safe: its caller is a scheduler.
 
-Layers that see a part of the prompt only have blocks of their own, in groups. A prompt that
-continues after a document needs of such a group the last blocks before the document's end, and no
-others. So the tree keeps these, and leaves the others to its caller. The tail that a document's
-followers need of it is never longer than its own: it is enough to look at each document's end.
+Layers that see a part of the prompt only have blocks of their own, in groups. The tree keeps those
+that a prompt needs to continue after a document, and leaves the others to its caller (see
+:mod:`.windows`).
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from .shares import Share, Shares, ShareStats, check_quotas
 from .snapshot import TreeSnapshot, snapshot_children
 from .stats import Tally, TreeStats
 from .tier import Tier
+from .windows import Windows
 
 __all__ = ["Copy", "KnowledgeTree"]
 
@@ -68,8 +68,7 @@ class KnowledgeTree(Generic[Slot]):
         lookahead: Tokens after a block that its key covers. With EAGLE and MTP vLLM's hashes do,
             because the draft model's KV cache depends on them.
         gpu_blocks: Capacity of the GPU in blocks, those in use included.
-        host_blocks: Capacity of the host tier in blocks; 0 for none. It holds whole documents only,
-            so that there is none with ``windows`` of several groups or of limited length.
+        host_blocks: Capacity of the host tier in blocks; 0 for none.
         windows: For each group of layers, how many blocks before a document's end its followers
             need; ``None`` for all.
         policy: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
@@ -109,9 +108,6 @@ class KnowledgeTree(Generic[Slot]):
                 f"0, got {block_size}, {gpu_blocks}, {lookahead} and {host_blocks}"
             )
             raise ConfigurationError(msg)
-        if host_blocks and tuple(windows) != (None,):
-            msg = f"host_blocks must be 0 with windows={windows}, got {host_blocks}"
-            raise ConfigurationError(msg)
         if policy not in POLICIES:
             msg = f"unknown policy {policy!r}: allowed are {', '.join(POLICIES)}"
             raise ConfigurationError(msg)
@@ -125,8 +121,7 @@ class KnowledgeTree(Generic[Slot]):
         self._lookahead = lookahead
         self.gpu_blocks = gpu_blocks
         self.host_blocks = host_blocks
-        self._windows = tuple(windows)
-        self._longest_window = max((blocks for blocks in windows if blocks is not None), default=0)
+        self.windows = Windows(windows)
         self.policy = policy
         self._prefill_seconds = prefill_seconds or PrefillCostModel.default()
         self._cache_depth = cache_depth
@@ -142,7 +137,7 @@ class KnowledgeTree(Generic[Slot]):
     def _start(self) -> None:
         self.root = Node(("", None), None, None, ())
         self._owners: dict[Key, Node] = {}
-        self._blocks_behind: dict[Key, int] = {}  # in its node, of those in the longest window
+        self.windows.clear()
         self._history: Memo[Key, History] = Memo(HISTORY)
         self._accesses = 0
         self._shares = Shares(self._quotas, self.gpu_blocks + self.host_blocks)
@@ -152,10 +147,10 @@ class KnowledgeTree(Generic[Slot]):
             self._longest_request,
             self.block_size,
             self._now,
-            groups=len(self._windows),
-            size=self._size,
+            groups=len(self.windows),
+            size=self.windows.size,
         )
-        self.hints = Hints(self._spare, lambda node: self._size(len(node.keys)), self._now)
+        self.hints = Hints(self._spare, lambda node: self.windows.size(len(node.keys)), self._now)
         self._free_host_slots = list(range(self.host_blocks - 1, -1, -1))
         self._leaving: dict[Key, Slot] = {}  # evicted from the GPU, not yet copied to the host
         self._versions: dict[tuple[Node, str], Key] = {}
@@ -216,12 +211,13 @@ class KnowledgeTree(Generic[Slot]):
         now = path.accessed_at = self._now() if self._frequency_window is not None else 0.0
         popularity = self._shares[path.nodes[0].name].popularity
         stretches = itertools.pairwise((0, *path.ends))
-        path.counted_at = popularity.advance(sum(self._size(end - at) for at, end in stretches))
+        size = self.windows.size
+        path.counted_at = popularity.advance(sum(size(end - at) for at, end in stretches))
         for node, end in zip(path.nodes, path.ends, strict=True):
             node.running += 1
             node.last_access = self._accesses
             self._count(node.history, now)
-            popularity.count(node.history, self._size(len(node.keys)))
+            popularity.count(node.history, size(len(node.keys)))
             if end * self.block_size > cached:
                 node.history.total_cost += cost
                 node.history.computed += 1
@@ -370,10 +366,7 @@ class KnowledgeTree(Generic[Slot]):
             after its document needs, and for a second copy.
         """
         node = self._owners.get(key)
-        if node is None:
-            return False
-        window = self._windows[group]
-        if window is not None and self._blocks_behind.get(key, window) >= window:
+        if node is None or not self.windows.keep(key, group):
             return False
         key = in_group(key, group)
         if key in self.gpu.slots:
@@ -433,16 +426,28 @@ class KnowledgeTree(Generic[Slot]):
 
     # Host tier
 
-    def on_host(self, keys: Sequence[Key], start: int) -> int:
-        """How many of the blocks from ``start`` on are in the host tier without a gap."""
-        slots, stop = self.host.slots, start
-        while stop < len(keys) and slots.get(keys[stop], NO_SLOT) != NO_SLOT:
-            stop += 1
-        return stop - start
+    def on_host(
+        self, keys: Sequence[Key], start: int, readable: Callable[[Key], bool] | None = None
+    ) -> int:
+        """How many blocks after the first ``start`` a prompt need not compute thanks to the host.
 
-    def swap_in(self, keys: Iterable[Key]) -> list[int]:
-        """Read blocks back into the GPU: their host slots. The host copies stay."""
-        slots = [self.host.hold(self._owners[key], key) for key in keys]
+        Args:
+            keys: The prompt's blocks.
+            start: Up to where the GPU has all that the prompt needs.
+            readable: Whether a copy may be read, by its block's name in the tier; ``None`` for all.
+        """
+        slots = self.host.slots
+
+        def there(key: Key) -> bool:
+            if slots.get(key, NO_SLOT) == NO_SLOT:
+                return False
+            return readable is None or readable(key)
+
+        return self.windows.furthest(keys, start, there) - start
+
+    def swap_in(self, keys: Iterable[Key], group: int = 0) -> list[int]:
+        """Read blocks of a group back into the GPU: their host slots. The host copies stay."""
+        slots = [self.host.hold(self._owners[key], in_group(key, group)) for key in keys]
         self._tally["swap_ins"] += len(slots)
         return slots
 
@@ -509,7 +514,7 @@ class KnowledgeTree(Generic[Slot]):
             block_size=self.block_size,
             gpu_clock=self.gpu.clock,
             host_clock=self.host.clock,
-            roots=snapshot_children(self.root, self._size, self.pins.seconds_left()),
+            roots=snapshot_children(self.root, self.windows.size, self.pins.seconds_left()),
             shares=self._share_stats(),
         )
 
@@ -557,11 +562,6 @@ class KnowledgeTree(Generic[Slot]):
         self.gpu.spare(node)
         self.host.spare(node)
 
-    def _size(self, blocks: int) -> int:
-        """Blocks of all groups that are kept of a document with a number of keys."""
-        windows = self._windows
-        return sum(blocks if window is None else min(blocks, window) for window in windows)
-
     def _void(self, path: Path) -> bool:
         """Whether all was forgotten since the path was entered."""
         return path.nodes[0].under is not self.root
@@ -591,9 +591,7 @@ class KnowledgeTree(Generic[Slot]):
         parent.links += 1
         for key in node.keys:
             self._owners[key] = node
-        if self._longest_window:
-            tail = node.keys[-self._longest_window :]
-            self._blocks_behind.update(zip(reversed(tail), itertools.count()))
+        self.windows.enter(node.keys)
         if node.keys and (history := self._history.pop(node.keys[-1], None)) is not None:
             node.history = history
         self._count_nodes += 1
@@ -652,7 +650,7 @@ class KnowledgeTree(Generic[Slot]):
             parent.links -= 1
             for key in node.keys:
                 del self._owners[key]
-                self._blocks_behind.pop(key, None)
+            self.windows.leave(node.keys)
             if node.keys and node.history.frequency:
                 self._history[node.keys[-1]] = node.history
             if self._versions.get((under, node.name)) == node.label[1]:

@@ -345,7 +345,7 @@ class TestWindows:
         tree = self.computed({"D1": 4})
         tree.evict(6)
         assert not tree.release(3, (3, 1), 1)
-        assert not tree._blocks_behind
+        assert not tree.windows._behind
 
     def test_all_blocks_of_a_pinned_document_stay_and_count(self) -> None:
         tree = self.computed({"D1": 4}, gpu_blocks=6)
@@ -511,7 +511,6 @@ class TestBadInput:
             ({"lookahead": -1}, "got 1, 9, -1 and 0"),
             ({"host_blocks": -1}, "lookahead and host_blocks at least 0, got 1, 9, 0 and -1"),
             ({"policy": "pgsdf"}, "'pgsdf': allowed are lrfu, pgdsf, gdsf, lru, lfu"),
-            ({"host_blocks": 1, "windows": (None, 2)}, r"0 with windows=\(None, 2\), got 1"),
             ({"cache_depth": 0}, "cache_depth must be at least 1 document, or None, got 0"),
             ({"frequency_window": 0.0}, "must be above 0 seconds, or None, got 0.0"),
             ({"frequency_window": float("nan")}, "got nan"),

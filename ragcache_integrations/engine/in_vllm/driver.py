@@ -575,14 +575,6 @@ class VLLM:
             return self.tree_is_off if self._wants_disk else None
         return self._documents.disk_is_off
 
-    @property
-    def host_is_off(self) -> str | None:
-        """Why documents are not kept on the host although that was requested.
-
-        Without a knowledge tree nothing is kept there either, which :attr:`tree_is_off` says.
-        """
-        return None if self._documents is None else self._documents.host_is_off
-
     def tree_stats(self) -> TreeStats | None:
         """Counts of the knowledge tree; ``None`` without one."""
         return None if self._documents is None else self._documents.stats()

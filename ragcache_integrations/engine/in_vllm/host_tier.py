@@ -31,7 +31,7 @@ from ragcache_integrations.engine.arguments import GIB
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 
 from .host_copies import HostCopies, block_runs, host_copies
-from .kv_cache import block_bytes, unsuited_for_host
+from .kv_cache import block_bytes, unsuited
 
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
@@ -129,7 +129,7 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
             raise ValueError(msg)
         gib = float(self._kv_transfer_config.get_from_extra_config(HOST_CACHE_GIB, 0.0))
         self.host_blocks = host_blocks(gib, kv_cache_config, parallel.world_size)
-        self._unused = unsuited_for_host(kv_cache_config, vllm_config.cache_config) is not None
+        self._unused = unsuited(kv_cache_config, vllm_config.cache_config) is not None
         self._gpu_blocks = kv_cache_config.num_blocks
         # The draft model runs after the forward pass and before ``wait_for_save``, and may be one
         # CUDA graph where the forward pass is not.
@@ -184,17 +184,14 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         size = tree.block_size
         start = self._found_at = num_computed_tokens // size
         usable = request.block_hashes[: (request.num_tokens - 1) // size]
-        count = tree.on_host(usable, start)
         # Stop at a block that the GPU has, too: vLLM has just decided not to use that one, and if
         # it is evicted in this step, its host slot may be freed while we read from it. Stop also
-        # at a bad slot, because blocks after a gap are useless.
+        # at a bad slot.
         slots, bad = tree.host.slots, self._bad
-        end = (
-            index
-            for index, key in enumerate(usable[start : start + count])
-            if key in tree.gpu or slots[key] in bad
+        count = tree.on_host(
+            usable, start, lambda key: key not in tree.gpu and slots[key] not in bad
         )
-        return next(end, count) * size, False
+        return count * size, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Plan to read back the blocks that :meth:`get_num_new_matched_tokens` has just counted.
@@ -206,8 +203,10 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
             return
         start = self._found_at
         stop = start + num_external_tokens // self._tree.block_size
-        slots = self._tree.swap_in(request.block_hashes[start:stop])
-        self._back += zip(slots, blocks.get_block_ids()[0][start:stop], strict=True)
+        for group, numbers in enumerate(blocks.get_block_ids()):
+            first = self._tree.windows.first(group, start, stop)
+            slots = self._tree.swap_in(request.block_hashes[first:stop], group)
+            self._back += zip(slots, numbers[first:stop], strict=True)
         self._loaded[request.request_id] = num_external_tokens
 
     def build_connector_meta(self, scheduler_output: Any) -> Transfers:  # noqa: ARG002 - vLLM's

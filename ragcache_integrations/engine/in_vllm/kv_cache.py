@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["block_bytes", "unsuited", "unsuited_for_host", "windows"]
+__all__ = ["block_bytes", "unsuited", "windows"]
 
 FULL, SLIDING = "FullAttentionSpec", "SlidingWindowSpec"
 STATES = "MambaSpec"
@@ -34,20 +34,6 @@ def unsuited(kv_cache_config: Any, cache_config: Any) -> str | None:
         return f"it does not know what the model's layers need of a prompt ({kinds})"
     if len({spec.block_size for spec in specs}) > 1:
         return "the model's layers have blocks of different sizes"
-    return None
-
-
-def unsuited_for_host(kv_cache_config: Any, cache_config: Any) -> str | None:
-    """Why documents can't be kept on the host; ``None`` if they can.
-
-    Args:
-        kv_cache_config: As of :func:`unsuited`.
-        cache_config: The same.
-    """
-    if reason := unsuited(kv_cache_config, cache_config):
-        return reason
-    if windows(kv_cache_config) != (None,):
-        return "not all of the model's layers attend to the whole prompt"
     return None
 
 

@@ -281,7 +281,6 @@ def main() -> int:
                 slow_dtype=vllm.slow_dtype,
                 reuse_is_off=vllm.reuse_is_off,
                 disk_is_off=vllm.disk_is_off,
-                host_is_off=vllm.host_is_off,
             )
         )
         Host(connection, vllm, settings.heartbeat_seconds).serve()

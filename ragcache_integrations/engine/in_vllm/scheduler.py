@@ -41,7 +41,7 @@ from .anywhere.disk import open_disk
 from .anywhere.prefixes import StoredPrefixes
 from .anywhere.requests import is_plain, reuse_of, why_not
 from .free_blocks import DocumentFreeQueue
-from .kv_cache import unsuited, unsuited_for_host, windows
+from .kv_cache import unsuited, windows
 from .quotas import keep_to_quotas
 from .steps import Steps
 from .waiting import CacheAwareRequestQueue, topics
@@ -58,8 +58,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 FIRST_GROUP = b"\0\0\0\0"
-"""vLLM's suffix for the hashes of blocks in the first KV cache group. Models with a host tier have
-no other."""
+"""vLLM's suffix for the hashes of blocks in the first KV cache group."""
 
 RECENT = 256
 """Number of requests that have left and whose accesses may still be retracted."""
@@ -113,13 +112,16 @@ def unsupported(scheduler: Any) -> str | None:
 
 
 class RequestsLeftError(RuntimeError):
-    """Requests have left that may have used blocks which could not be read back from the host.
+    """Nobody knows which requests used blocks that could not be read back from the host.
 
     Wrong blocks of theirs may still be cached. This ends the engine, and with it the whole cache.
+
+    Args:
+        reason: Why nobody knows.
     """
 
-    def __init__(self) -> None:
-        super().__init__("documents could not be read back from the host, and requests have left")
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"documents could not be read back from the host, and {reason}")
 
 
 def submitted_name(request_id: str) -> str:
@@ -138,7 +140,6 @@ class DocumentCache:
         reuse_is_off: Why documents are not reused anywhere; ``None`` where they are, or where
             nobody wants that.
         disk_is_off: The same of keeping them on disk.
-        host_is_off: The same of keeping them on the host.
     """
 
     def __init__(self, scheduler: Any, settings: CacheSettings) -> None:
@@ -146,13 +147,6 @@ class DocumentCache:
         self._windows = windows(
             scheduler.kv_cache_config, drafts=scheduler.vllm_config.speculative_config is not None
         )
-        self.host_is_off: str | None = None
-        if self._host_tier is not None:
-            memory = (scheduler.kv_cache_config, scheduler.cache_config)
-            self.host_is_off = unsuited_for_host(*memory)
-        if self.host_is_off is not None:
-            logger.warning("documents are not kept on the host: %s", self.host_is_off)
-            self._host_tier = None
         self.reuse_is_off = why_not(scheduler, settings)
         self._disk, self.disk_is_off = open_disk(scheduler, settings)
         self._reuse = None if self.reuse_is_off else reuse_of(scheduler, settings, self._disk)
@@ -370,11 +364,16 @@ class DocumentCache:
             Hashes of all wrong blocks.
 
         Raises:
-            RequestsLeftError: A request that may have used the blocks has left.
+            RequestsLeftError: A request that may have used the blocks has left, or the model has
+                several groups of layers.
         """
+        if len(self._windows) > 1:
+            msg = "vLLM cannot end the requests of a model with several KV groups"
+            raise RequestsLeftError(msg)
         known = {request.request_id for request in running}
         if not all(known.issuperset(names) for names in self._admitted):
-            raise RequestsLeftError
+            msg = "requests have left"
+            raise RequestsLeftError(msg)
         wrong: list[BlockHash] = []
         for request in running:
             numbers = self._block_ids(request.request_id)[0]

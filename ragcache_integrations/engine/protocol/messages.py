@@ -203,8 +203,6 @@ class Ready:
     """Why documents are not reused anywhere although that was requested."""
     disk_is_off: str | None = None
     """Why documents are not kept on disk although that was requested."""
-    host_is_off: str | None = None
-    """Why documents are not kept on the host although that was requested."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -375,9 +375,7 @@ def test_a_real_pass_calls_as_the_connector_expects() -> None:
 
 
 def test_it_takes_no_memory_where_the_tree_is_off() -> None:
-    worker = connector(
-        Case(host_blocks=8, specs=(FullAttentionSpec, SLIDING)), KVConnectorRole.WORKER
-    )
+    worker = connector(Case(host_blocks=8, prefix_caching=False), KVConnectorRole.WORKER)
     worker.register_kv_caches({"layer": torch.zeros(5, 7)})
     assert worker._copies is None
     worker.handle_preemptions(Transfers())

@@ -73,9 +73,8 @@ def test_random_traffic_with_windows_reads_what_it_should_and_loses_nothing(
     for seed in range(SEEDS // 15):
         stats = Traffic(seed, asynchronous=asynchronous, specs=specs).run()
         total.update({name: n for name, n in asdict(stats).items() if isinstance(n, int)})
-    for what in ("documents_hit_gpu", "gpu_evicted_nodes", "reorderings"):
+    for what in ("documents_hit_gpu", "gpu_evicted_nodes", "reorderings", "swap_ins"):
         assert total[what], f"too few {what} to have tried them"
-    assert not total["swap_outs"], "the host can't have what all layers need"
 
 
 def documents_found(case: Case, *, exponent: float, drift: bool) -> float:

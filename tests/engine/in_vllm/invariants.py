@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from ragcache_integrations.engine.in_vllm.scheduler import FIRST_GROUP
+from ragcache_integrations.knowledge_tree.node import in_group
 from tests.engine.in_vllm.simulation import Engine
 
 
@@ -54,13 +54,18 @@ def check_host_tier(engine: Engine) -> None:
     assert len(slots) <= tree.host_blocks
     assert len(set(slots.values())) == len(slots), "two copies in one place"
     failed = engine.scheduler.connector._bad if engine.scheduler.connector else ()
-    for key, slot in slots.items():
+    windows = engine.documents._windows
+    for name, slot in slots.items():
+        key, group = name if isinstance(name, tuple) else (name, 0)
         if slot not in failed and slot not in engine.worker.failed_slots:
             assert engine.worker.host[slot] == engine.content[key], "the host holds something else"
-        in_gpu = cached.get_one_block(key + FIRST_GROUP)
-        assert in_gpu or key in tree.owner(key).host.idle, "held for nobody"
+        in_gpu = cached.get_one_block(make_block_hash_with_group_id(key, group))
+        assert in_gpu or name in tree.owner(key).host.idle, "held for nobody"
         before = engine.before[key]
-        within = before is None or before in slots or cached.get_one_block(before + FIRST_GROUP)
+        if before is None or windows[group] is not None:  # what it sees begins somewhere
+            continue
+        above = make_block_hash_with_group_id(before, group)
+        within = in_group(before, group) in slots or cached.get_one_block(above)
         assert within or engine.worker.copies_fail, "out of reach"
 
 
