@@ -1,7 +1,7 @@
 """The knowledge tree for models whose layers see different parts of a prompt.
 
-Tiny random models with the layers of Mistral 7B v0.1, Gemma 3, gpt-oss and Qwen3-Next answer 1,000
-prompts of each of three streams: with the tree, with stock vLLM in the same memory, and without any
+Tiny random models with the layers of Mistral 7B v0.1, Gemma 3 and gpt-oss answer 1,000 prompts of
+each of three streams: with the tree, with stock vLLM in the same memory, and without any
 cache. It prints the share of documents that were found whole, and how many answers differ from the
 uncached ones. The last line is one JSON object.
 """

@@ -28,7 +28,7 @@ COMMON: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 2,
 }
-SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+SLIDING, FULL = "sliding_attention", "full_attention"
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 150_000.0,
@@ -66,30 +66,13 @@ def _gpt_oss() -> Any:
     )
 
 
-def _qwen3_next() -> Any:
-    return transformers.Qwen3NextConfig(
-        **COMMON,
-        num_hidden_layers=4,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-        shared_expert_intermediate_size=64,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-        layer_types=[LINEAR] * 3 + [FULL],
-    )
-
-
 SHAPES: dict[str, Callable[[], Any]] = {
     "mistral": _mistral,
     "gemma3": _gemma3,
     "gpt-oss": _gpt_oss,
-    "qwen3-next": _qwen3_next,
 }
 """All layers with a window; five with one and one without; every second with one, sinks and
-experts; three linear ones and one with attention."""
+experts."""
 
 
 def make_model(shape: str, folder: Path) -> str:
