@@ -57,7 +57,7 @@ class Windows:
         return sum(blocks if window is None else min(blocks, window) for window in self._windows)
 
     def first(self, group: int, start: int, end: int) -> int:
-        """The first block from ``start`` on that a prompt needs of a group, to resume at ``end``."""
+        """The first block from ``start`` on that a group needs to continue at ``end``."""
         window = self._windows[group]
         return start if window is None else max(start, end - window)
 

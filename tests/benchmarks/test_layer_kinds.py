@@ -29,4 +29,5 @@ def test_the_streams_differ() -> None:
     }
     names = {stream: [span.id for span in spans] for stream, spans in documents.items()}
     most = {stream: max(map(ids.count, set(ids))) for stream, ids in names.items()}
-    assert most["uniform"] < most["drifting"] < most["skewed"]
+    assert 2 * most["uniform"] < min(most["drifting"], most["skewed"])
+    assert names["drifting"] != names["skewed"]

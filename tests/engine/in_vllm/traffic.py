@@ -81,7 +81,8 @@ class Traffic:
         self._dice = random.Random(seed)
         case = make_case(self._dice, asynchronous=asynchronous, drafts=drafts)
         if specs:
-            case = replace(case, specs=specs, gpu_blocks=case.gpu_blocks * len(specs))
+            gpu, host = case.gpu_blocks * len(specs), case.host_blocks * len(specs)
+            case = replace(case, specs=specs, gpu_blocks=gpu, host_blocks=host)
         self.engine = Engine(case, seed)
         self._texts = make_texts(self._dice)
         self.aborts = self.resets = 0
