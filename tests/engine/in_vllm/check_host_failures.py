@@ -17,7 +17,7 @@ from ragcache_integrations.engine.in_vllm import host_tier as _host_tier
 from ragcache_integrations.engine.in_vllm.host_tier import Failures, HostTierConnector, Transfers
 from ragcache_integrations.engine.in_vllm.scheduler import RequestsLeftError
 from tests.engine.in_vllm.simulation import Case, Engine
-from tests.engine.in_vllm.traffic import Traffic
+from tests.engine.in_vllm.traffic import SHAPES, Traffic
 
 SEEDS = 120
 
@@ -77,6 +77,18 @@ def test_two_who_share_what_cannot_be_read_leave_nothing_wrong() -> None:
     again = engine.ask([*tokens, *range(20, 30), 50], spans)
     assert again.status == RequestStatus.FINISHED_STOPPED
     assert engine.documents.stats().swap_ins == read, "what was not readable is not read again"
+
+
+def test_with_several_groups_the_engine_ends_since_vllm_cannot_end_single_requests() -> None:
+    engine = Engine(Case(gpu_blocks=23, host_blocks=20, specs=SHAPES[0]))
+    tokens, spans = [*range(100, 108), 1], [("d", 0, 8)]
+    engine.ask(tokens, spans)
+    engine.ask([7] * 43, max_tokens=1)
+    assert engine.documents.stats().swap_outs == 4
+    engine.worker.copies_fail = 1.0
+    engine.add(tokens, spans)
+    with pytest.raises(RequestsLeftError, match="several KV groups"):
+        engine.run()
 
 
 def test_a_tier_that_fails_again_and_again_is_left_alone(
