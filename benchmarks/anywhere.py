@@ -15,8 +15,9 @@ ours is faster. The first requests warm up and are not counted.
   *Met*: nothing was; they are computed when they are met, and encoded when the engine is idle, for
   which each stretch waits in the end. What the store holds is printed, and with ``--larger`` there
   is a row for stock with the store's memory added to its KV pool.
-- ``answers``: F1 of the same questions computed in full and with 16 and 0 link tokens, and how many
-  exact answers, computed in the same steps as approximate ones, are stock's.
+- ``answers``: F1 of the bundled sample's questions, which the bundled reader was not taught, in
+  full and with 16 and 0 link tokens, and how many exact answers, computed in the same steps as
+  approximate ones, are stock's.
 - ``restart``: five documents of 512 tokens that another engine has stored on disk, which has ended,
   and of which memory holds none: full prefill over reading them. *Exact*: it has answered the same
   prompts, and what the knowledge tree had of them is read.
@@ -32,7 +33,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -83,8 +84,7 @@ class Bench:
         data = "bundled" if options.data is None else str(options.data / "nq")
         nq = load_dataset("nq", data)
         self.texts = {document.id: document.text for document in nq.documents}
-        order = np.random.default_rng(options.seed).permutation(len(nq.questions))
-        self.questions = [nq.questions[number] for number in order]
+        self.questions = shuffled(nq.questions, options.seed)
         self._engines: dict[str, RAGCacheEngine] = {}
         self._asked = 0
         self._folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -131,19 +131,22 @@ class Bench:
         self._asked += count
         return chosen
 
-    def prompts(self, questions: Sequence[EvalQuestion]) -> tuple[list[Prompt], list[str]]:
-        """The questions' prompts, and all of their documents."""
-        found = lexical_top_k([question.text for question in questions], self.texts, K)
+    def prompts(
+        self, questions: Sequence[EvalQuestion], passages: Mapping[str, str] | None = None
+    ) -> tuple[list[Prompt], list[str]]:
+        """The questions' prompts, and all of their documents, which are found among passages."""
+        texts = self.texts if passages is None else passages
+        found = lexical_top_k([question.text for question in questions], texts, K)
         prompts = [
             Prompt.rag(
                 question_part(question.text),
-                [PromptDocument(self.texts[name], name) for name in names],
+                [PromptDocument(texts[name], name) for name in names],
                 system=SYSTEM,
             )
             for question, names in zip(questions, found, strict=True)
         ]
         names = dict.fromkeys(name for some in found for name in some)
-        return prompts, [self.texts[name] for name in names]
+        return prompts, [texts[name] for name in names]
 
     def long_documents(self, engine: RAGCacheEngine, count: int) -> list[str]:
         """Documents of passages joined, of :data:`LENGTH` tokens each."""
@@ -156,6 +159,12 @@ class Bench:
             documents.append(" ".join(words[at:end]))
             at = end
         return documents
+
+
+def shuffled(questions: Sequence[EvalQuestion], seed: int) -> list[EvalQuestion]:
+    """Questions in an order that the seed decides."""
+    order = np.random.default_rng(seed).permutation(len(questions))
+    return [questions[number] for number in order]
 
 
 def first_token(ask: Callable[[], Any]) -> float:
@@ -326,10 +335,12 @@ def answers(bench: Bench) -> dict[str, Any]:
     greedy = SamplingOptions(max_tokens=ANSWER_TOKENS)
     scores: dict[str, list[float]] = {"full": [], "16": [], "0": []}
     equal = checked = 0
-    for begin in range(0, options.questions, options.batch):
-        count = min(options.batch, options.questions - begin)
-        questions = bench.new_questions(count)
-        prompts, documents = bench.prompts(questions)
+    kept = load_dataset("nq", "bundled")
+    passages = {document.id: document.text for document in kept.documents}
+    chosen = shuffled(kept.questions, options.seed)[: options.questions]
+    for begin in range(0, len(chosen), options.batch):
+        questions = chosen[begin : begin + options.batch]
+        prompts, documents = bench.prompts(questions, passages)
         ours.encode(documents, namespace="answers")
         kinds: dict[str, dict[str, Any]] = {
             "full": {"reuse": "prefix"},
@@ -357,7 +368,7 @@ def answers(bench: Bench) -> dict[str, Any]:
         less = bootstrap_interval(np.mean, [np.subtract(values, scores["full"])])
         f1[name] = mean.as_list(4)
         rows.append([name, str(mean), str(less) if name != "full" else ""])
-    title = f"answers to {options.questions} questions over their {K} passages"
+    title = f"answers to {len(chosen)} questions over their {K} passages"
     print_table(title, ["link tokens", "F1", "difference to full"], rows)
     print(f"\n{equal} of {checked} exact answers, computed beside approximate ones, are stock's")
     return {"f1": f1, "exact": {"prompts": checked, "equal": equal}}
