@@ -136,29 +136,29 @@ class TestResults:
         (folded,) = results.blocks("\n".join(f"line {number}." for number in range(9)))
         assert folded.startswith("<details><summary>9 lines</summary>")
 
-    def test_the_page_has_parts_titles_and_what_is_in_no_part(self) -> None:
+    def test_each_part_has_a_page_and_what_is_in_none_has_one_too(self) -> None:
         results = tool("results")
         known, unknown = (
             results.Result.of(f"python {name}.py", PLACE, "the output", note)
             for name, note in (("a", "A note."), ("b", ""))
         )
-        entry = {"command": known.command, "title": "Title", "sentence": "A sentence."}
-        page = results.page(
+        entry = {"command": known.command, "title": "A title", "sentence": "A sentence."}
+        pages = results.pages(
             {unknown.command: unknown, known.command: known},
-            {"part": [{"title": "Part", "result": [entry]}, {"title": "Empty", "result": []}]},
+            {"part": [{"title": "Some part", "result": [entry]}, {"title": "Empty", "result": []}]},
         )
-        order = [
-            "## Part",
-            "### Title",
-            "A sentence.",
-            "the output",
-            "A note.",
-            "a.json",
-            "## Others",
-        ]
-        places = [page.index(text) for text in [*order, "### `python b.py`", "b.json"]]
+        assert set(pages) == {
+            results.PAGE,
+            results.PARTS / "some_part.md",
+            results.PARTS / "others.md",
+        }
+        part = pages[results.PARTS / "some_part.md"]
+        order = ["# Benchmarks: Some part", "## A title", "A sentence.", "the output", "A note."]
+        places = [part.index(text) for text in [*order, "(../results/a.json)"]]
         assert places == sorted(places)
-        assert "Empty" not in page
+        assert "## `python b.py`" in pages[results.PARTS / "others.md"]
+        row = "| Some part | [A title](benchmarks/some_part.md#a-title) |"
+        assert row in pages[results.PAGE].splitlines()
 
     def test_every_result_has_a_title_and_every_title_a_result(self) -> None:
         results = tool("results")

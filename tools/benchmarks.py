@@ -1,7 +1,8 @@
 """Runs a benchmark and records what it printed in docs/results, with command and machine.
 
 For example ``python tools/benchmarks.py knowledge_tree --only ttft``. There is a file for each
-command; running it again replaces the file. ``docs/benchmarks.md`` is written from all of them.
+command; running it again replaces the file. ``docs/benchmarks.md`` and its pages are written from
+all of them.
 With ``--busy`` first, the result says that other work ran beside it, for what is not about time.
 ``python tools/benchmarks.py --gpu FOLDER`` records what ``tools/gpu/run.py`` has brought back from
 another machine.
@@ -23,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.results import FOLDER, ROOT, Result, write_page
+from tools.results import FOLDER, ROOT, Result, write_pages
 
 BUSY = "Run next to other work: its times are no measurement."
 LONGEST_VALUE = 8_000
@@ -93,7 +94,7 @@ def brought_back(folder: Path) -> Iterator[Result]:
 
 
 def main() -> None:
-    """Run it, record the result and write the page."""
+    """Run it, record the result and write the pages."""
     arguments = sys.argv[1:] or sys.exit(__doc__)
     if arguments[0] == "--gpu":
         for result in brought_back(Path(arguments[1])):
@@ -106,7 +107,7 @@ def main() -> None:
         shown = shlex.join(["python", script, *arguments])
         place = f"{dt.datetime.now(tz=dt.UTC).date()}, {machine()}"
         Result.of(shown, place, output, BUSY if busy else "").save(FOLDER)
-    write_page()
+    write_pages()
 
 
 if __name__ == "__main__":

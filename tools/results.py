@@ -1,9 +1,9 @@
-"""Recorded results of benchmarks, and the page that shows them.
+"""Recorded results of benchmarks, and the pages that show them.
 
-``docs/results`` has a JSON file for each command: what it printed, with date and machine. The page
-``docs/benchmarks.md`` is written from these files and from ``tools/results.toml``, which has its
-parts, titles and sentences. ``python tools/results.py`` writes it; with ``--check`` it only says
-whether it is out of date.
+``docs/results`` has a JSON file for each command: what it printed, with date and machine. The pages
+``docs/benchmarks/*.md``, and ``docs/benchmarks.md`` that lists them, are written from these files
+and from ``tools/results.toml``, which has the parts, titles and sentences. ``python
+tools/results.py`` writes them; with ``--check`` it only says whether they are out of date.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +22,7 @@ from typing import Any, Self
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
+PARTS = PAGE.with_suffix("")
 WORDS = ROOT / "tools" / "results.toml"
 
 HEAD = """# Benchmarks
@@ -31,9 +32,13 @@ command that prints it again, the machine, and a link to the full output with it
 95 % confidence intervals. Unless a section names a GPU, the runs were on 2 CPU cores, and models
 had random weights: times and hit rates are meaningful, answers are not.
 
-[Run the benchmarks](howto/run_benchmarks.md) says what each script compares. The page is written by
-`python tools/results.py`; no number is typed in by hand.
+[Run the benchmarks](howto/run_benchmarks.md) says what each script compares. The pages are written
+by `python tools/results.py`; no number is typed in by hand.
+
+| part | results |
+| :-- | :-- |
 """
+OTHERS = "Others"
 LONGEST_NAME = 60
 PAIR = 2
 LEAST_PAIRS = 3
@@ -120,34 +125,59 @@ def read_words() -> dict[str, Any]:
 
 def link(command: str) -> str:
     """Return a link to the section of a command, from another page."""
-    entries = (entry for part in read_words()["part"] for entry in part["result"])
-    title = next(entry["title"] for entry in entries if entry["command"] == command)
+    for part in read_words()["part"]:
+        for entry in part["result"]:
+            if entry["command"] == command:
+                return _link(part["title"], entry["title"])
+    msg = f"tools/results.toml has no title for {command}"
+    raise LookupError(msg)
+
+
+def _link(part: str, title: str) -> str:
     anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
-    return f"[{title}]({PAGE.name}#{anchor})"
+    return f"[{title}]({PARTS.name}/{_file(part)}#{anchor})"
 
 
-def page(results: Mapping[str, Result], words: Mapping[str, Any]) -> str:
-    """Return the page.
+def _file(part: str) -> str:
+    return f"{part.lower().replace(' ', '_')}.md"
+
+
+def pages(results: Mapping[str, Result], words: Mapping[str, Any]) -> dict[Path, str]:
+    """Return the pages, by where they are: the list, and one for each part.
 
     Args:
         results: The results, by command.
-        words: The parts of the page: title and results, which have a command, a title, a sentence
-            and maybe columns. Results that are in no part come last, under their commands.
+        words: The parts: title and results, which have a command, a title, a sentence and maybe
+            columns. Results that are in no part are in one of their own, under their commands.
     """
     left = dict(results)
-    lines = [HEAD]
+    found, rows = {}, []
     for part in words["part"]:
         shown = [entry for entry in part["result"] if entry["command"] in left]
-        if shown:
-            lines.append(f"## {part['title']}\n")
+        lines, links = [f"# Benchmarks: {part['title']}\n"], []
         for entry in shown:
             result = left.pop(entry["command"])
-            lines += [f"### {entry['title']}\n", f"{entry['sentence']}\n"]
+            links.append(_link(part["title"], entry["title"]))
+            lines += [f"## {entry['title']}\n", f"{entry['sentence']}\n"]
             lines += _section(result, entry.get("columns", ()))
+        if shown:
+            found[PARTS / _file(part["title"])] = _joined(lines)
+            rows.append(f"| {part['title']} | {'<br>'.join(links)} |")
     if left:
-        lines.append("## Others\n")
-    for result in left.values():
-        lines += [f"### `{result.command}`\n", *_section(result)]
+        lines = [f"# Benchmarks: {OTHERS}\n"]
+        for result in left.values():
+            lines += [f"## `{result.command}`\n", *_section(result)]
+        found[PARTS / _file(OTHERS)] = _joined(lines)
+        rows.append(f"| {OTHERS} | [{OTHERS}]({PARTS.name}/{_file(OTHERS)}) |")
+    contents = "\n".join(["```{toctree}", ":hidden:", "", *_names(found), "```"])
+    return {PAGE: _joined([HEAD + "\n".join(rows), "", contents]), **found}
+
+
+def _names(found: Iterable[Path]) -> Iterator[str]:
+    return (str(path.relative_to(PAGE.parent).with_suffix("")) for path in found)
+
+
+def _joined(lines: Iterable[str]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -155,7 +185,7 @@ def _section(result: Result, columns: Columns = ()) -> Iterator[str]:
     yield f"```sh\n{result.command}\n```\n"
     yield from blocks(result.output, columns)
     note = f" {result.note}" if result.note else ""
-    yield f"{result.place}.{note} [Full output](results/{result.name}.json).\n"
+    yield f"{result.place}.{note} [Full output](../results/{result.name}.json).\n"
 
 
 def blocks(output: str, columns: Columns = ()) -> Iterator[str]:
@@ -255,21 +285,25 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\|<>$*`])", r"\\\1", text)
 
 
-def write_page() -> None:
-    """Write the page from the recorded results."""
-    PAGE.write_text(_current(), encoding="utf-8")
-
-
-def _current() -> str:
-    return page(saved(FOLDER), read_words())
+def write_pages() -> None:
+    """Write the pages from the recorded results, and remove those of parts that are gone."""
+    PARTS.mkdir(exist_ok=True)
+    current = pages(saved(FOLDER), read_words())
+    for path in set(PARTS.glob("*.md")).difference(current):
+        path.unlink()
+    for path, text in current.items():
+        path.write_text(text, encoding="utf-8")
 
 
 def main() -> int:
-    """Write the page, or check it; the exit status."""
+    """Write the pages, or check them; the exit status."""
     if "--check" not in sys.argv[1:]:
-        write_page()
-    elif PAGE.read_text(encoding="utf-8") != _current():
-        print(f"{PAGE.name} is out of date: run `python tools/results.py`")
+        write_pages()
+        return 0
+    current = pages(saved(FOLDER), read_words())
+    there = {path: path.read_text(encoding="utf-8") for path in (PAGE, *PARTS.glob("*.md"))}
+    if there != current:
+        print(f"{PAGE.name} or a page of it is out of date: run `python tools/results.py`")
         return 1
     return 0
 
