@@ -78,7 +78,7 @@ IMMEDIATE = {
     StagedAnswers: set(),
     Speculator: {"stats", "interval"},
     LangChainRetriever: {"stats", "attach", "detach"},
-    LlamaIndexRetriever: {"stats", "attach", "detach"},
+    LlamaIndexRetriever: {"with_context", "stats", "attach", "detach"},
     StagedIndex: set(),
     StagedCore: set(),
     LangChainStagedRetriever: set(),
@@ -118,7 +118,7 @@ IMMEDIATE = {
     },
     RelevanceCheck: set(),
     # Checks run in the background of either.
-    AnswerFlow: {"keep", "keep_copy", "leave_out", "check"},
+    AnswerFlow: {"warn", "keep", "keep_copy", "leave_out", "check"},
     AnswerCache: {"stats", "clear", "forget"},
     AnswerCacheEngine: {"stats", "clear", "forget"},
     ChatRAGCache: {"get_token_ids", "get_num_tokens", "with_structured_output", "bind_tools"},

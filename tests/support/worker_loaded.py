@@ -22,7 +22,8 @@ for module in (
     with contextlib.suppress(ImportError):  # of an older vLLM, or one for GPUs
         import_module(module)
 
-if hasattr(current_platform, "register_triton_kernel_overrides"):
+# Of its class: an object of an older vLLM gives None for names that it doesn't know.
+if hasattr(type(current_platform), "register_triton_kernel_overrides"):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some of the names that it looks at are deprecated
         current_platform.register_triton_kernel_overrides()
