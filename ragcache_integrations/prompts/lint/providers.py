@@ -1,9 +1,11 @@
 """What the prompt caches of hosted models hold of recorded requests, and what it costs.
 
 A provider reads a prompt from its cache up to the first token that differs from a recent prompt, if
-that prefix has a least length. Figures are those of the providers' pages, with the date on which
-they were read; prices are multiples of the model's price for input, because only that differs from
-model to model. Everything can be replaced: ``replace(OPENAI, read_price=0.5)`` for older models.
+that prefix has a least length. Figures are those that the providers publish, with the date on which
+they were looked up, some of them where others quote these pages: check them before a decision rests
+on them. Prices are multiples of the model's price for input, because mostly that alone differs from
+model to model. Everything can be replaced, for older models for example by
+``replace(PROVIDERS["openai"], read_price=0.5)``.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class ProviderCache:
         read_price: Price of a token that is read from the cache, as a multiple of the input's.
         write_price: Price of a token that is computed in a prompt of the least length or more, as a
             multiple of the input's.
-        source: The page that has the figures.
-        read_on: The day on which they were read, as ``YYYY-MM-DD``.
+        source: The provider's page about it.
+        read_on: The day on which the figures were looked up, as ``YYYY-MM-DD``.
 
     Raises:
         ConfigurationError: A number is out of range.
