@@ -9,7 +9,7 @@ same for the chat classes over a backend that answers at once, beside the framew
 Embedding and search are subtracted on both sides, by a stopwatch around the embedding model and
 around the store's own search: what every search of it ends in, by whichever way it was called.
 Embeddings are looked up in a table. A miss finds, and keeps for re-ranking, four times as many
-documents as the plain retriever: ``miss_wide`` compares it with a plain one that finds as many.
+documents as the plain retriever.
 
 Each ratio is one of medians, with a 95% interval. ``calls`` and ``files`` are calls into this
 package's code and the number of its files that they enter, in all threads. The last line is one
@@ -25,7 +25,7 @@ from typing import Any
 
 from parts.overhead import langchain, llama_index
 from parts.overhead.call_counts import CallCounter
-from parts.overhead.contests import KINDS, WIDE, Counts, Times, count_calls, ratio_of, time_calls
+from parts.overhead.contests import KINDS, Counts, Times, count_calls, ratio_of, time_calls
 from parts.overhead.subtraction import vectors_of
 from parts.stats.tables import Cell, print_table
 
@@ -87,19 +87,18 @@ async def measure(bench: Bench, framework: str) -> dict[str, Any]:
         times, counts = await bench.retrievers(framework, asynchronous=asynchronous)
         llm_times, llm_counts = await bench.llms(framework, asynchronous=asynchronous)
         for kind in KINDS:
-            figures |= _figures(f"{prefix}{kind}", times, counts[kind], kind, rows)
-        figures |= _figures(f"{prefix}{WIDE}", times, counts["miss"], WIDE, rows)
+            figures |= _figures(f"{prefix}{kind}", times, counts, kind, rows)
         # A chat model has no cache: every question is a new one.
-        figures |= _figures(f"{prefix}llm", llm_times, llm_counts["hit"], "hit", rows)
+        figures |= _figures(f"{prefix}llm", llm_times, llm_counts, "hit", rows)
     head = ["", "ratio [95% interval]", "ours, µs", "plain, µs", "calls", "files"]
     print_table(f"{framework}: ours over the framework's own", head, rows)
     return figures
 
 
 def _figures(
-    name: str, times: list[Times], count: tuple[int, int], kind: str, rows: list[list[Cell]]
+    name: str, times: list[Times], counts: Counts, kind: str, rows: list[list[Cell]]
 ) -> dict[str, Any]:
-    ratio, (calls, files) = ratio_of(times, kind), count
+    ratio, (calls, files) = ratio_of(times, kind), counts[kind]
     ours, plain = (
         sorted(seconds for run in times for seconds in run[kind][side]) for side in (0, 1)
     )

@@ -13,7 +13,7 @@ from typing import Any
 import overhead
 import pytest
 from parts.overhead.call_counts import CallCounter
-from parts.overhead.contests import KINDS, WIDE, Contest, count_calls, ratio_of, time_calls
+from parts.overhead.contests import KINDS, Contest, count_calls, ratio_of, time_calls
 from parts.overhead.subtraction import Stopwatch, rephrase, vectors_of
 
 FIELDS = ("ratio", "interval", "calls", "files")
@@ -32,27 +32,6 @@ def test_every_question_is_new_once_then_repeated_then_rephrased() -> None:
         assert ours.index(question) < ours.index(rephrase(question))
     for kind in KINDS:
         assert [len(seconds) for seconds in times[kind]] == [8, 8]
-
-
-def test_a_miss_is_compared_with_a_wide_search_of_the_same_round() -> None:
-    wide: list[str] = []
-    contest = Contest(lambda _: None, lambda _: None, Stopwatch(), wide.append)
-    times = asyncio.run(time_calls(contest, [str(number) for number in range(6)], warm_up=2))
-    assert wide == ["1", "2", "3", "4", "5"]
-    assert times[WIDE][0] == times["miss"][0]
-    assert len(times[WIDE][1]) == 3
-
-
-@pytest.mark.parametrize("framework", ["langchain", "llama_index"])
-def test_a_miss_keeps_as_many_documents_as_the_wide_search_finds(framework: str) -> None:
-    texts = [f"passage {number}" for number in range(40)]
-    vectors = vectors_of(["question", *texts], 16, 0)
-    contest = overhead.FRAMEWORKS[framework].retrievers(vectors, texts, asynchronous=False)
-    assert contest.wide is not None
-    contest.ours("question")
-    retriever: Any = getattr(contest.ours, "__self__")  # noqa: B009 - of a bound method
-    # Their vectors are read for re-ranking: of this one answer, each a document of its own.
-    assert retriever.stats().cache.vectors == len(contest.wide("question"))
 
 
 def test_what_the_stopwatch_saw_is_subtracted_on_both_sides() -> None:
@@ -118,7 +97,7 @@ def test_hits_take_fewer_calls_than_misses_in_both_frameworks(framework: str) ->
     bench = overhead.Bench(options)
     bench.questions = 3
     figures = json.loads(json.dumps(asyncio.run(overhead.measure(bench, framework))))
-    names = [f"{prefix}{kind}" for prefix in ("", "async_") for kind in (*KINDS, WIDE, "llm")]
+    names = [f"{prefix}{kind}" for prefix in ("", "async_") for kind in (*KINDS, "llm")]
     assert figures.keys() == {f"{name}_{field}" for name in names for field in FIELDS}
     for prefix in ("", "async_"):
         hit, rephrased, miss = (

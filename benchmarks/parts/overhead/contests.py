@@ -17,13 +17,10 @@ from parts.overhead.subtraction import Stopwatch, rephrase
 from parts.stats.intervals import geometric_mean_ratio
 from ragcache_integrations.evaluation.scores.intervals import Interval
 
-__all__ = ["KINDS", "WIDE", "Contest", "Counts", "Times", "count_calls", "ratio_of", "time_calls"]
+__all__ = ["KINDS", "Contest", "Counts", "Times", "count_calls", "ratio_of", "time_calls"]
 
 KINDS = ("miss", "hit", "rephrased")
 """A new question, the same question again, and its rephrasing, each asked after the one before."""
-
-WIDE = "miss_wide"
-"""A miss over the framework's own search for as many documents as the miss fetches."""
 
 Call = Callable[[str], Any]
 Times = dict[str, tuple[list[float], list[float]]]
@@ -40,13 +37,11 @@ class Contest:
         plain: Asks the framework's own.
         ours: Asks ours.
         stopwatch: Knows the time of embedding and search, on both sides.
-        wide: Asks the framework's own for as many documents as a miss of ours fetches, if it can.
     """
 
     plain: Call
     ours: Call
     stopwatch: Stopwatch
-    wide: Call | None = None
 
 
 async def time_calls(
@@ -55,8 +50,8 @@ async def time_calls(
     """Ask both in turn, and subtract embedding and search.
 
     Every question is asked of the framework's own and, as a new one, of ours; in the next round
-    ours is asked it again and, for the first time, its rephrasing. The calls of a round come in
-    random order, so that none of them always finds the processor's caches as another left them.
+    ours is asked it again and, for the first time, its rephrasing. The four calls of a round come
+    in random order, so that none of them always finds the processor's caches as another left them.
 
     Args:
         contest: Which calls; what they return is awaited where it is a coroutine.
@@ -65,8 +60,6 @@ async def time_calls(
         seed: Decides the order.
     """
     times: Times = {kind: ([], []) for kind in KINDS}
-    if contest.wide is not None:
-        times[WIDE] = ([], [])
     rng = np.random.default_rng(seed)
     gc.collect()
     await _answer(contest.ours, questions[0])
@@ -77,8 +70,6 @@ async def time_calls(
             ("hit", contest.ours, last),
             ("rephrased", contest.ours, rephrase(last)),
         ]
-        if contest.wide is not None:
-            calls.append(("wide", contest.wide, question))
         seconds = {
             calls[place][0]: await _seconds(contest.stopwatch, *calls[place][1:])
             for place in rng.permutation(len(calls)).tolist()
@@ -87,9 +78,6 @@ async def time_calls(
             for kind in KINDS:
                 times[kind][0].append(seconds[kind])
                 times[kind][1].append(seconds["plain"])
-            if contest.wide is not None:
-                times[WIDE][0].append(seconds["miss"])
-                times[WIDE][1].append(seconds["wide"])
     return times
 
 

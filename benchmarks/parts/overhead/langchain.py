@@ -14,7 +14,6 @@ from parts.overhead.backends import ANSWER, InstantBackend
 from parts.overhead.contests import Contest
 from parts.overhead.subtraction import Stopwatch
 from ragcache_integrations.langchain import ApproximateCacheRetriever, ChatRAGCache
-from ragcache_integrations.retrievers.cached.lazy_cache import RERANK_FACTOR
 
 __all__ = ["llms", "retrievers"]
 
@@ -61,10 +60,9 @@ def retrievers(
     # In its place, on this object alone.
     store._similarity_search_with_score_by_vector = search  # type: ignore[method-assign]  # noqa: SLF001
     plain, ours = store.as_retriever(), ApproximateCacheRetriever.from_vectorstore(store)
-    wide = store.as_retriever(search_kwargs={"k": 4 * RERANK_FACTOR})
     if asynchronous:
-        return Contest(plain.ainvoke, ours.ainvoke, stopwatch, wide.ainvoke)
-    return Contest(plain.invoke, ours.invoke, stopwatch, wide.invoke)
+        return Contest(plain.ainvoke, ours.ainvoke, stopwatch)
+    return Contest(plain.invoke, ours.invoke, stopwatch)
 
 
 def llms(*, asynchronous: bool) -> Contest:

@@ -16,7 +16,6 @@ from parts.overhead.backends import InstantBackend
 from parts.overhead.contests import Contest
 from parts.overhead.subtraction import Stopwatch
 from ragcache_integrations.llama_index import ApproximateCacheRetriever, RAGCacheLLM
-from ragcache_integrations.retrievers.cached.lazy_cache import RERANK_FACTOR
 
 __all__ = ["llms", "retrievers"]
 
@@ -76,12 +75,10 @@ def retrievers(
     store: Any = index.vector_store
     # The coroutine ``aquery`` of this store ends in it, too. Its class takes no assignments.
     vars(store)["query"] = stopwatch.timed(store.query)
-    plain: Any = index.as_retriever()
-    ours = ApproximateCacheRetriever.from_index(index)
-    wide = index.as_retriever(similarity_top_k=plain.similarity_top_k * RERANK_FACTOR)
+    plain, ours = index.as_retriever(), ApproximateCacheRetriever.from_index(index)
     if asynchronous:
-        return Contest(plain.aretrieve, ours.aretrieve, stopwatch, wide.aretrieve)
-    return Contest(plain.retrieve, ours.retrieve, stopwatch, wide.retrieve)
+        return Contest(plain.aretrieve, ours.aretrieve, stopwatch)
+    return Contest(plain.retrieve, ours.retrieve, stopwatch)
 
 
 def llms(*, asynchronous: bool) -> Contest:
