@@ -373,7 +373,7 @@ def answers(bench: Bench) -> dict[str, Any]:
         rows.append([name, str(mean), str(less) if name != "full" else ""])
     title = f"answers to {len(chosen)} questions over their {K} passages"
     print_table(title, ["link tokens", "F1", "difference to full"], rows)
-    print(f"\n{equal} of {checked} exact answers, computed beside approximate ones, are stock's")
+    print(f"\n{equal} of {checked} exact answers, amid approximate ones, equal stock vLLM's")
     return {"f1": f1, "exact": {"prompts": checked, "equal": equal}}
 
 

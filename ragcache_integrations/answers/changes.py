@@ -166,17 +166,18 @@ def _content(cell: types.CellType) -> object:
 
 def _named_by(code: types.FunctionType | types.MethodType) -> Iterator[Any]:
     """Yield what a function names, and what the object of a method holds."""
+    function: object = code
     if isinstance(code, types.MethodType):
         yield code.__self__
         yield from list(getattr(code.__self__, "__dict__", {}).values())
-        code = code.__func__  # type: ignore[assignment] # a method's function, or any callable
-    if isinstance(code, types.FunctionType):
-        for cell in code.__closure__ or ():
+        function = code.__func__  # which may be any callable
+    if isinstance(function, types.FunctionType):
+        for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # not assigned yet
                 yield cell.cell_contents
-        yield from (code.__globals__.get(name) for name in code.__code__.co_names)
-        yield from code.__defaults__ or ()
-        yield from (code.__kwdefaults__ or {}).values()
+        yield from (function.__globals__.get(name) for name in function.__code__.co_names)
+        yield from function.__defaults__ or ()
+        yield from (function.__kwdefaults__ or {}).values()
 
 
 @functools.cache

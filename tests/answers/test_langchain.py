@@ -6,7 +6,7 @@ import asyncio
 import logging
 import pickle
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -15,18 +15,15 @@ import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
-from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import (
-    AddableDict,
     ConfigurableField,
     Runnable,
     RunnableConfig,
-    RunnableGenerator,
     RunnableLambda,
-    RunnableParallel,
     RunnablePassthrough,
 )
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -456,96 +453,6 @@ def test_an_error_is_the_callers_and_nothing_is_kept(
         cached.invoke("rome is it nice")
     chain.write = right
     assert cached.invoke("rome is it nice") == "answer 2"
-
-
-class Pieces:
-    """Streams an answer in pieces."""
-
-    def __init__(self, *pieces: Any) -> None:
-        self.runs = 0
-        self._pieces = pieces
-
-    def runnable(self) -> Runnable[Any, Any]:
-        def run(inputs: Iterator[Any]) -> Iterator[Any]:
-            list(inputs)
-            self.runs += 1
-            yield from self._pieces
-
-        async def arun(inputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
-            async for _ in inputs:
-                pass
-            self.runs += 1
-            for piece in self._pieces:
-                yield piece
-
-        return RunnableGenerator(run, arun)
-
-
-def streaming(pieces: Pieces) -> AnswerCache:
-    find: Runnable[str, list[Document]] = RunnableLambda(
-        lambda question: [Document(question, id="1")]
-    )
-    return AnswerCache(chain=pieces.runnable(), retriever=find, documents_key="context")
-
-
-def test_a_stream_is_kept_when_it_has_ended() -> None:
-    pieces = Pieces("one ", "two ", "three")
-    cached = streaming(pieces)
-    stream: Any = cached.stream("rome")  # a generator
-    assert next(stream) == "one "
-    stream.close()
-    assert cached.stats().entries == 0
-    assert list(cached.stream("rome")) == ["one ", "two ", "three"]
-    assert list(cached.stream("rome")) == ["one two three"]
-    assert cached.invoke("rome") == "one two three"
-    assert pieces.runs == 2
-
-
-async def test_messages_stream_as_chunks_and_are_kept_as_messages() -> None:
-    chunks = [AIMessageChunk(content="one ", id="7"), AIMessageChunk(content="two", id="7")]
-    cached = streaming(Pieces(*chunks))
-    assert [piece.content for piece in cached.stream("rome")] == ["one ", "two"]
-    [piece] = cached.stream("rome")
-    assert isinstance(piece, AIMessageChunk)
-    assert piece.content == "one two"
-    [again] = [piece async for piece in cached.astream("rome")]
-    assert again == piece
-    message = cached.invoke("rome")
-    assert type(message) is AIMessage
-    assert (message.content, message.id) == ("one two", "7")
-
-
-def test_pieces_that_cannot_be_added_are_passed_on_and_not_kept() -> None:
-    cached = streaming(Pieces("one", 2))
-    assert list(cached.stream("rome")) == ["one", 2]
-    assert (cached.stats().entries, cached.stats().unkept) == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"), [("[1, 2]", [1, 2]), ("12", 12), ('"abc"', "abc"), ('{"a": 1}', {"a": 1})]
-)
-def test_answers_that_a_parser_streams_as_they_grow(text: str, answer: Any) -> None:
-    parsed = Pieces(*text).runnable() | JsonOutputParser()
-    for chain in (parsed, RunnableParallel(answer=parsed)):
-        find: Runnable[str, list[Document]] = RunnableLambda(lambda _: [Document("rome")])
-        cached = AnswerCache(chain=chain, retriever=find, documents_key="context")
-        expected = answer if chain is parsed else {"answer": answer}
-        assert list(cached.stream("rome"))[-1] == expected
-        assert cached.invoke("rome") == expected
-
-
-def test_a_stream_of_dicts_is_kept_as_invoke_returns_it() -> None:
-    pieces = [
-        AddableDict(sources=[1]),
-        AddableDict(answer=AIMessageChunk(content="one "), sources=None),
-        AddableDict(answer=AIMessageChunk(content="two")),
-    ]
-    cached = streaming(Pieces(*pieces))
-    list(cached.stream("rome"))
-    answer = cached.invoke("rome")
-    assert cached.stats().hits == 1
-    assert type(answer["answer"]) is AIMessage
-    assert (answer["answer"].content, answer["sources"]) == ("one two", [1])
 
 
 class Hears(BaseCallbackHandler):

@@ -15,8 +15,9 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from pathlib import Path
+from runpy import run_path
 from typing import Any, Literal
 
 import numpy as np
@@ -212,12 +213,13 @@ def turns_by_contextpilot(
 
 def _contextpilot_manager() -> Any:
     # Its package imports what only its pipelines need, and is not installed with it.
-    (package,) = find_spec("contextpilot").submodule_search_locations  # type: ignore[union-attr,misc]
-    path = Path(package) / "pipeline" / "multi_turn.py"
-    spec = spec_from_file_location("contextpilot_multi_turn", path)
-    module = module_from_spec(spec)  # type: ignore[arg-type]
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
-    return module.MultiTurnManager()
+    package = find_spec("contextpilot")
+    places = None if package is None else package.submodule_search_locations
+    if not places:
+        msg = "contextpilot is not installed"
+        raise ModuleNotFoundError(msg)
+    path = Path(places[0]) / "pipeline" / "multi_turn.py"
+    return run_path(str(path))["MultiTurnManager"]()
 
 
 def _search(number: int, question: str, result: str) -> list[BaseMessage]:
