@@ -203,10 +203,14 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
             return
         start = self._found_at
         stop = start + num_external_tokens // self._tree.block_size
-        for group, numbers in enumerate(blocks.get_block_ids()):
+        for group, places in enumerate(blocks.blocks):
             first = self._tree.windows.first(group, start, stop)
-            slots = self._tree.swap_in(request.block_hashes[first:stop], group)
-            self._back += zip(slots, numbers[first:stop], strict=True)
+            pairs = zip(request.block_hashes[first:stop], places[first:stop], strict=True)
+            # vLLM may leave out blocks that the tree counts to a window, which is longer with a
+            # draft model, and those that nobody needs at the end of what comes from the disk.
+            needed = {key: place.block_id for key, place in pairs if not place.is_null}
+            slots = self._tree.swap_in(needed, group)
+            self._back += zip(slots, needed.values(), strict=True)
         self._loaded[request.request_id] = num_external_tokens
 
     def build_connector_meta(self, scheduler_output: Any) -> Transfers:  # noqa: ARG002 - vLLM's

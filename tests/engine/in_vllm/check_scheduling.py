@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request
 
 from ragcache_integrations.engine.in_vllm.scheduler import FIRST_GROUP
@@ -123,27 +124,31 @@ LOOKS_AHEAD = hasattr(VllmConfig, AHEAD)
 
 
 @pytest.mark.parametrize("ahead", [None, 3] if LOOKS_AHEAD else [None])
+@pytest.mark.parametrize("specs", [None, *SHAPES])
 def test_random_traffic_with_eagle_reads_what_it_should(
-    ahead: int | None, monkeypatch: pytest.MonkeyPatch
+    specs: Specs | None, ahead: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ahead is not None:
         monkeypatch.setattr(VllmConfig, AHEAD, property(lambda _: ahead))
     total: Counter[str] = Counter()
-    for seed in range(SEEDS // 3):
-        stats = Traffic(seed, asynchronous=False, drafts=2).run()
+    for seed in range(SEEDS // (15 if specs else 3)):
+        # The draft model's layers are a group of their own, or in all of them.
+        drafting = len(specs) - 1 if specs and seed % 2 else None
+        stats = Traffic(seed, asynchronous=False, drafts=2, specs=specs, drafting=drafting).run()
         total.update({name: n for name, n in asdict(stats).items() if isinstance(n, int)})
     for what in ("documents_hit_gpu", "gpu_evicted_blocks", "preemptions"):
-        assert total[what] >= 5, f"too few {what} to have tried them"
+        assert total[what] >= (1 if specs else 5), f"too few {what} to have tried them"
 
 
 @pytest.mark.parametrize("modules", [1, 3])
+@pytest.mark.parametrize("specs", [(FullAttentionSpec,), *SHAPES])
 def test_with_eagle_or_mtp_a_document_is_one_node_whatever_follows_it(
-    modules: int, monkeypatch: pytest.MonkeyPatch
+    specs: Specs, modules: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """EAGLE looks one token ahead; MTP one for each of its modules, which the tiny model lacks."""
     if LOOKS_AHEAD and modules > 1:
         monkeypatch.setattr(VllmConfig, AHEAD, property(lambda _: modules))
-    engine = Engine(Case(gpu_blocks=60, drafts=3))
+    engine = Engine(Case(gpu_blocks=60 * len(specs), drafts=3, specs=specs))
     assert getattr(engine.scheduler, AHEAD, modules) == modules
     for follower in (200, 300, 200):
         tokens = [*DOCUMENT, *range(follower, follower + 8), 1, 1, 1]

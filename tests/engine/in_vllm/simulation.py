@@ -50,6 +50,7 @@ class Case:
         cache: ``None`` for stock vLLM.
         specs: Kinds of KV cache, as vLLM describes them.
         drafts: Tokens that vLLM drafts in each step with EAGLE; every draft is wrong.
+        drafting: Which of the specs is of the draft model's layers; ``None`` if vLLM does not say.
     """
 
     block_size: int = 4
@@ -62,12 +63,15 @@ class Case:
     specs: tuple[Callable[..., Any], ...] = (FullAttentionSpec,)
     prefix_caching: bool = True
     drafts: int = 0
+    drafting: int | None = None
 
     def memory(self) -> KVCacheConfig:
         """What vLLM says of the KV cache."""
         size = {"block_size": self.block_size, "num_kv_heads": 1, "head_size": 8}
         specs = [spec(**size, dtype=torch.float16) for spec in self.specs]
         groups = [KVCacheGroupSpec([f"layer{at}"], spec) for at, spec in enumerate(specs)]
+        for at, group in enumerate(groups):
+            group.is_eagle_group = at == self.drafting
         memory = KVCacheConfig(self.gpu_blocks, [], groups)
         # vLLM's default, in versions that have it: of windowed layers, ends of prompts are kept.
         memory.prefix_cache_retention_interval = 0

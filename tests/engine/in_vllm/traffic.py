@@ -76,13 +76,19 @@ class Traffic:
     """Sends requests, gives some up, empties the cache now and then."""
 
     def __init__(
-        self, seed: int, *, asynchronous: bool, drafts: int = 0, specs: Specs | None = None
+        self,
+        seed: int,
+        *,
+        asynchronous: bool,
+        drafts: int = 0,
+        specs: Specs | None = None,
+        drafting: int | None = None,
     ) -> None:
         self._dice = random.Random(seed)
         case = make_case(self._dice, asynchronous=asynchronous, drafts=drafts)
         if specs:
             gpu, host = case.gpu_blocks * len(specs), case.host_blocks * len(specs)
-            case = replace(case, specs=specs, gpu_blocks=gpu, host_blocks=host)
+            case = replace(case, specs=specs, gpu_blocks=gpu, host_blocks=host, drafting=drafting)
         self.engine = Engine(case, seed)
         self._texts = make_texts(self._dice)
         self.aborts = self.resets = 0

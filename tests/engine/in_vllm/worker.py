@@ -21,6 +21,8 @@ END = 2
 """The token that ends an answer."""
 NOTHING = 0
 """What a place holds that was never written."""
+NULL = 0
+"""vLLM's block for all places whose content nobody needs any more."""
 WRONG = -1
 """What a place holds that was computed from what could not be read."""
 
@@ -117,6 +119,7 @@ class Worker:
         # It does these before it copies out.
         assert not getattr(plan, "new_block_ids_to_zero", None)
         assert not getattr(plan, "kv_cache_block_copies", None)
+        assert NULL not in {block for _, block in transfers.back}, "copied to nobody's block"
         slots = [slot for _, slot in transfers.out]
         fails = bool(self.copies_fail)  # no dice without
         if slots and fails and self._dice.random() < self.copies_fail:
