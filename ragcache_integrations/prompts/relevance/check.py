@@ -25,9 +25,11 @@ from ragcache_integrations.core.prompt import (
     PromptDocument,
 )
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.knowledge_tree.simulation import estimate_tokens
 from ragcache_integrations.prompts.recognition import mark_documents
 
 __all__ = [
+    "CountTokens",
     "EngineJudge",
     "Judge",
     "Layout",
@@ -48,6 +50,8 @@ INSTRUCTION = (
     "helps to answer the question. Answer yes or no."
 )
 
+CountTokens = Callable[[str], int]
+
 Layout = Callable[[Sequence[PromptDocument], str], Prompt]
 """Makes a prompt of documents and a question, like the application's prompts."""
 
@@ -62,19 +66,31 @@ class RelevanceSettings:
         instruction: With ``parallel``: the system text of each request.
         min_documents: With ``parallel``: the fewest documents that stay. If too few are relevant,
             the first of the others stay, too.
+        max_document_tokens: With ``parallel``: the most tokens of the documents that stay. Each
+            relevant document stays that fits in addition to those before it, and the first
+            ``min_documents`` stay in any case; ``None`` for no limit.
+        count_tokens: Counts the tokens of a text for that limit; ``None`` to estimate them.
 
     Raises:
-        ConfigurationError: A value is out of range.
+        ConfigurationError: A value is out of range, or has no meaning in this mode.
     """
 
     mode: Literal["parallel", "shared"] = "parallel"
     instruction: str = INSTRUCTION
     min_documents: int = 0
+    max_document_tokens: int | None = None
+    count_tokens: CountTokens | None = None
 
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, MODES)
         check_text("instruction", self.instruction, "a text")
         check_int("min_documents", self.min_documents, 0)
+        if self.max_document_tokens is None:
+            return
+        check_int("max_document_tokens", self.max_document_tokens, 1)
+        if self.mode == "shared":
+            msg = "max_document_tokens needs mode='parallel': mode='shared' keeps all documents"
+            raise ConfigurationError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +189,7 @@ class RelevanceCheck:
         """
         prompts, options = self._ask(query, documents, layout)
         answers = self._judge.ask(prompts, options) if prompts else None
-        return self._verdict(answers, len(documents))
+        return self._verdict(answers, documents)
 
     async def acheck(
         self, query: str, documents: Sequence[PromptDocument], layout: Layout | None = None
@@ -182,7 +198,7 @@ class RelevanceCheck:
         # In a thread, because a template may have to ask a model.
         prompts, options = await asyncio.to_thread(self._ask, query, documents, layout)
         answers = await self._judge.aask(prompts, options) if prompts else None
-        return self._verdict(answers, len(documents))
+        return self._verdict(answers, documents)
 
     def _ask(
         self, query: str, documents: Sequence[PromptDocument], layout: Layout | None
@@ -212,9 +228,12 @@ class RelevanceCheck:
         options = SamplingOptions(max_tokens=TOKENS_PER_VERDICT * (count + 1), json_schema=schema)
         return [(layout or self._layout)(documents, question)], options
 
-    def _verdict(self, answers: Sequence[str] | None, count: int) -> Verdict:
+    def _verdict(
+        self, answers: Sequence[str] | None, documents: Sequence[PromptDocument]
+    ) -> Verdict:
+        count = len(documents)
         if answers is None:
-            return Verdict((True,) * count, tuple(range(count)))
+            return Verdict((True,) * count, self._within_limit(range(count), documents))
         if self._settings.mode == "shared":
             answered = [word == "true" for word in re.findall(r"true|false", answers[0].lower())]
             relevant = tuple([*answered, *[True] * count][:count])
@@ -225,7 +244,23 @@ class RelevanceCheck:
         if len(kept) < self._settings.min_documents:
             others = [index for index, helps in enumerate(relevant) if not helps]
             kept = sorted([*kept, *others[: self._settings.min_documents - len(kept)]])
-        return Verdict(relevant, tuple(kept))
+        return Verdict(relevant, self._within_limit(kept, documents))
+
+    def _within_limit(
+        self, kept: Sequence[int], documents: Sequence[PromptDocument]
+    ) -> tuple[int, ...]:
+        """Return the indices whose documents fit, each in addition to those before it."""
+        limit = self._settings.max_document_tokens
+        if limit is None:
+            return tuple(kept)
+        count_tokens = self._settings.count_tokens or estimate_tokens
+        fitting, left = [], limit
+        for number, index in enumerate(kept):
+            tokens = check_int("the result of count_tokens", count_tokens(documents[index].text), 0)
+            if tokens <= left or number < self._settings.min_documents:
+                fitting.append(index)
+                left -= tokens
+        return tuple(fitting)
 
 
 def _question(query: str, rest: str) -> MarkedText:

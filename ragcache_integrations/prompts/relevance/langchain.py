@@ -12,7 +12,7 @@ from langchain_core.language_models import BaseLanguageModel, BaseLLM, LanguageM
 from langchain_core.messages import BaseMessage, ChatMessage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
-from pydantic import ConfigDict, PrivateAttr, SkipValidation
+from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation
 from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_type
@@ -28,6 +28,7 @@ from ragcache_integrations.prompts.fixed_settings import CheckedSettings
 
 from .check import (
     INSTRUCTION,
+    CountTokens,
     Layout,
     RelevanceCheck,
     RelevanceSettings,
@@ -61,6 +62,11 @@ class RelevanceFilter(
         instruction: With ``parallel``: the system text of each request.
         min_documents: With ``parallel``: the fewest documents that stay. If too few are relevant,
             the first of the others stay, too.
+        max_document_tokens: With ``parallel``: the most tokens of the documents that stay. Each
+            relevant document stays that fits in addition to those before it, and the first
+            ``min_documents`` stay in any case; ``None`` for no limit.
+        count_tokens: Counts the tokens of a text for that limit, such as ``engine.count_tokens``;
+            ``None`` to estimate them.
         documents_key: Name of the documents among the values.
         query_key: Name of the question among the values.
         separator: With ``shared``: the text that your chain puts between documents.
@@ -79,6 +85,8 @@ class RelevanceFilter(
     prompt: Annotated[BasePromptTemplate[Any] | None, SkipValidation] = None
     instruction: str = INSTRUCTION
     min_documents: int = 0
+    max_document_tokens: int | None = Field(default=None, strict=True)
+    count_tokens: Annotated[CountTokens | None, SkipValidation] = None
     documents_key: str = "context"
     query_key: str = "question"
     separator: str = "\n\n"

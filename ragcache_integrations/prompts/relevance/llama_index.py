@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.llm import LLM
@@ -14,7 +14,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
-from pydantic import ConfigDict, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation
 from typing_extensions import override
 
 from ragcache_integrations.core.generation import SamplingOptions
@@ -26,6 +26,7 @@ from ragcache_integrations.prompts.recognition import mark_documents
 
 from .check import (
     INSTRUCTION,
+    CountTokens,
     RelevanceCheck,
     RelevanceSettings,
     Verdict,
@@ -55,6 +56,11 @@ class RelevanceFilter(CheckedSettings, BaseNodePostprocessor):
         instruction: With ``parallel``: the system text of each request.
         min_documents: With ``parallel``: the fewest nodes that stay. If too few are relevant, the
             first of the others stay, too.
+        max_document_tokens: With ``parallel``: the most tokens of the nodes that stay. Each
+            relevant node stays that fits in addition to those before it, and the first
+            ``min_documents`` stay in any case; ``None`` for no limit.
+        count_tokens: Counts the tokens of a text for that limit, such as ``engine.count_tokens``;
+            ``None`` to estimate them.
         separator: With ``shared``: the text that the synthesizer puts between nodes.
 
     Raises:
@@ -70,6 +76,8 @@ class RelevanceFilter(CheckedSettings, BaseNodePostprocessor):
     prompt: BasePromptTemplate | None = None
     instruction: str = INSTRUCTION
     min_documents: int = 0
+    max_document_tokens: int | None = Field(default=None, strict=True)
+    count_tokens: Annotated[CountTokens | None, SkipValidation] = None
     separator: str = "\n\n"
 
     _check: RelevanceCheck = PrivateAttr()

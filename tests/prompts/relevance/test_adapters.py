@@ -146,6 +146,14 @@ def test_a_model_that_answers_freely_is_understood() -> None:
     )
 
 
+def test_documents_stay_within_a_limit_of_tokens() -> None:
+    settings: dict[str, Any] = {"max_document_tokens": len(TEXTS[0]), "count_tokens": len}
+    found = LangChainFilter(llm=FakeListChatModel(responses=["yes"]), **settings)
+    assert found.compress_documents(DOCUMENTS, QUERY) == DOCUMENTS[:1]
+    nodes = LlamaIndexFilter(llm=MockLLM(max_tokens=1), **settings)
+    assert nodes.postprocess_nodes(NODES, query_str="yes?") == NODES[:1]
+
+
 def test_shared_names_the_irrelevant_ones_in_a_last_document() -> None:
     llm = FakeListChatModel(responses=["[true, false, true]"])
     check = LangChainFilter(llm=llm, mode="shared", prompt=PROMPT)

@@ -66,6 +66,36 @@ def test_parallel_asks_about_each_document_by_itself_for_one_token_of_two() -> N
     assert judge.options == [SamplingOptions(max_tokens=1, choice=("yes", "no"))]
 
 
+@pytest.mark.parametrize(
+    ("limit", "least", "kept"),
+    [
+        (None, 0, (0, 2, 3)),
+        (8, 0, (0, 2, 3)),
+        (6, 0, (0, 3)),  # the third is too long, the last one fits
+        (2, 0, (3,)),
+        (2, 1, (0,)),
+    ],
+)
+def test_documents_stay_that_fit_in_addition_to_those_before_them(
+    limit: int | None, least: int, kept: tuple[int, ...]
+) -> None:
+    documents = [PromptDocument("a" * length, f"{length}") for length in (3, 1, 4, 1)]
+    settings = RelevanceSettings(min_documents=least, max_document_tokens=limit, count_tokens=len)
+    verdict = RelevanceCheck(Answers("yes", "no", "yes", "yes"), settings).check("who", documents)
+    assert verdict == Verdict((True, False, True, True), kept)
+
+
+def test_the_limit_holds_for_an_empty_question_too() -> None:
+    settings = RelevanceSettings(max_document_tokens=1)
+    assert RelevanceCheck(Answers(), settings).check(" ", DOCUMENTS).kept == ()
+
+
+def test_a_count_of_tokens_that_is_none_is_refused() -> None:
+    settings = RelevanceSettings(max_document_tokens=1, count_tokens=lambda _: -1)
+    with pytest.raises(ConfigurationError, match="the result of count_tokens must be a whole"):
+        RelevanceCheck(Answers("yes"), settings).check("who", DOCUMENTS[:1])
+
+
 @pytest.mark.parametrize(("least", "kept"), [(0, (1,)), (2, (0, 1)), (9, (0, 1, 2, 3))])
 def test_so_many_documents_stay_at_least(least: int, kept: tuple[int, ...]) -> None:
     judge = Answers("no", "yes", "no", "no")
@@ -127,6 +157,8 @@ def test_bad_input_is_refused_in_words() -> None:
     for settings, said in [
         ({"mode": "joint"}, "mode must be one of parallel, shared"),
         ({"min_documents": -1}, "min_documents must be a whole number"),
+        ({"max_document_tokens": 0}, "max_document_tokens must be a whole number of at least 1"),
+        ({"mode": "shared", "max_document_tokens": 9}, "needs mode='parallel'"),
         ({"instruction": 3}, "instruction must be a text"),
     ]:
         with pytest.raises(ConfigurationError, match=said):
