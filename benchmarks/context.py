@@ -15,6 +15,8 @@ chunks of ``--characters`` (2,000, as ``ragcache eval`` cuts QMSum), four for ea
   answers these; QMSum's summaries it cannot write.
 - ``ttft``: seconds to the first token of each turn but the first, with vLLM's prefix cache on for
   both; the two take turns.
+- ``note``: F1 over five retrieved passages of Natural Questions in another order than relevance,
+  with and without a line after them that tells the model the ranking.
 
 The last line is one JSON object.
 """
@@ -22,7 +24,6 @@ The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import statistics
@@ -36,6 +37,7 @@ from typing import Any
 
 import numpy as np
 from langchain_core.messages import BaseMessage
+from parts.prompts.answer_file import Answers
 from parts.prompts.contextpilot_peer import has_contextpilot
 from parts.prompts.conversations import (
     Conversation,
@@ -46,6 +48,7 @@ from parts.prompts.conversations import (
     repeated_searches,
     turns_by_contextpilot,
 )
+from parts.prompts.rank_notes import compare_notes
 from parts.stats.intervals import median_ratio
 from parts.stats.tables import Cell, print_table
 
@@ -55,13 +58,12 @@ from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.evaluation.datasets import token_f1
 from ragcache_integrations.evaluation.scores.intervals import Interval, bootstrap_interval
 
-PARTS = ("tokens", "quality", "repeated", "ttft")
+PARTS = ("tokens", "quality", "repeated", "ttft", "note")
 WITH, WITHOUT, PILOT, BLOCKS = "with", "without", "ContextPilot", "ContextPilot, blocks"
 K, ORDERS = 4, 3
 CONTEXT = 8192
 BUDGET, UNCUT = 5400, 1_000_000
 """Tokens of a history that fits the model's context with a turn of four chunks, and of any."""
-ANSWER_TOKENS = 40
 MARKUP = 5
 """Tokens of the chat template around a message."""
 ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
@@ -153,31 +155,6 @@ def as_prompt(messages: Sequence[BaseMessage]) -> Prompt:
     return Prompt(messages=tuple(Message(ROLES[m.type], str(m.text)) for m in messages))
 
 
-class Answers:
-    """Answers by their prompts' texts, kept in a file."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._known: dict[str, str] = {}
-        if path is not None and path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                self._known.update(json.loads(line))
-
-    def ask(self, engine: RAGCacheEngine, prompts: Sequence[Prompt]) -> list[str]:
-        """Answer prompts, those that were not answered before."""
-        keys = [hashlib.sha256(repr(prompt).encode()).hexdigest() for prompt in prompts]
-        asked = dict(zip(keys, prompts, strict=True))
-        new = {key: prompt for key, prompt in asked.items() if key not in self._known}
-        options = SamplingOptions(max_tokens=ANSWER_TOKENS)
-        answers = engine.generate_batch(new.values(), options) if new else []
-        found = {key: answer.text for key, answer in zip(new, answers, strict=True)}
-        self._known |= found
-        if self._path is not None and found:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(found) + "\n")
-        return [self._known[key] for key in keys]
-
-
 def quality(bench: Bench) -> dict[str, Any]:
     """F1 of the answers to QMSum's questions."""
     return answered(bench, bench.conversations, 0)
@@ -188,6 +165,13 @@ def repeated(bench: Bench) -> dict[str, Any]:
     data = "bundled" if bench.options.data is None else str(bench.options.data / "nq")
     count = 4 if bench.options.quick else bench.options.questions
     return {"repeated": answered(bench, repeated_searches(data, count), 1)}
+
+
+def note(bench: Bench) -> dict[str, Any]:
+    """F1 with and without a note of the ranking."""
+    data = "bundled" if bench.options.data is None else str(bench.options.data / "nq")
+    count = 8 if bench.options.quick else bench.options.questions
+    return compare_notes(bench.engine, data, count, Answers(bench.options.answers))
 
 
 def answered(bench: Bench, asked: Sequence[Conversation], first: int) -> dict[str, Any]:
@@ -297,7 +281,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-gib", type=float, default=2.0)
     options = parser.parse_args()
     os.environ["RAGCACHE_DEFAULT_MODEL"] = "reader"
-    measures = {"tokens": tokens, "quality": quality, "repeated": repeated, "ttft": ttft}
+    measures = dict(zip(PARTS, (tokens, quality, repeated, ttft, note), strict=True))
     result: dict[str, Any] = {}
     with ExitStack() as stack:
         bench = Bench(options, stack)

@@ -1,6 +1,6 @@
 """Passages and questions to learn from, and others that are kept out to choose by.
 
-``python -m reader.teaching.library --data data --extra FOLDER --out FOLDER`` gathers them, from
+``python -m reader.teaching.library --data data --extra FOLDER --out FILE`` gathers them, from
 Natural Questions, PubMedQA, QMSum and the files that ``sources.py`` brings into one format. Kept
 out are the bundled sample's 300 questions with their passages, the passages of
 :data:`NATURAL_QUESTIONS` others, and whole pages of SQuAD; with them goes every passage that shares
@@ -23,7 +23,7 @@ from ragcache_integrations.evaluation.datasets.qmsum import chunked
 
 from .corpus import Asked, Corpus, nearest, read_lines, read_qamr, read_squad
 
-__all__ = ["Kept", "Library", "Meeting", "Study", "gather", "load", "save"]
+__all__ = ["Kept", "Library", "Meeting", "Study", "gather", "load", "save", "save_kept"]
 
 SAMPLE = Path(__file__).parents[2] / "ragcache_integrations" / "resources" / "data"
 SHARED = 8
@@ -271,6 +271,26 @@ def load(path: Path) -> Library:
     )
 
 
+def save_kept(library: Library, folder: Path) -> None:
+    """Write the questions that are kept out as Natural Questions are, for benchmarks.
+
+    Each is asked over all passages of the library, those that are learnt from among them.
+    """
+    passages = dict.fromkeys((kept.passage, kept.title) for kept in library.kept)
+    passages |= dict.fromkeys(zip(library.corpus.passages, library.corpus.titles, strict=True))
+    names = {text: f"p{number}" for number, (text, _) in enumerate(passages)}
+    rows = [{"id": names[text], "title": title, "text": text} for text, title in passages]
+    asked = [
+        {"question": kept.text, "answers": kept.answers, "passage_id": names[kept.passage]}
+        for kept in library.kept
+        if kept.answers
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, written in (("passages", rows), ("questions", asked)):
+        text = "".join(f"{json.dumps(row)}\n" for row in written)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
 def _counted(names: Iterable[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for name in names:
@@ -284,9 +304,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--extra", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--kept", type=Path, help="folder for what is kept out, for benchmarks")
     options = parser.parse_args()
     library = gather(options.data, options.extra)
     save(library, options.out)
+    if options.kept is not None:
+        save_kept(library, options.kept)
     corpus = library.corpus
     print(f"passages: {_counted(library.sources)}")
     print(f"questions: {_counted(library.sources[asked.passage] for asked in corpus.asked)}")

@@ -1,0 +1,43 @@
+"""Answers that a broken-off run need not generate again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
+
+__all__ = ["Answers"]
+
+ANSWER_TOKENS = 40
+
+
+class Answers:
+    """Answers by their prompts' texts, kept in a file.
+
+    Args:
+        path: The file; ``None`` to keep them in memory alone.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known: dict[str, str] = {}
+        if path is not None and path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                self._known.update(json.loads(line))
+
+    def ask(self, engine: RAGCacheEngine, prompts: Sequence[Prompt]) -> list[str]:
+        """Answer prompts greedily, those that were not answered before."""
+        keys = [hashlib.sha256(repr(prompt).encode()).hexdigest() for prompt in prompts]
+        asked = dict(zip(keys, prompts, strict=True))
+        new = {key: prompt for key, prompt in asked.items() if key not in self._known}
+        options = SamplingOptions(max_tokens=ANSWER_TOKENS)
+        answers = engine.generate_batch(new.values(), options) if new else []
+        found = {key: answer.text for key, answer in zip(new, answers, strict=True)}
+        self._known |= found
+        if self._path is not None and found:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found) + "\n")
+        return [self._known[key] for key in keys]
