@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -133,6 +134,19 @@ class TestHints:
         now[0] += 1
         library.tree.expire_hints()
         assert list(library.tree.nodes()) == []
+
+    def test_they_end_when_everything_is_forgotten(self) -> None:
+        library = Library(20)
+        waiting = library.arrive("D1")
+        assert library.tree.hint("step", waiting.path, 1, 60)
+        library.driver.clear()
+        assert (len(library.tree.hints), library.tree.hints.steps("step")) == (0, math.inf)
+        assert not library.tree.hint("step", waiting.path, 1, 60), "its path is void"
+        library.tree.end_hint("step")
+        assert library.ask("D1") == Found(gpu=0, host=0)
+        assert [node.hints for node in library.tree.nodes()] == [0, 0]
+        library.evict(3)
+        assert library.in_gpu() == []
 
     def test_nearer_ones_displace_farther_ones_and_all_keep_a_part(self) -> None:
         library = Library(20)  # 15 blocks for hints

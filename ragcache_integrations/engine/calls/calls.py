@@ -14,6 +14,7 @@ from ragcache_integrations.core.prompt import (
     PromptDocument,
     PromptRenderer,
     RenderedPrompt,
+    check_steps,
     check_tool_choice,
 )
 from ragcache_integrations.engine.protocol import (
@@ -86,13 +87,13 @@ class Calls:
         check_int("link_tokens", link_tokens, 0, MOST_LINK_TOKENS)
         check_int("priority", priority, -MOST_URGENT, MOST_URGENT)
         links = link_tokens if reuse == "anywhere" else None
-        check_type("step", step, str, "a name")
+        step, coming = check_steps(step, {} if next_steps is None else next_steps)
         return options, {
             **call,
             "link_tokens": links,
             "priority": priority,
             "step": step,
-            "next_steps": _check_next_steps(step, next_steps or {}),
+            "next_steps": coming,
         }
 
     def tool_use(self, prompt: Prompt | RenderedPrompt, options: SamplingOptions) -> ToolUse | None:
@@ -211,23 +212,6 @@ def _check_whole(rendered: RenderedPrompt) -> RenderedPrompt:
         msg = f"tokens to encode must be one document, got {len(spans)} documents in them"
         raise ConfigurationError(msg)
     return rendered
-
-
-def _check_next_steps(step: str, next_steps: object) -> tuple[tuple[str, int], ...]:
-    """Check which steps come next.
-
-    Raises:
-        ConfigurationError: They are no steps, a number is below 1, or the request is no step.
-    """
-    check_type("next_steps", next_steps, Mapping, "names and numbers of steps")
-    steps: Mapping[Any, Any] = next_steps  # type: ignore[assignment]  # checked
-    for name, number in steps.items():
-        check_type("a name in next_steps", name, str, "a name")
-        check_int(f"next_steps[{name!r:.60}]", number, 1)
-    if steps and not step:
-        msg = "next_steps needs step, the name of the request's own step"
-        raise ConfigurationError(msg)
-    return tuple(steps.items())
 
 
 def _several(documents: object, method: str) -> Iterable[object]:

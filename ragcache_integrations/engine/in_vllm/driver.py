@@ -22,13 +22,11 @@ from ragcache_integrations.core.generation import SamplingOptions, TokenLogprob
 from ragcache_integrations.core.prompt import (
     ENCODE,
     LINK_TOKENS,
-    NEXT_STEPS,
     PIN,
-    STEP,
-    STEPS_BEFORE,
     ToolCallPiece,
     check_spans,
     extra_args_from_spans,
+    extra_args_from_steps,
 )
 from ragcache_integrations.engine.arguments import (
     CPU_BLOCK_SIZE,
@@ -159,12 +157,7 @@ def extra_args(request: Submit) -> dict[str, Any]:
         arguments[LINK_TOKENS] = request.link_tokens
     if request.pin is not None:
         arguments[PIN] = request.pin
-    if request.step:
-        arguments[STEP] = request.step
-    if request.next_steps:
-        names, before = zip(*request.next_steps, strict=True)
-        arguments |= {NEXT_STEPS: list(names), STEPS_BEFORE: list(before)}
-    return arguments
+    return arguments | extra_args_from_steps(request.step, request.next_steps)
 
 
 def errors_of(outputs: Iterable[Any]) -> dict[str, tuple[FailureKind, str]]:

@@ -20,6 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.prompt import (
+    MOST_NEXT_STEPS,
     NEXT_STEPS,
     STEP,
     STEPS_BEFORE,
@@ -48,13 +49,15 @@ class _Step:
     """What is known of a step.
 
     Attributes:
-        keys: Blocks of its latest prompt.
+        latest: The request with its latest prompt.
+        keys: Blocks of that prompt.
         begins: How many of them the prompt before had, too.
         tokens: Of these, and one more.
         spans: Documents within these; all of them as one document if there are none.
         ready: Whether there is nothing to get ready any more.
     """
 
+    latest: str
     keys: list[Any]
     begins: int
     tokens: list[int]
@@ -181,6 +184,10 @@ class Steps:
         """Learn what a step's prompts begin with."""
         size = self._tree.block_size
         known = self._steps.pop((salt, name), None)
+        if known is not None and known.latest == request.request_id:
+            # It enters again after the cache was emptied, and would be compared with itself.
+            self._steps[salt, name] = known
+            return known
         most = (request.num_prompt_tokens - 1) // size
         keys = request.block_hashes[:most]
         pairs = zip(keys, () if known is None else known.keys, strict=False)
@@ -188,7 +195,7 @@ class Steps:
         end = begins * size
         within = tuple(span for span in spans if span[2] <= end) or ((name, 0, max(1, end)),)
         tokens = list(request.prompt_token_ids or ())[: end + 1]
-        step = self._steps[salt, name] = _Step(keys, begins, tokens, within)
+        step = self._steps[salt, name] = _Step(request.request_id, keys, begins, tokens, within)
         while len(self._steps) > KNOWN:
             forgotten, _ = self._steps.popitem(last=False)
             self._tree.end_hint(forgotten)
@@ -201,7 +208,7 @@ class Steps:
             return
         pairs = zip(befores, names, strict=False)
         coming = sorted(pair for pair in pairs if is_whole(pair[0]) and isinstance(pair[1], str))
-        for steps, name in coming[:KNOWN]:
+        for steps, name in coming[:MOST_NEXT_STEPS]:
             step = self._steps.get((salt, name))
             if step is None or not step.begins:
                 continue

@@ -41,6 +41,7 @@ from .requests import (
     is_guarded,
     parse_json,
     pass_pin_on,
+    pass_steps_on,
     pin_ticket,
     read_body,
     with_strict_tools,
@@ -320,7 +321,8 @@ class ServingMiddleware:
             if self._guard is not None and is_guarded(path, body):
                 await asyncio.to_thread(self._guard.check, body)
         if path in GENERATING:
-            prepared = pass_pin_on(self._reuse.apply(prepared), pins=self._pins)
+            prepared = pass_steps_on(self._reuse.apply(prepared))
+            prepared = pass_pin_on(prepared, pins=self._pins)
         if path == CHAT_PATH:
             prepared = with_strict_tools(prepared)
         options = body.get("stream_options")

@@ -6,6 +6,7 @@ from .guard import MarkupGuard, is_guarded
 from .pins import pass_pin_on, pin_ticket
 from .reading import DISCARDED, parse_json, read_body
 from .reuse import ReuseFields
+from .steps import pass_steps_on
 
 __all__ = [
     "CHAT_PATH",
@@ -20,6 +21,7 @@ __all__ = [
     "is_guarded",
     "parse_json",
     "pass_pin_on",
+    "pass_steps_on",
     "pin_ticket",
     "read_body",
     "with_strict_tools",
