@@ -26,6 +26,7 @@ from ragcache_integrations.chains.synthesis.langchain import (  # noqa: E402
 )
 from ragcache_integrations.embeddings.langchain import MiniLMEmbeddings  # noqa: E402
 from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM  # noqa: E402
+from ragcache_integrations.llms.langchain.steps import hint_steps  # noqa: E402
 from ragcache_integrations.prompts.history.langchain import (  # noqa: E402
     HalfTruncationHistory,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "cached_node",
     "cached_tool",
     "documents_once",
+    "hint_steps",
     "lint_prompt",
     "order_documents",
     "register_store",

@@ -27,6 +27,7 @@ from ragcache_integrations.chains.synthesis.llama_index import (  # noqa: E402
 )
 from ragcache_integrations.embeddings.llama_index import MiniLMEmbeddings  # noqa: E402
 from ragcache_integrations.llms.llama_index.model import RAGCacheLLM  # noqa: E402
+from ragcache_integrations.llms.llama_index.steps import hint_steps  # noqa: E402
 from ragcache_integrations.prompts.history.llama_index import (  # noqa: E402
     HalfTruncationMemory,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "StuffSynthesis",
     "cached_tool",
     "documents_once",
+    "hint_steps",
     "lint_prompt",
     "question_in_context",
     "register_store",

@@ -43,7 +43,7 @@ MODULES = (
 )
 # Other projects' names that the pages use.
 THEIRS = {
-    *("AttributeError", "ChatMemoryBuffer", "ChatOpenAI", "ChatPromptTemplate"),
+    *("AgentWorkflow", "AttributeError", "ChatMemoryBuffer", "ChatOpenAI", "ChatPromptTemplate"),
     *("CondensePlusContextChatEngine", "CondenseQuestionChatEngine"),
     *("CachePolicy", "CitationQueryEngine", "ContextChatEngine", "EngineArgs", "FunctionAgent"),
     *("FunctionCallingLLM", "InMemoryVectorStore", "KillMode", "LongContextReorder"),

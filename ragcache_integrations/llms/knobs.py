@@ -32,6 +32,7 @@ from ragcache_integrations.core.prompt import (
     Prompt,
     PromptDocument,
     Tool,
+    check_steps,
     check_tool_choice,
     tools_of,
 )
@@ -53,6 +54,7 @@ from .backend_kinds import (
 from .headers import EXTRA_HEADERS, checked_headers
 from .pins import Pinning
 from .shared_backends import SharedBackends
+from .steps import NEXT_STEPS, NO_STEP, STEP, StepHint
 
 if TYPE_CHECKING:
     from ragcache_integrations.modular.kv.strategies import Strategy
@@ -77,7 +79,9 @@ SAMPLING_KNOBS = (
 )
 
 # Read at every call, so that they can be assigned; what an engine is made from cannot.
-_ASSIGNABLE = frozenset({*SAMPLING_KNOBS, "namespace", "timeout", "find_documents"})
+_ASSIGNABLE = frozenset(
+    {*SAMPLING_KNOBS, "namespace", "timeout", "find_documents", STEP, NEXT_STEPS}
+)
 _SERVICES = frozenset(
     {"engine", "shared_state", "cache", "callbacks", "callback_manager", "rate_limiter"}
 )
@@ -87,7 +91,8 @@ _SECRETS = frozenset({"api_key", "default_headers"})
 _OPTION_NAMES = tuple(field.name for field in fields(SamplingOptions))
 CALL_NAMES = (
     *_OPTION_NAMES,
-    *("namespace", "timeout", "documents", "tools", *REUSE_KNOBS, PRIORITY, EXTRA_HEADERS),
+    *("namespace", "timeout", "documents", "tools", *REUSE_KNOBS, PRIORITY, STEP, NEXT_STEPS),
+    EXTRA_HEADERS,
 )
 
 
@@ -139,12 +144,12 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
     with the same settings share an engine, even if their strategies differ; it ends when the last
     of them is closed or collected. An engine of yours is never closed.
 
-    A call may override every sampling knob, ``namespace``, ``timeout``, ``reuse`` and
-    ``link_tokens``. It may also have ``priority`` (requests with lower numbers go first, and keep
-    their documents longer),
-    ``json_schema``, ``choice`` and ``ignore_eos``
-    (see :class:`~ragcache_integrations.engine.SamplingOptions`) and ``documents``: the retrieved
-    documents, whose text is verbatim in the prompt, so that their KV caches are kept by document.
+    A call may override every sampling knob, ``namespace``, ``timeout``, ``reuse``,
+    ``link_tokens``, ``step`` and ``next_steps``. It may also have ``priority`` (requests with lower
+    numbers go first, and keep their documents longer), ``json_schema``, ``choice`` and
+    ``ignore_eos`` (see :class:`~ragcache_integrations.engine.SamplingOptions`) and ``documents``:
+    the retrieved documents, whose text is verbatim in the prompt, so that their KV caches are kept
+    by document.
     With this argument, even an empty list, no other documents are searched for. ``tools`` are
     definitions of functions in OpenAI's form, with ``tool_choice`` and ``parallel_tool_calls``; the
     frameworks' own methods for tools pass them. ``extra_headers``
@@ -209,6 +214,11 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
         timeout: Seconds that an answer may take; for a server, that each attempt may take. ``None``
             means no limit for the engine and ten minutes for a server.
         namespace: Tenants with different namespaces never share a KV cache.
+        step: Name of the step of a workflow that each call is; empty for none. What the prompts of
+            a step begin with is learned from them. If neither the object nor the call has a step,
+            ``hint_steps`` names it. Engines and servers without a knowledge tree ignore it.
+        next_steps: Steps that come next, and how many steps are before each, 1 for the next one.
+            Their prompts' beginnings are evicted last, and are there before they come.
         temperature: 0 is greedy.
         max_tokens: The most tokens to generate; ``None`` for as many as fit into the context
             window. A server then gets no number, for which OpenAI's own text completions are short.
@@ -269,6 +279,8 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
     max_retries: int = Field(default=2, ge=0, strict=True)
     timeout: float | None = Field(default=None, strict=True)
     namespace: str = ""
+    step: str = ""
+    next_steps: Annotated[Mapping[str, int] | None, SkipValidation] = None
     temperature: float = Field(default=DEFAULTS.temperature, strict=True)
     max_tokens: int | None = Field(default=DEFAULTS.max_tokens, strict=True)
     top_p: float = Field(default=DEFAULTS.top_p, strict=True)
@@ -503,7 +515,8 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
             msg = f"{EXTRA_HEADERS} are for base_url: a local engine is sent none"
             raise ConfigurationError(msg)
         documents = _documents(call.get("documents"))
-        return _Call(options, namespace, timeout, documents, headers, tools, self._reuse(call))
+        reuse = self._reuse(call) | self._steps(call)
+        return _Call(options, namespace, timeout, documents, headers, tools, reuse)
 
     def _reuse(self, call: dict[str, Any]) -> dict[str, Any]:
         """How a call's documents are kept and reused, if it is not the backend that knows."""
@@ -512,13 +525,35 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
             replace(CACHE, **own)  # checks them
         if call.get(PRIORITY) is not None:
             own[PRIORITY] = check_int(PRIORITY, call[PRIORITY], -MOST_URGENT, MOST_URGENT)
-        if own and not (self.engine is None or getattr(self.engine, "takes_reuse", False)):
+        if own and not self._takes_reuse:
             names = " and ".join(own)
             msg = f"{names} of a call: this engine has no such choice"
             raise ConfigurationError(msg)
         if self.base_url is None or own.get("reuse") == "prefix":
             return own
         return self._kind.reuse(self) | own
+
+    def _steps(self, call: dict[str, Any]) -> dict[str, Any]:
+        """The step that a call is, and those that come next, if anybody has said so."""
+        own = {name: getattr(self, name) for name in (STEP, NEXT_STEPS)}
+        own |= {name: call[name] for name in own if call.get(name) is not None}
+        step, coming = check_steps(own[STEP], own[NEXT_STEPS] or {})
+        if step and not self._takes_reuse:
+            msg = f"{STEP} is for an engine with a knowledge tree, which this one has not"
+            raise ConfigurationError(msg)
+        hint = StepHint(step, dict(coming)) if step else self._step_hint()
+        if not hint.step or not self._takes_reuse:
+            return {}
+        return {STEP: hint.step, NEXT_STEPS: hint.next_steps}
+
+    def _step_hint(self) -> StepHint:
+        """What the framework's workflow around this call says of it."""
+        return NO_STEP
+
+    @property
+    def _takes_reuse(self) -> bool:
+        """Whether a call may say how its KV caches are kept and reused."""
+        return self.engine is None or getattr(self.engine, "takes_reuse", False)
 
     @property
     def _kind(self) -> BackendKind:

@@ -37,11 +37,13 @@ from ragcache_integrations.core.prompt import Prompt, choice_name
 from ragcache_integrations.llms.headers import hidden, hides_headers
 from ragcache_integrations.llms.knobs import CALL_NAMES, LLMKnobs
 from ragcache_integrations.llms.openai import usage_fields
+from ragcache_integrations.llms.steps import StepHint
 from ragcache_integrations.prompts.completion.langchain import BlocksPromptValue
 from ragcache_integrations.prompts.recognition import UNKNOWN
 from ragcache_integrations.prompts.recognition.langchain import run_around, watch_retrievers
 
 from .errors import langchain_errors
+from .steps import graph_step
 from .structured import (
     WholeAnswerParser,
     json_schema,
@@ -76,6 +78,10 @@ class _LangChainKnobs(BaseLanguageModel[LanguageModelOutputVar], LLMKnobs):
     @override
     def _watch_retrievers(self) -> None:
         watch_retrievers()
+
+    @override
+    def _step_hint(self) -> StepHint:
+        return graph_step()
 
     @property
     @override

@@ -51,9 +51,12 @@ from ragcache_integrations.llms.backend import Backend
 from ragcache_integrations.llms.headers import hides_headers
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.openai import usage_fields
+from ragcache_integrations.llms.steps import StepHint
 from ragcache_integrations.llms.structured import json_so_far, whole_json
 from ragcache_integrations.llms.tool_calls import call_arguments, call_arguments_so_far
 from ragcache_integrations.prompts.recognition.llama_index import current_run, watch_retrievers
+
+from .steps import workflow_step
 
 __all__ = ["RAGCacheLLM", "chat_prompt"]
 
@@ -318,6 +321,10 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
     @override
     def _watch_retrievers(self) -> None:
         watch_retrievers()
+
+    @override
+    def _step_hint(self) -> StepHint:
+        return workflow_step()
 
     async def _aload_metadata(self) -> None:
         await self._source.aget()

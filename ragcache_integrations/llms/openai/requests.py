@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 class RequestBuilder:
-    """Makes requests, and asks the server for its facts if a prompt has documents. Thread-safe.
+    """Makes requests, and asks the server what it is if that makes a difference. Thread-safe.
 
     ``ragcache serve`` gets documents as documents. It renders conversations by its chat template.
     Raw text is sent as tokens if the model's tokenizer is known and is the server's. Any other
-    server gets text.
+    server gets text, and no steps of workflows, on which no answer depends.
 
     Args:
         model: The name under which the server serves the model.
@@ -58,7 +58,7 @@ class RequestBuilder:
             ConfigurationError: The prompt holds text that is no valid Unicode, or the server is to
                 reuse documents in a way that it does not know.
         """
-        facts = self._handshake.ask(call.get("timeout")) if prompt.documents else None
+        facts = self._handshake.ask(call.get("timeout")) if _asks(prompt, call) else None
         return self._build(prompt, options, facts, **call)
 
     async def abuild(
@@ -68,7 +68,7 @@ class RequestBuilder:
         **call: Unpack[ServerCallOptions],
     ) -> Request:
         """Async version of :meth:`build`."""
-        facts = await self._handshake.aask(call.get("timeout")) if prompt.documents else None
+        facts = await self._handshake.aask(call.get("timeout")) if _asks(prompt, call) else None
         if facts is None or self._tokenizer is None:
             return self._build(prompt, options, facts, **call)
         return await asyncio.to_thread(self._build, prompt, options, facts, **call)
@@ -85,6 +85,8 @@ class RequestBuilder:
         reuse: str | None = None,
         link_tokens: int | None = None,
         priority: int | None = None,
+        step: str = "",
+        next_steps: Mapping[str, int] | None = None,
     ) -> Request:
         chosen: dict[str, Any] = {"reuse": reuse, "link_tokens": link_tokens}
         fields = {name: value for name, value in chosen.items() if value is not None}
@@ -92,7 +94,7 @@ class RequestBuilder:
             msg = f"{' and '.join(fields)} are for `ragcache serve`, which does not answer there"
             raise ConfigurationError(msg)
         rendered = None
-        if facts is not None and prompt.parts:
+        if facts is not None and prompt.documents and prompt.parts:
             renderer = self._renderer_of(facts)
             rendered = None if renderer is None else renderer.render(prompt, namespace)
         request = build_request(
@@ -105,6 +107,8 @@ class RequestBuilder:
         )
         if facts is None:
             fields = {}
+        elif step:
+            fields |= {"step": step, "next_steps": dict(next_steps or {})}
         if priority is not None:
             fields["priority"] = priority  # vLLM's own field
         if fields:
@@ -130,3 +134,8 @@ class RequestBuilder:
             "the tokenizer %r is not the server's: its tokens are not sent", self._tokenizer
         )
         return None
+
+
+def _asks(prompt: Prompt, call: ServerCallOptions) -> bool:
+    """Whether a request depends on what the server is."""
+    return bool(prompt.documents or call.get("step"))

@@ -60,12 +60,16 @@ class ServerCallOptions(CallOptions, total=False):
             ``anywhere``; as its options say if ``None``.
         link_tokens: How many first tokens of each it is to compute with ``anywhere``; the same.
         priority: vLLM's field: requests with lower numbers go first.
+        step: Name of the step of a workflow that the request is, for ``ragcache serve``.
+        next_steps: Steps that come next, and how many steps are before each.
     """
 
     headers: Mapping[str, SecretStr] | None
     reuse: str | None
     link_tokens: int | None
     priority: int | None
+    step: str
+    next_steps: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
