@@ -6,8 +6,8 @@ from typing import Any
 
 from langchain_core.documents import Document
 
+from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.cached.saved_values import decode_value, encode_value
 from ragcache_integrations.retrievers.copying import copy_container, copy_model
 from ragcache_integrations.retrievers.retrieval import QUERY_CACHE_METADATA, Note
 

@@ -8,8 +8,8 @@ from typing import Any
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, TextNode
 from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 
+from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.cached.saved_values import decode_value, encode_value
 from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.retrieval import QUERY_CACHE_METADATA, Note
 

@@ -23,12 +23,12 @@ from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.schema import TextNode
 from llama_index.core.vector_stores import SimpleVectorStore
 
+from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
-from ragcache_integrations.retrievers.cached.saved_values import decode_value, encode_value
 from tests.retrievers.cached.langchain.stores import Words
 from tests.retrievers.cached.llama_index.indexes import Words as LlamaIndexWords
 
