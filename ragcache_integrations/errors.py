@@ -7,7 +7,7 @@
     │   └── MarkupError                                 prompt markup is wrong, and where
     ├── MissingExtraError           (also ImportError)  an optional dependency is not installed
     ├── EmbeddingError              (also ValueError)   an embedding model gave unusable vectors
-    ├── CacheFileError              (also ValueError)   a saved query cache cannot be used
+    ├── CacheFileError              (also ValueError)   a saved cache cannot be used
     ├── IndexFileError              (also ValueError)   a saved index cannot be used
     ├── EngineError                                     the local engine could not do it
     │   ├── EngineStartError                            it did not come up
@@ -125,7 +125,7 @@ class EmbeddingError(RAGCacheError, ValueError):
 
 
 class CacheFileError(RAGCacheError, ValueError):
-    """A file holds no query cache, is damaged, or was saved by a cache of other settings."""
+    """A file holds no saved cache, is damaged, or was saved by a cache of other settings."""
 
 
 class IndexFileError(RAGCacheError, ValueError):

@@ -42,13 +42,11 @@ MALFORMED = (
 )
 """Exceptions while reading a file that is malformed although its checksum is right."""
 
-_MARK = b"ragcache-integrations query cache, SHA-256 "
 _CHECKSUM = 64  # hexadecimal digits
 _BLOCK = 1 << 20
 _LARGEST_DIRECTORY = 1 << 16  # bytes of the zip's list of members; ours takes about 1,500
 # The last record of a zip, without its comment: signature, bytes of the list and of the comment.
 _END = struct.Struct("<4s8xI4xH")
-_COMMENT = len(_MARK) + _CHECKSUM
 _FIRST_NAME = 30  # offset of the first member's name, after its header
 # The beginning of an array, and its header as NumPy writes it. NumPy would read any expression.
 _BEGIN = struct.Struct("<8sH")
@@ -59,95 +57,115 @@ _HEADER = re.compile(
 _ANY_DTYPES = "float32, float64, int64, uint8 and bool"
 
 
-def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_archive(
+    path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], kind: str = "query cache"
+) -> None:
     """Write arrays to a file, which :func:`.replacing` replaces.
 
     Args:
         path: The file. Only a file of this kind, or an empty one, is replaced.
         arrays: Arrays by name; no object arrays.
+        kind: What the file is, such as ``query cache``, in ASCII.
 
     Raises:
         ConfigurationError: The path is a file of another kind.
         OSError: The file cannot be written. The path is unchanged, and nothing is left next to it.
     """
     check_replaceable(path)
-    if Path(path).exists() and not _is_ours(path):
-        msg = f"{path} must be new or a saved query cache, but is another file: nothing was written"
+    if Path(path).exists() and not _is_ours(path, kind):
+        msg = f"{path} must be new or a saved {kind}, but is another file: nothing was written"
         raise ConfigurationError(msg)
     with replacing(path) as file:
-        _write(file, arrays)
+        _write(file, arrays, _mark(kind))
 
 
 def read_archive(
-    path: str | os.PathLike[str], names: Collection[str] | None = None
+    path: str | os.PathLike[str],
+    names: Collection[str] | None = None,
+    kind: str = "query cache",
+    most: float = math.inf,
 ) -> dict[str, NDArray[Any]]:
     """Read the arrays that :func:`write_archive` wrote.
 
     Args:
         path: The file.
         names: Names of the arrays that the file must have; ``None`` for any.
+        kind: What the file must be.
+        most: The most bytes that it may have.
 
     Raises:
-        CacheFileError: The file is of another kind, or damaged.
+        CacheFileError: The file is of another kind, too large, or damaged.
         OSError: The file cannot be read.
     """
-    with _open(path) as file:
+    mark = _mark(kind)
+    with _open(path, kind) as file:
         length = file.seek(0, os.SEEK_END) - _CHECKSUM
-        file.seek(max(length - len(_MARK), 0))
-        if file.read(len(_MARK)) != _MARK:
-            msg = f"{path} must be a saved query cache, but is another file or truncated"
+        file.seek(max(length - len(mark), 0))
+        if file.read(len(mark)) != mark:
+            msg = f"{path} must be a saved {kind}, but is another file or truncated"
+            raise CacheFileError(msg)
+        if length + _CHECKSUM > most:
+            msg = f"{path} must have at most {most} bytes, but has {length + _CHECKSUM}"
             raise CacheFileError(msg)
         if file.read() != _checksum(file, length):
             msg = f"{path} is damaged: its checksum is wrong"
             raise CacheFileError(msg)
         try:
-            return _read(file, length + _CHECKSUM, names)
+            return _read(file, length + _CHECKSUM, names, len(mark) + _CHECKSUM)
         except MALFORMED as error:
             msg = f"{path} is malformed, though its checksum is right: {error!r}"
             raise CacheFileError(msg) from error
 
 
-def _open(path: str | os.PathLike[str]) -> BinaryIO:
+def _mark(kind: str) -> bytes:
+    """Return what comes before the checksum."""
+    return f"ragcache-integrations {kind}, SHA-256 ".encode("ascii")
+
+
+def _open(path: str | os.PathLike[str], kind: str) -> BinaryIO:
     try:
         return open_regular(path)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        msg = f"{path} must be a saved query cache: {error.strerror}"
+        msg = f"{path} must be a saved {kind}: {error.strerror}"
         raise CacheFileError(msg) from error
 
 
-def _is_ours(path: str | os.PathLike[str]) -> bool:
+def _is_ours(path: str | os.PathLike[str], kind: str) -> bool:
     """Whether a file is empty or a saved cache, which may be truncated or damaged."""
+    mark = _mark(kind)
     with open_regular(path) as file:
         head = file.read(_FIRST_NAME + 64)
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - _CHECKSUM - len(_MARK), 0))
-        marked = file.read(len(_MARK)) == _MARK
+        file.seek(max(size - _CHECKSUM - len(mark), 0))
+        marked = file.read(len(mark)) == mark
     return marked or not head or (head.startswith(b"PK\3\4") and b".npy" in head[_FIRST_NAME:])
 
 
-def _write(file: BinaryIO, arrays: Mapping[str, NDArray[Any]]) -> None:
+def _write(file: BinaryIO, arrays: Mapping[str, NDArray[Any]], mark: bytes) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.save(member, array, allow_pickle=False)
-        archive.comment = _MARK + bytes(_CHECKSUM)
+        archive.comment = mark + bytes(_CHECKSUM)
     length = file.seek(-_CHECKSUM, os.SEEK_END)
     checksum = _checksum(file, length)
     file.seek(length)
     file.write(checksum)
 
 
-def _read(file: BinaryIO, size: int, names: Collection[str] | None) -> dict[str, NDArray[Any]]:
+def _read(
+    file: BinaryIO, size: int, names: Collection[str] | None, comment_size: int
+) -> dict[str, NDArray[Any]]:
     """Read the members after checking that they are no larger than the file.
 
     Raises:
         MALFORMED: A member is malformed.
     """
-    file.seek(max(size - _END.size - _COMMENT, 0))
+    file.seek(max(size - _END.size - comment_size, 0))
     signature, directory, comment = _END.unpack(file.read(_END.size))
-    if signature != b"PK\5\6" or comment != _COMMENT or directory > _LARGEST_DIRECTORY:
+    if signature != b"PK\5\6" or comment != comment_size or directory > _LARGEST_DIRECTORY:
         msg = f"it must end like a zip with at most {_LARGEST_DIRECTORY} bytes of member names"
         raise ValueError(msg)
     with zipfile.ZipFile(file) as archive:
