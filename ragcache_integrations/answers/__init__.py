@@ -1,6 +1,7 @@
 """Cached answers: one is served again only where question, documents and settings are the same."""
 
-from .core import AnswerCore, CachedAnswer, Near, Question, plain_question
+from .core import AnswerCore, Near
+from .entries import CachedAnswer, Question, plain_question
 from .flow import AnswerFlow, Lookup, plain_answer, same_text, says_same
 from .knobs import AnswerKnobArguments, AnswerKnobs
 from .types import AnswerExplanation, AnswerStats, AnswerTrace

@@ -17,15 +17,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.memo import Memo
@@ -33,66 +29,18 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
 from ragcache_integrations.retrievers.keys import (
     QuestionMarks,
-    in_context,
-    normalize_text,
     question_difference,
     question_marks,
 )
 
+from .entries import CachedAnswer, Group, Question, Vector, nearest, unit_vector, words_of
 from .knobs import AnswerKnobs
+from .records import Record
 from .types import AnswerExplanation, AnswerStats
 
-__all__ = ["AnswerCore", "CachedAnswer", "Near", "Question", "plain_question"]
+__all__ = ["AnswerCore", "Held", "Near"]
 
 A = TypeVar("A")
-
-Vector = NDArray[np.floating[Any]]
-
-Documents = frozenset[tuple[str, Hashable]]
-"""Documents by id, with what changes when their content does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question, with all that its answer depends on.
-
-    Attributes:
-        text: Its words.
-        documents: What it is answered from.
-        scope: Tenant, version of the settings, other inputs: plain data, in this order.
-        context: The turns of the conversation before it, compared as its words are.
-    """
-
-    text: str
-    documents: Documents
-    scope: tuple[Hashable, ...] = ("",)
-    context: str = ""
-
-    @property
-    def whole(self) -> str:
-        """Its words with the turns before it, as they are embedded."""
-        return in_context(self.text, self.context)
-
-
-@dataclass(eq=False, slots=True)
-class CachedAnswer(Generic[A]):
-    """An answer that may be served again.
-
-    Attributes:
-        question: What it was given to.
-        answer: The answer.
-        embedding: The question's, of unit length; ``None`` where only the same words count.
-        since: When it was put in, by the cache's clock, in seconds.
-        cap: The farthest distance at which it may be served.
-        key: Where it is kept.
-    """
-
-    question: Question
-    answer: A
-    embedding: Vector | None
-    since: float
-    key: Hashable
-    cap: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +61,21 @@ class Near(Generic[A]):
     check: bool = False
 
 
-_LEAST = 1e-4
-"""Distance of other words with the same embedding, as of texts that a model can't distinguish: they
-are near, and not the same."""
+@dataclass(frozen=True, slots=True)
+class Held(Generic[A]):
+    """What a cache holds at one moment.
+
+    Attributes:
+        entries: The entries, the least recently used first.
+        ages: How old each is, in seconds.
+        learning: The state of the learnt tolerance, as JSON can hold it; ``None`` for a fixed one.
+    """
+
+    entries: list[CachedAnswer[A]]
+    ages: list[float]
+    learning: dict[str, Any] | None
+
+
 _COUNTED = (
     *("lookups", "hits", "same_words", "checks", "wrong", "failed_checks"),
     *("insertions", "evictions", "expired", "unkept"),
@@ -147,7 +107,7 @@ class AnswerCore(Generic[A]):
         self._lock = make_lock()
         self._order: Memo[CachedAnswer[A], None] = Memo(knobs.capacity)
         # The entries of a key by their normalised words.
-        self._groups: dict[Hashable, _Group[A]] = {}
+        self._groups: dict[Hashable, Group[A]] = {}
         self._counts: Counter[str] = Counter()
         self._adaptive: AdaptiveTolerance | None = None
         if knobs.tolerance == "auto":
@@ -159,6 +119,16 @@ class AnswerCore(Generic[A]):
                 shadow_rate=knobs.check_rate,
                 seed=knobs.seed,
             )
+
+    @property
+    def capacity(self) -> int:
+        """The most answers that there can be."""
+        return self._knobs.capacity
+
+    @property
+    def ends(self) -> bool:
+        """Whether answers have a time to live."""
+        return self._knobs.ttl is not None
 
     @property
     def tolerance(self) -> float:
@@ -196,7 +166,7 @@ class AnswerCore(Generic[A]):
             ``None`` where there is no entry of its key.
         """
         _, key = self._key(question)
-        unit = _unit(embedding)
+        unit = unit_vector(embedding)
         with self._lock:
             group = self._live(key)
             near = None if group is None else group.nearest(unit)
@@ -237,10 +207,10 @@ class AnswerCore(Generic[A]):
             answer: The answer. It must not be changed afterwards.
         """
         words, key = self._key(question)
-        unit = None if embedding is None else _unit(embedding)
+        unit = None if embedding is None else unit_vector(embedding)
         entry = CachedAnswer(question, answer, unit, self._clock(), key)
         with self._lock:
-            group = self._groups.setdefault(key, _Group())
+            group = self._groups.setdefault(key, Group())
             before = group.remove(words)
             if before is not None:
                 entry.cap = before.cap
@@ -259,6 +229,59 @@ class AnswerCore(Generic[A]):
     def age(self, entry: CachedAnswer[A]) -> float:
         """Return the seconds since an answer was put in."""
         return self._clock() - entry.since
+
+    def held(self, version: int) -> Held[A]:
+        """Return what there is of a version of the settings, without what is too old."""
+        with self._lock:
+            entries = [
+                entry
+                for entry in self._order
+                if entry.question.version == version and not self._is_old(entry)
+            ]
+            learning = None if self._adaptive is None else self._adaptive.state()
+            return Held(entries, [max(self.age(entry), 0.0) for entry in entries], learning)
+
+    def learning_settings(self) -> dict[str, Any]:
+        """Return what must agree for a learnt tolerance to be used by another cache."""
+        names = ("tolerance", "error", "confidence", "start_tolerance", "largest_tolerance")
+        return {name: getattr(self._knobs, name) for name in (*names, "check_rate", "guard")}
+
+    def restore(
+        self, answers: Iterable[tuple[Record[A], float, float]], learning: Mapping[str, Any] | None
+    ) -> int:
+        """Replace all answers; return how many there are.
+
+        Args:
+            answers: Answers with their ages in seconds and their caps, the least recently used
+                first. What is too old is left out.
+            learning: The state of a tolerance that was learnt for the same settings; ``None``:
+                what has been learnt here is kept.
+
+        Raises:
+            ConfigurationError: ``learning`` is no such state. Nothing is changed then.
+        """
+        now, ttl = self._clock(), math.inf if self._knobs.ttl is None else self._knobs.ttl
+        entries: dict[tuple[str, Hashable], CachedAnswer[A]] = {}
+        for record, age, cap in answers:
+            if age <= ttl:
+                words, key = self._key(record.question)
+                entries.pop((words, key), None)  # the later one is in its place, as for insert
+                entries[words, key] = CachedAnswer(
+                    record.question, record.answer, record.embedding, now - age, key, cap
+                )
+        groups: dict[Hashable, Group[A]] = {}
+        # Groups have the oldest first.
+        for (words, key), entry in sorted(entries.items(), key=lambda item: item[1].since):
+            groups.setdefault(key, Group()).add(words, entry)
+        order: Memo[CachedAnswer[A], None] = Memo(self._knobs.capacity)
+        for entry in entries.values():
+            order.put(entry, None)
+        adaptive = self._adaptive
+        if adaptive is not None and learning is not None:
+            adaptive = AdaptiveTolerance.from_state(learning)
+        with self._lock:
+            self._groups, self._order, self._adaptive = groups, order, adaptive
+        return len(order)
 
     def clear(self) -> None:
         """Forget all answers. What has been learnt is kept."""
@@ -296,7 +319,7 @@ class AnswerCore(Generic[A]):
     def explain(self, question: Question, embedding: Vector | None) -> AnswerExplanation:
         """Explain why a question would be served an answer, or not. Nothing is counted."""
         words, key = self._key(question)
-        unit = None if embedding is None else _unit(embedding)
+        unit = None if embedding is None else unit_vector(embedding)
         tolerance = 0.0 if embedding is None else self.tolerance
         with self._lock:
             group = self._live(key)
@@ -311,9 +334,11 @@ class AnswerCore(Generic[A]):
             here = [
                 entry
                 for entry in self._order
-                if entry.question.scope == question.scope and not self._is_old(entry)
+                if entry.question.scope == question.scope
+                and entry.question.version == question.version
+                and not self._is_old(entry)
             ]
-            near = _nearest(here, unit)
+            near = nearest(here, unit)
         if near is None:
             reason = "no question of this tenant, with these other inputs and settings, is near"
             return _explanation(None, None, tolerance, reason, hit=False)
@@ -342,9 +367,9 @@ class AnswerCore(Generic[A]):
     def _key(self, question: Question) -> tuple[str, Hashable]:
         """Return the normalised words, and what must be equal for an answer to be shared."""
         marks: QuestionMarks = question_marks(question.whole) if self._knobs.guard else ()
-        return _words(question), (question.scope, question.documents, marks)
+        return words_of(question), (question.scope, question.version, question.documents, marks)
 
-    def _live(self, key: Hashable) -> _Group[A] | None:
+    def _live(self, key: Hashable) -> Group[A] | None:
         """Return the group of a key without the entries that are too old."""
         group = self._groups.get(key)
         if group is None or self._knobs.ttl is None:
@@ -363,104 +388,11 @@ class AnswerCore(Generic[A]):
 
     def _remove(self, entry: CachedAnswer[A]) -> None:
         group = self._groups[entry.key]
-        words = _words(entry.question)
+        words = words_of(entry.question)
         if group.entries.get(words) is entry:
             group.remove(words)
         if not group.entries:
             del self._groups[entry.key]
-
-
-class _Group(Generic[A]):
-    """The entries of a key, and their embeddings as rows of one array.
-
-    Attributes:
-        entries: By their normalised words, the oldest first.
-    """
-
-    _SLACK = 1e-4
-    """Differences of products that rounding may make."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, CachedAnswer[A]] = {}
-        self._embedded: list[CachedAnswer[A]] = []
-        self._rows: dict[CachedAnswer[A], int] = {}
-        self._keys: Vector = np.zeros((0, 0))
-
-    def add(self, words: str, entry: CachedAnswer[A]) -> None:
-        """Add an entry. Embeddings of another size than the others' are near to nothing."""
-        self.entries[words] = entry
-        unit, row = entry.embedding, len(self._embedded)
-        if unit is None or (row and unit.size != self._keys.shape[1]):
-            return
-        if not row:
-            self._keys = np.zeros((4, unit.size), unit.dtype)
-        elif row == len(self._keys):
-            self._keys = np.concatenate([self._keys, np.zeros_like(self._keys)])
-        self._keys[row] = unit
-        self._embedded.append(entry)
-        self._rows[entry] = row
-
-    def remove(self, words: str) -> CachedAnswer[A] | None:
-        """Remove an entry, and return it; ``None`` where there is none."""
-        entry = self.entries.pop(words, None)
-        row = None if entry is None else self._rows.pop(entry, None)
-        if row is not None:
-            last = self._embedded.pop()
-            if last is not entry:
-                self._keys[row] = self._keys[len(self._embedded)]
-                self._embedded[row] = last
-                self._rows[last] = row
-        return entry
-
-    def nearest(self, unit: Vector | None) -> tuple[CachedAnswer[A], float] | None:
-        """Return the entry whose question is nearest, and its distance."""
-        keys = self._keys[: len(self._embedded)]
-        if unit is None or not len(keys) or unit.size != keys.shape[1]:
-            return None
-        # The products say which are near, and the differences how near.
-        products = keys @ unit
-        rows = np.flatnonzero(products >= products.max() - self._SLACK)
-        return _nearest([self._embedded[row] for row in rows.tolist()], unit)
-
-
-def _words(question: Question) -> str:
-    """Return the words that make two questions the same."""
-    return in_context(plain_question(question.text), normalize_text(question.context))
-
-
-_FACTOR = re.compile(r"[\d)]$|\b\w$")
-"""What "!" makes a factorial of: a number, a letter, or what is in parentheses."""
-
-
-def plain_question(text: str) -> str:
-    """Return a question's words without differences of case, white space and punctuation around."""
-    words = normalize_text(text).lstrip("\u00bf\u00a1").rstrip("?.\u2026 ")
-    calm = words.rstrip("?!.\u2026 ")
-    return words if _FACTOR.search(calm) else calm
-
-
-def _unit(embedding: Vector) -> Vector | None:
-    """Return an embedding at unit length; ``None`` where it has no direction: 0, NaN, infinity."""
-    length = float(np.linalg.norm(np.asarray(embedding, np.float64)))
-    return embedding / length if 0 < length < math.inf else None
-
-
-def _nearest(
-    entries: Iterable[CachedAnswer[A]], unit: Vector | None
-) -> tuple[CachedAnswer[A], float] | None:
-    """Return the entry whose question is nearest, and its distance."""
-    if unit is None:
-        return None
-    embedded = [
-        (entry, entry.embedding)
-        for entry in entries
-        if entry.embedding is not None and entry.embedding.shape == unit.shape
-    ]
-    if not embedded:
-        return None
-    distances = np.linalg.norm(np.stack([key for _, key in embedded]) - unit, axis=1)
-    place = int(distances.argmin())
-    return embedded[place][0], max(_LEAST, float(distances[place]))
 
 
 def _explain_near(entry: CachedAnswer[Any], distance: float, tolerance: float) -> AnswerExplanation:

@@ -17,7 +17,8 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import FollowUpWarning
 
 from .copies import copy_answer
-from .core import AnswerCore, CachedAnswer, Near, Question, Vector
+from .core import AnswerCore, Near
+from .entries import CachedAnswer, Question, Vector
 from .types import AnswerTrace
 
 __all__ = ["AnswerFlow", "Lookup", "plain_answer", "same_text", "says_same"]

@@ -7,7 +7,6 @@ from collections.abc import (
     AsyncIterable,
     Awaitable,
     Callable,
-    Collection,
     Generator,
     Iterable,
 )
@@ -32,17 +31,22 @@ from llama_index.core.prompts.mixin import PromptDictType, PromptMixinType
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, QueryType
 
 from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
+from ragcache_integrations.core.checks import check_flag
 from ragcache_integrations.core.knobs import read_knobs
+from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.keys import context_text, freeze_arguments, window_of
 
 from .changes import CHANGED, ChangeWatch
-from .core import AnswerCore, Question, Vector
+from .controls import AnswerControls
+from .core import AnswerCore
 from .documents import document_identity
+from .entries import Question, Vector
 from .flow import AnswerFlow, Lookup, same_text, says_same
 from .knobs import AnswerKnobArguments, AnswerKnobs
-from .types import AnswerExplanation, AnswerStats, AnswerTrace, unkept_explanation
+from .records import AnswerCodec
+from .types import AnswerExplanation, AnswerTrace, unkept_explanation
 
 __all__ = ["ANSWER_CACHE_METADATA", "AnswerCache"]
 
@@ -74,7 +78,7 @@ class _Stored:
         return str(self.response)
 
 
-class AnswerCache(QueryEngine):
+class AnswerCache(AnswerControls, QueryEngine):
     """Serves the answer to an earlier question again, where nothing that it depends on differs.
 
     Wrap a query engine that retrieves and synthesizes, such as ``index.as_query_engine()``::
@@ -215,9 +219,10 @@ class AnswerCache(QueryEngine):
         frozen = freeze_arguments({"image": query.image_path})
         if None in identities or frozen.opaque:
             return None
-        scope = (self._namespace, version, frozen.key)
+        scope = (self._namespace, frozen.key)
         context = context_text(query.custom_embedding_strs)
-        return Question(query.query_str, frozenset(filter(None, identities)), scope, context)
+        documents = frozenset(filter(None, identities))
+        return Question(query.query_str, documents, scope, context, version)
 
     def _embedder(self, query: QueryBundle) -> Callable[[], Vector | None] | None:
         retriever, model = self._retriever, self._model
@@ -314,7 +319,7 @@ class AnswerCache(QueryEngine):
 
     def _keep(self, lookup: Lookup[_Stored], answer: _Stored) -> None:
         # A change meanwhile may have come before or after the answer.
-        if self._watch.version() == lookup.question.scope[1]:
+        if self._watch.version() == lookup.question.version:
             self._flow.keep(lookup, answer)
         else:
             self._flow.leave_out(CHANGED)
@@ -348,17 +353,8 @@ class AnswerCache(QueryEngine):
             return unkept_explanation(_INCOMPARABLE)
         return self._flow.core.explain(question, embedding)
 
-    def stats(self) -> AnswerStats:
-        """Return what was done so far. Touches memory alone."""
-        return self._flow.core.stats()
-
-    def clear(self) -> None:
-        """Forget all answers. What has been learnt of the tolerance is kept."""
-        self._flow.core.clear()
-
-    def forget(self, ids: Collection[str]) -> int:
-        """Forget the answers that come from one of these nodes; return how many."""
-        return self._flow.core.forget(ids=ids)
+    def _codec(self) -> AnswerCodec[_Stored]:
+        return _CODEC
 
 
 def _check_engine(engine: object) -> None:
@@ -427,6 +423,37 @@ def _pieces(answer: _Stored) -> Generator[str, None, None]:
 
 async def _apieces(answer: _Stored) -> AsyncGenerator[str]:
     yield answer.text
+
+
+def _encode(answer: _Stored) -> dict[str, Any]:
+    """Return an answer as JSON can hold it.
+
+    Raises:
+        ConfigurationError: It holds an object of another class, or its metadata do.
+    """
+    response = answer.response
+    if type(response) is not Response:
+        msg = f"only a Response itself can be saved, not a {type(response).__name__}"
+        raise ConfigurationError(msg)
+    parts = {"response": response.response, "metadata": response.metadata}
+    return {"parts": encode_value(parts, "a response"), "streams": answer.streams}
+
+
+def _decode(saved: Any) -> _Stored:
+    """Return the answer that :func:`_encode` wrote.
+
+    Raises:
+        ValueError: It wrote no such thing.
+    """
+    parts, streams = decode_value(saved["parts"]), saved["streams"]
+    text, metadata = parts["response"], parts["metadata"]
+    if not (isinstance(text, str | None) and isinstance(metadata, dict | None)):
+        msg = "a saved response must have a text, and metadata as a dict"
+        raise ValueError(msg)  # noqa: TRY004 - as for all that can't be read
+    return _Stored(Response(text, metadata=metadata), check_flag("streams", streams))
+
+
+_CODEC: AnswerCodec[_Stored] = AnswerCodec("llama_index", _encode, _decode)
 
 
 def _same(same: Callable[[str, str], bool], answer: _Stored, other: _Stored) -> bool:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from ragcache_integrations.core.archive import read_archive, write_archive
 from ragcache_integrations.errors import CacheFileError
@@ -22,12 +18,10 @@ from ragcache_integrations.query_cache import Candidate
 from tests.query_cache.files.saving import DOCUMENTS, Cache, Kind, act, candidates
 from tests.support.sizes import examples
 
+from .archives import MARKS, changed, sealed
 from .bounds import contained
-from .hostile import NUMBERS, REPLACEMENTS, altered_text, damaged, put_in_place
+from .hostile import REPLACEMENTS, altered_text, damaged, put_in_place
 
-Arrays = dict[str, NDArray[Any]]
-
-SEALED = 64  # bytes of the checksum at the end
 CACHES = [
     Kind("flat", "l2", "lru", 0.5, guarantee=None, reads=False, ttl=None),
     Kind("flat", "cosine", "fifo", 1.5, guarantee=0.5, reads=True, ttl=9.5),
@@ -50,40 +44,6 @@ def saved(kind: Kind) -> bytes:
         path = Path(folder) / "cache.npz"
         held.save(path)
         return path.read_bytes()
-
-
-def sealed(content: bytes) -> bytes:
-    """The content with the checksum that it should have."""
-    return content[:-SEALED] + hashlib.sha256(content[:-SEALED]).hexdigest().encode()
-
-
-@st.composite
-def changed(draw: st.DrawFn, array: NDArray[Any], others: Mapping[str, NDArray[Any]]) -> Any:
-    """An array with other numbers, of another length, shape or type, or another array."""
-    array = array.copy()
-    match draw(st.sampled_from(["number", "number", "cut", "repeat", "type", "shape", "another"])):
-        case "number" if array.size:
-            for _ in range(draw(st.integers(1, 3))):
-                at = draw(st.integers(0, array.size - 1))
-                number = draw(st.sampled_from(NUMBERS) | st.integers(-3, 20))
-                try:
-                    with np.errstate(all="ignore"):
-                        array.reshape(-1)[at] = number
-                except (OverflowError, ValueError):
-                    array.reshape(-1)[at] = 1
-        case "cut":
-            array = array[: draw(st.integers(0, 3))] if array.ndim else array
-        case "repeat":
-            array = np.concatenate([array] * draw(st.integers(2, 50))) if array.ndim else array
-        case "type":
-            kind = draw(st.sampled_from(["<f4", "<f8", "<i8", "|u1", "|b1"]))
-            with np.errstate(all="ignore"):
-                array = array.astype(kind)
-        case "shape":
-            array = array.reshape(draw(st.sampled_from([(-1,), (1, -1), (-1, 1), (1, 1, -1)])))
-        case _:
-            array = others[draw(st.sampled_from(sorted(others)))]
-    return array
 
 
 def use(held: Cache, folder: Path) -> None:
@@ -158,7 +118,7 @@ def test_forged_arrays(folder: Path, kind: Kind, data: st.DataObject) -> None:
 @given(st.sampled_from(CACHES), st.data())
 def test_damaged_bytes(folder: Path, kind: Kind, data: st.DataObject) -> None:
     path, whole = folder / "cache.npz", saved(kind)
-    pieces = (whole[:60], whole[-200:], b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7")
+    pieces = (whole[:60], whole[-200:], *MARKS)
     content = data.draw(damaged(whole, pieces))
     right = data.draw(st.booleans())
     path.write_bytes(sealed(content) if right else content)

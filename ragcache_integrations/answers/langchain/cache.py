@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
@@ -26,13 +26,15 @@ from pydantic import BeforeValidator, ConfigDict, PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.answers.changes import CHANGED, ChangeWatch
+from ragcache_integrations.answers.controls import AnswerControls
 from ragcache_integrations.answers.copies import copy_answer
-from ragcache_integrations.answers.core import AnswerCore, Question, Vector
+from ragcache_integrations.answers.core import AnswerCore
+from ragcache_integrations.answers.entries import Question, Vector
 from ragcache_integrations.answers.flow import AnswerFlow, Lookup
 from ragcache_integrations.answers.knobs import AnswerKnobs
+from ragcache_integrations.answers.records import AnswerCodec
 from ragcache_integrations.answers.types import (
     AnswerExplanation,
-    AnswerStats,
     AnswerTrace,
     unkept_explanation,
 )
@@ -50,6 +52,7 @@ from ragcache_integrations.retrievers.keys import (
 from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
 
 from .heard_documents import HeardDocuments, identities_of
+from .plain import CODEC
 from .values import Pieces, as_piece, is_conversation, judge_outputs, read_input, same_output
 
 __all__ = ["ANSWER_CACHE_EVENT", "AnswerCache"]
@@ -78,7 +81,7 @@ def _as_runnable(value: object) -> object:
     return RunnableLambda(value) if callable(value) and not isinstance(value, Runnable) else value
 
 
-class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
+class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
     """Serves the answer to an earlier question again, where nothing that it depends on differs.
 
     Wrap any chain from a question to an answer, together with its retriever::
@@ -312,22 +315,9 @@ class AnswerCache(Rebuildable, AnswerKnobs, RunnableSerializable[Any, Any]):
             else self._flow.core.explain(keyed, embedding)
         )
 
-    def stats(self) -> AnswerStats:
-        """Return what was done so far. Touches memory alone."""
-        return self._flow.core.stats()
-
-    def clear(self) -> None:
-        """Forget all answers. What has been learnt of the tolerance is kept."""
-        self._flow.core.clear()
-
-    def forget(self, *, namespace: str | None = None, ids: Collection[str] | None = None) -> int:
-        """Forget the answers for which everything given holds; return how many.
-
-        Args:
-            namespace: They are this tenant's.
-            ids: They come from one of these documents. One without an id has the hash of its text.
-        """
-        return self._flow.core.forget(namespace=namespace, ids=ids)
+    @override
+    def _codec(self) -> AnswerCodec[Any]:
+        return CODEC
 
     def _report(self, run: CallbackManagerForChainRun, lookup: Lookup[Any] | None) -> None:
         if _hears_events(run):
@@ -407,8 +397,8 @@ class _Call:
         )
         if identities is None or frozen.opaque:
             return None
-        scope = (self._namespace, self._version, frozen.key)
-        self._question = Question(self._text, identities, scope, self._context)
+        scope = (self._namespace, frozen.key)
+        self._question = Question(self._text, identities, scope, self._context, self._version)
         return self._question
 
     @property

@@ -15,7 +15,7 @@ from langchain_core.messages import (
 from langchain_core.runnables import AddableDict, Runnable
 
 from ragcache_integrations.answers.copies import copy_answer
-from ragcache_integrations.answers.core import Question
+from ragcache_integrations.answers.entries import Question
 from ragcache_integrations.answers.flow import same_text, says_same
 from ragcache_integrations.errors import ConfigurationError
 

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 from ragcache_integrations.answers.copies import copy_answer
-from ragcache_integrations.answers.core import AnswerCore, Question, Vector
+from ragcache_integrations.answers.core import AnswerCore
+from ragcache_integrations.answers.entries import Question, Vector
 from ragcache_integrations.answers.flow import AnswerFlow, Lookup
 from ragcache_integrations.answers.knobs import AnswerKnobArguments, AnswerKnobs
 from ragcache_integrations.core.knobs import read_knobs

@@ -23,7 +23,7 @@ from langchain_core.tools import BaseTool
 from pydantic import PrivateAttr
 from typing_extensions import override
 
-from ragcache_integrations.answers.core import Vector
+from ragcache_integrations.answers.entries import Vector
 from ragcache_integrations.answers.knobs import AnswerKnobArguments
 from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError

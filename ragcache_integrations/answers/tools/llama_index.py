@@ -18,7 +18,7 @@ from llama_index.core.tools import (
 from llama_index.core.tools.function_tool import FunctionTool
 from typing_extensions import override
 
-from ragcache_integrations.answers.core import Vector
+from ragcache_integrations.answers.entries import Vector
 from ragcache_integrations.answers.knobs import AnswerKnobArguments
 from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError

@@ -1,0 +1,176 @@
+"""Questions, answers that may be served again, and those that share a key."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.retrievers.keys import in_context, normalize_text
+
+__all__ = [
+    "CachedAnswer",
+    "Group",
+    "Question",
+    "Vector",
+    "nearest",
+    "plain_question",
+    "unit_vector",
+    "words_of",
+]
+
+A = TypeVar("A")
+
+Vector = NDArray[np.floating[Any]]
+
+Documents = frozenset[tuple[str, Hashable]]
+"""Documents by id, with what changes when their content does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, with all that its answer depends on.
+
+    Attributes:
+        text: Its words.
+        documents: What it is answered from.
+        scope: Tenant, other inputs: plain data, in this order.
+        context: The turns of the conversation before it, compared as its words are.
+        version: Which of the settings that this process had gives the answer: a number that says
+            nothing to other processes.
+    """
+
+    text: str
+    documents: Documents
+    scope: tuple[Hashable, ...] = ("",)
+    context: str = ""
+    version: int = 0
+
+    @property
+    def whole(self) -> str:
+        """Its words with the turns before it, as they are embedded."""
+        return in_context(self.text, self.context)
+
+
+@dataclass(eq=False, slots=True)
+class CachedAnswer(Generic[A]):
+    """An answer that may be served again.
+
+    Attributes:
+        question: What it was given to.
+        answer: The answer.
+        embedding: The question's, of unit length; ``None`` where only the same words count.
+        since: When it was put in, by the cache's clock, in seconds.
+        cap: The farthest distance at which it may be served.
+        key: Where it is kept.
+    """
+
+    question: Question
+    answer: A
+    embedding: Vector | None
+    since: float
+    key: Hashable
+    cap: float = math.inf
+
+
+_LEAST = 1e-4
+"""Distance of other words with the same embedding, as of texts that a model can't distinguish: they
+are near, and not the same."""
+
+
+class Group(Generic[A]):
+    """The entries of a key, and their embeddings as rows of one array.
+
+    Attributes:
+        entries: By their normalised words, the oldest first.
+    """
+
+    _SLACK = 1e-4
+    """Differences of products that rounding may make."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, CachedAnswer[A]] = {}
+        self._embedded: list[CachedAnswer[A]] = []
+        self._rows: dict[CachedAnswer[A], int] = {}
+        self._keys: Vector = np.zeros((0, 0))
+
+    def add(self, words: str, entry: CachedAnswer[A]) -> None:
+        """Add an entry. Embeddings of another size than the others' are near to nothing."""
+        self.entries[words] = entry
+        unit, row = entry.embedding, len(self._embedded)
+        if unit is None or (row and unit.size != self._keys.shape[1]):
+            return
+        if not row:
+            self._keys = np.zeros((4, unit.size), unit.dtype)
+        elif row == len(self._keys):
+            self._keys = np.concatenate([self._keys, np.zeros_like(self._keys)])
+        self._keys[row] = unit
+        self._embedded.append(entry)
+        self._rows[entry] = row
+
+    def remove(self, words: str) -> CachedAnswer[A] | None:
+        """Remove an entry, and return it; ``None`` where there is none."""
+        entry = self.entries.pop(words, None)
+        row = None if entry is None else self._rows.pop(entry, None)
+        if row is not None:
+            last = self._embedded.pop()
+            if last is not entry:
+                self._keys[row] = self._keys[len(self._embedded)]
+                self._embedded[row] = last
+                self._rows[last] = row
+        return entry
+
+    def nearest(self, unit: Vector | None) -> tuple[CachedAnswer[A], float] | None:
+        """Return the entry whose question is nearest, and its distance."""
+        keys = self._keys[: len(self._embedded)]
+        if unit is None or not len(keys) or unit.size != keys.shape[1]:
+            return None
+        # The products say which are near, and the differences how near.
+        products = keys @ unit
+        rows = np.flatnonzero(products >= products.max() - self._SLACK)
+        return nearest([self._embedded[row] for row in rows.tolist()], unit)
+
+
+def words_of(question: Question) -> str:
+    """Return the words that make two questions the same."""
+    return in_context(plain_question(question.text), normalize_text(question.context))
+
+
+_FACTOR = re.compile(r"[\d)]$|\b\w$")
+"""What "!" makes a factorial of: a number, a letter, or what is in parentheses."""
+
+
+def plain_question(text: str) -> str:
+    """Return a question's words without differences of case, white space and punctuation around."""
+    words = normalize_text(text).lstrip("\u00bf\u00a1").rstrip("?.\u2026 ")
+    calm = words.rstrip("?!.\u2026 ")
+    return words if _FACTOR.search(calm) else calm
+
+
+def unit_vector(embedding: Vector) -> Vector | None:
+    """Return an embedding at unit length; ``None`` where it has no direction: 0, NaN, infinity."""
+    length = float(np.linalg.norm(np.asarray(embedding, np.float64)))
+    return embedding / length if 0 < length < math.inf else None
+
+
+def nearest(
+    entries: Iterable[CachedAnswer[A]], unit: Vector | None
+) -> tuple[CachedAnswer[A], float] | None:
+    """Return the entry whose question is nearest, and its distance."""
+    if unit is None:
+        return None
+    embedded = [
+        (entry, entry.embedding)
+        for entry in entries
+        if entry.embedding is not None and entry.embedding.shape == unit.shape
+    ]
+    if not embedded:
+        return None
+    distances = np.linalg.norm(np.stack([key for _, key in embedded]) - unit, axis=1)
+    place = int(distances.argmin())
+    return embedded[place][0], max(_LEAST, float(distances[place]))
