@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.metric_families import MetricFamilies
 
 from .redis import SharedCacheStats
 from .tolerance import ToleranceReport
@@ -18,7 +18,7 @@ from .types import QueryCacheStats
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-__all__ = ["QueryCacheCollector", "RetrieverStatsLike", "Source"]
+__all__ = ["QueryCacheCollector", "RetrieverStatsLike", "Source", "learning_metrics"]
 
 CACHE_COUNTERS = {
     "lookups": "Lookups",
@@ -103,9 +103,8 @@ class QueryCacheCollector:
     """
 
     def __init__(self, source: Source, labels: Mapping[str, str] | None = None) -> None:
-        require("prometheus_client", feature="Prometheus metrics", extra="prometheus")
         self._source = source
-        self._labels = dict(labels or {})
+        self._families = MetricFamilies(labels)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics as they are now; called by the registry."""
@@ -114,7 +113,7 @@ class QueryCacheCollector:
             yield from self._cache(stats)
             return
         for name, meaning in RETRIEVER_COUNTERS.items():
-            yield self._counter(f"retriever_{name}", meaning, getattr(stats, name))
+            yield self._families.counter(f"retriever_{name}", meaning, getattr(stats, name))
         if stats.cache is not None:
             yield from self._cache(stats.cache)
 
@@ -124,41 +123,40 @@ class QueryCacheCollector:
 
     def _cache(self, stats: QueryCacheStats) -> Iterator[Metric]:
         for name, meaning in CACHE_COUNTERS.items():
-            yield self._counter(f"query_cache_{name}", meaning, getattr(stats, name))
+            yield self._families.counter(f"query_cache_{name}", meaning, getattr(stats, name))
         for name, meaning in CACHE_GAUGES.items():
-            yield self._gauge(f"query_cache_{name}", meaning, {"": getattr(stats, name)})
+            yield self._families.gauge(f"query_cache_{name}", meaning, getattr(stats, name))
         if isinstance(stats, SharedCacheStats):
             for name, meaning in SHARED_COUNTERS.items():
-                yield self._counter(f"query_cache_shared_{name}", meaning, getattr(stats, name))
+                yield self._families.counter(
+                    f"query_cache_shared_{name}", meaning, getattr(stats, name)
+                )
             meaning = "Parts of the shared cache that have not received a change of the store yet"
-            yield self._gauge("query_cache_shared_owed", meaning, {"": stats.owed})
+            yield self._families.gauge("query_cache_shared_owed", meaning, stats.owed)
         if stats.learning is not None:
-            yield from self._learning(stats.learning)
+            yield from learning_metrics(self._families, "query_cache_learning", stats.learning)
 
-    def _learning(self, report: ToleranceReport) -> Iterator[Metric]:
-        for name, meaning in LEARNING_COUNTERS.items():
-            yield self._counter(f"query_cache_learning_{name}", meaning, getattr(report, name))
-        for name, meaning in LEARNING_GAUGES.items():
-            yield self._gauge(f"query_cache_learning_{name}", meaning, {"": getattr(report, name)})
-        low, high = report.violation_rate
-        meaning = "Interval for the share of violations among the hits that were checked"
-        yield self._gauge(
-            "query_cache_learning_violation_rate", meaning, {"low": low, "high": high}
-        )
 
-    def _counter(self, name: str, meaning: str, value: float) -> Metric:
-        from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415 - an extra
+def learning_metrics(
+    families: MetricFamilies,
+    prefix: str,
+    report: ToleranceReport,
+    counters: Mapping[str, str] = LEARNING_COUNTERS,
+    gauges: Mapping[str, str] = LEARNING_GAUGES,
+) -> Iterator[Metric]:
+    """Yield the metrics of a tolerance that is learnt.
 
-        family = CounterMetricFamily(f"ragcache_{name}", meaning, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
-
-    def _gauge(self, name: str, meaning: str, values: Mapping[str, float]) -> Metric:
-        """Return a gauge; by ``bound`` where there are several values."""
-        from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - an extra
-
-        names = [*self._labels, *(["bound"] if len(values) > 1 else [])]
-        family = GaugeMetricFamily(f"ragcache_{name}", meaning, labels=names)
-        for bound, value in values.items():
-            family.add_metric([*self._labels.values(), bound][: len(names)], value)
-        return family
+    Args:
+        families: Makes metrics.
+        prefix: Beginning of their names, after ``ragcache_``.
+        report: What has been learnt.
+        counters: Names of the report's counts, and what they mean.
+        gauges: Names of its other values, and what they mean.
+    """
+    for name, meaning in counters.items():
+        yield families.counter(f"{prefix}_{name}", meaning, getattr(report, name))
+    for name, meaning in gauges.items():
+        yield families.gauge(f"{prefix}_{name}", meaning, getattr(report, name))
+    low, high = report.violation_rate
+    meaning = "Interval for the share of violations among the hits that were checked"
+    yield families.gauge(f"{prefix}_violation_rate", meaning, {"low": low, "high": high})
