@@ -4,9 +4,11 @@ from .core import AnswerCore, Near
 from .entries import CachedAnswer, Question, plain_question
 from .flow import AnswerFlow, Lookup, plain_answer, same_text, says_same
 from .knobs import AnswerKnobArguments, AnswerKnobs
+from .metrics import AnswerCacheCollector
 from .types import AnswerExplanation, AnswerStats, AnswerTrace
 
 __all__ = [
+    "AnswerCacheCollector",
     "AnswerCore",
     "AnswerExplanation",
     "AnswerFlow",

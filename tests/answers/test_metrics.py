@@ -1,0 +1,107 @@
+"""Prometheus metrics: read back through the text that a scrape gets."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import fields, replace
+
+import pytest
+from langchain_core.tools import tool
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ragcache_integrations.answers import AnswerCacheCollector, AnswerStats, metrics
+from ragcache_integrations.errors import MissingExtraError
+from ragcache_integrations.langchain import cached_tool
+from ragcache_integrations.query_cache.tolerance import ToleranceReport
+
+COUNTS = {field.name: number for number, field in enumerate(fields(AnswerStats), start=3)}
+STATS = AnswerStats(**COUNTS | {"tolerance": math.inf, "learning": None})  # type: ignore[arg-type] # numbers
+LEARNING = ToleranceReport(0.25, 0.95, 0.01, 0.9, (0.001, 0.02), 70, 60, 50, 4, ())
+
+
+class Source:
+    """Has :meth:`stats`, which is all that a source needs."""
+
+    def __init__(self, stats: AnswerStats) -> None:
+        self._stats = stats
+
+    def stats(self) -> AnswerStats:
+        return self._stats
+
+
+def scrape(*collectors: AnswerCacheCollector) -> dict[str, float]:
+    """``name{labels}`` to value, of one scrape."""
+    registry = CollectorRegistry()
+    for collector in collectors:
+        registry.register(collector)
+    return {
+        sample.name
+        + "".join(f"[{name}={value}]" for name, value in sorted(sample.labels.items())): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+    }
+
+
+def test_every_count_is_there_once_and_right() -> None:
+    scraped = scrape(AnswerCacheCollector(Source(STATS)))
+    expected = {f"ragcache_answer_cache_{name}_total": COUNTS[name] for name in metrics.COUNTERS}
+    expected |= {f"ragcache_answer_cache_{name}": getattr(STATS, name) for name in metrics.GAUGES}
+    assert scraped == expected
+    assert scraped["ragcache_answer_cache_tolerance"] == math.inf
+
+
+def test_what_was_learnt_is_there() -> None:
+    stats = replace(STATS, tolerance=0.25, learning=LEARNING)
+    scraped = scrape(AnswerCacheCollector(Source(stats)))
+    prefix = "ragcache_answer_cache_learning_"
+    assert {name: value for name, value in scraped.items() if name.startswith(prefix)} == {
+        f"{prefix}labels_total": 70,
+        f"{prefix}shadow_checks_total": 50,
+        f"{prefix}failures_total": 4,
+        f"{prefix}max_violation": 0.01,
+        f"{prefix}confidence": 0.9,
+        f"{prefix}violation_rate[bound=low]": 0.001,
+        f"{prefix}violation_rate[bound=high]": 0.02,
+    }
+
+
+def test_no_count_is_forgotten() -> None:
+    """A new field of the statistics must find its place among the metrics."""
+    names = {field.name for field in fields(AnswerStats)}
+    assert names - {*metrics.COUNTERS, *metrics.GAUGES} == {"learning"}
+    report = {field.name for field in fields(ToleranceReport)}
+    assert report - {*metrics.LEARNING_COUNTERS, *metrics.LEARNING_GAUGES} == {
+        "tolerance",  # the cache's
+        "target_recall",  # of documents
+        "violation_rate",  # by its bounds
+        "hits",  # the cache's, but for those in the same words
+        "history",  # what one scrape after another shows
+    }
+
+
+def test_a_cached_tool_and_two_in_one_registry() -> None:
+    @tool
+    def search(query: str) -> str:
+        """Search."""
+        return query
+
+    cached = cached_tool(search)
+    for _ in range(3):
+        cached.invoke({"query": "rome"})
+    scraped = scrape(
+        AnswerCacheCollector(cached, {"tool": "search"}),
+        AnswerCacheCollector(Source(STATS), {"tool": "other"}),
+    )
+    assert scraped["ragcache_answer_cache_hits_total[tool=search]"] == 2
+    assert scraped["ragcache_answer_cache_entries[tool=search]"] == 1
+    assert scraped["ragcache_answer_cache_hits_total[tool=other]"] == STATS.hits
+
+
+def test_what_brings_prometheus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MissingExtraError, match=r"ragcache-integrations\[prometheus\]"):
+        AnswerCacheCollector(Source(STATS))
