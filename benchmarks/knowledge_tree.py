@@ -266,6 +266,7 @@ def time_to_first_token(bench: Bench, requests: int, seeds: int, *, quick: bool)
             *([replace(base, long=False, top_k=k)] for k in (3, 5)),
             *([replace(base, share=share)] for share in (0.02, 0.10, 0.20)),
             *([replace(base, share=share, host_share=0)] for share in (0.05, 0.20)),
+            *([replace(base, top_k=1, share=share, host_share=0)] for share in (0.05, 0.10)),
         ]
     for group in groups:
         chosen = [

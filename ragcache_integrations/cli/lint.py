@@ -15,7 +15,6 @@ from typing import Any, TextIO
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.prompts.lint import (
     MIN_TOKENS,
-    PROVIDERS,
     CountTokens,
     LintReport,
     RequestLog,
@@ -30,6 +29,7 @@ from ragcache_integrations.prompts.lint import (
     read_requests,
     read_text,
 )
+from ragcache_integrations.prompts.provider_caches import PROVIDERS
 
 from .options import add_json
 

@@ -1,16 +1,9 @@
 """Prompts laid out so that their KV caches can be reused."""
 
 from .layout import Change, PromptLayout, PromptPart, anthropic_request, openai_request
-from .lint import (
-    PROVIDERS,
-    Finding,
-    LintReport,
-    ProviderCache,
-    ProviderCost,
-    lint_prompt,
-    provider_cost,
-)
+from .lint import Finding, LintReport, ProviderCost, lint_prompt, provider_cost
 from .plan import FlowPart, FlowStep, PrefixPlan, Traffic
+from .provider_caches import PROVIDERS, ProviderCache
 from .recognition import mark_documents, mark_prompt
 from .rendering import stable_json
 from .repeats import documents_once

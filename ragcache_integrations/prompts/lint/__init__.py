@@ -4,7 +4,7 @@ from .files import EntryLog, RequestLog, read_log, read_requests, read_text
 from .jinja import jinja_pieces
 from .lint import Finding, lint_prompt
 from .mustache import mustache_pieces
-from .providers import PROVIDERS, ProviderCache, ProviderCost, provider_cost
+from .providers import ProviderCost, provider_cost
 from .requests import recorded_requests
 from .rules import MIN_TOKENS, LintReport
 from .templates import Template, TemplatePiece, pieces_of
@@ -12,12 +12,10 @@ from .tokens import CountTokens, approximate_tokens
 
 __all__ = [
     "MIN_TOKENS",
-    "PROVIDERS",
     "CountTokens",
     "EntryLog",
     "Finding",
     "LintReport",
-    "ProviderCache",
     "ProviderCost",
     "RequestLog",
     "Template",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ragcache_integrations.core.checks import (
@@ -24,6 +24,7 @@ from ragcache_integrations.core.checks import (
 )
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
+from ragcache_integrations.prompts.provider_caches import DAY, ProviderCache
 
 from .reuse import Use, misses
 
@@ -117,10 +118,13 @@ class LayoutCost:
     Attributes:
         layout: One of :data:`LAYOUTS`.
         order: Names of the parts of each step's prompt, in order.
-        computed_tokens: Expected number of prompt tokens that a request computes in all steps.
+        computed_tokens: Expected number of prompt tokens that a request computes in all steps; with
+            a provider, that it does not read from the cache.
         prompt_tokens: Number of prompt tokens of a request.
         ttft: Expected seconds that the user waits for the prefills of all steps, including the time
-            in the queue after the other requests of a burst.
+            in the queue after the other requests of a burst; NaN with a provider, whose times are
+            not known.
+        cost_per_day: With a provider: the price of all prompts of a day; ``None`` without.
     """
 
     layout: str
@@ -128,13 +132,15 @@ class LayoutCost:
     computed_tokens: float
     prompt_tokens: int
     ttft: float
+    cost_per_day: float | None = None
 
 
 class PrefixPlan:
     """Chooses the layout of a flow's prompts.
 
     Of the layouts that meet the latency goal, it chooses the one that computes the fewest tokens;
-    if none meets it, the fastest. Ties go to the first of :data:`LAYOUTS`.
+    if none meets it, the fastest. With a provider of a hosted model, it chooses the cheapest. Ties
+    go to the first of :data:`LAYOUTS`.
 
     - ``system_first``: each step's instructions, then the parts of the request.
     - ``documents_first``: the parts of the request, then the instructions.
@@ -145,6 +151,8 @@ class PrefixPlan:
 
         plan = PrefixPlan(steps, Traffic(requests_per_second=0.2), ttft_goal=1.0)
         print(plan.choice, plan.reasons)
+        hosted = PrefixPlan(steps, traffic, provider=PROVIDERS["openai"], price=2.5)
+        print(hosted.costs[hosted.choice].cost_per_day)
 
     Args:
         steps: The steps of the flow, in order.
@@ -154,6 +162,9 @@ class PrefixPlan:
             as a measured :class:`~ragcache_integrations.knowledge_tree.PrefillCostModel`
             (``ragcache profile``). The default is that of a 7B model on a small GPU, whose seconds
             are not your machine's.
+        provider: The prompt cache of the provider that answers, such as ``PROVIDERS["openai"]``.
+            A prefix is kept for as long as it says, instead of the traffic's ``kv_lifetime``.
+        price: With a provider: of a million tokens of input.
 
     Attributes:
         costs: The cost of each layout, by its name.
@@ -171,12 +182,16 @@ class PrefixPlan:
         *,
         ttft_goal: float | None = None,
         prefill: PrefillSeconds | None = None,
+        provider: ProviderCache | None = None,
+        price: float | None = None,
     ) -> None:
         self._steps = tuple(steps)
         self._traffic = traffic
         self._goal = ttft_goal
         self._prefill = prefill or PrefillCostModel.default()
+        self._provider, self._price = provider, price
         self._check()
+        self._check_provider(timed=prefill is not None)
         self.costs = {layout: self._cost(layout) for layout in LAYOUTS}
         self.choice = self._choose()
         self.reasons = self._explain()
@@ -200,6 +215,18 @@ class PrefixPlan:
         check_type("traffic", self._traffic, Traffic, "a Traffic")
         check_seconds("ttft_goal", self._goal)
 
+    def _check_provider(self, *, timed: bool) -> None:
+        check_type("provider", self._provider, ProviderCache | None, "a ProviderCache")
+        if (self._provider is None) != (self._price is None):
+            msg = "provider and price go together: what its prompts cost depends on both"
+            raise ConfigurationError(msg)
+        if self._provider is None:
+            return
+        check_number("price", self._price, 0)
+        if timed or self._goal is not None:
+            msg = "ttft_goal and prefill are for your own servers: no provider publishes its times"
+            raise ConfigurationError(msg)
+
     def _order(self, layout: str, step: FlowStep) -> tuple[FlowPart, ...]:
         """The parts of a step's prompt in order; those that more steps share come first."""
         sharing = {
@@ -222,12 +249,19 @@ class PrefixPlan:
     def _cost(self, layout: str) -> LayoutCost:
         orders = {step.name: self._order(layout, step) for step in self._steps}
         uses = list(self._uses(orders))
+        lifetime = self._traffic.kv_lifetime
         first_misses, later_misses = misses(
             uses,
             rate=self._traffic.requests_per_second / self._traffic.concurrency,
-            lifetime=self._traffic.kv_lifetime,
+            lifetime=lifetime if self._provider is None else self._provider.lifetime,
             even=not self._traffic.shared_server,
         )
+        names = {name: tuple(part.name for part in parts) for name, parts in orders.items()}
+        whole = sum(use.tokens for use in uses)
+        if self._provider is not None:
+            return self._hosted_cost(
+                LayoutCost(layout, names, 0.0, whole, math.nan), uses, first_misses, later_misses
+            )
         # The first request of a burst may find nothing cached; the others find what it computed.
         burst = self._traffic.concurrency
         computed = ttft = 0.0
@@ -235,15 +269,41 @@ class PrefixPlan:
             numbers = [i for i, use in enumerate(uses) if use.step == step.name]
             first = sum(uses[i].tokens * first_misses[i] for i in numbers)
             later = sum(uses[i].tokens * later_misses[i] for i in numbers)
-            whole = sum(uses[i].tokens for i in numbers)
+            prompt = sum(uses[i].tokens for i in numbers)
             computed += (first + (burst - 1) * later) / burst
-            ttft += self._seconds(whole, first)
+            ttft += self._seconds(prompt, first)
             # Request p of a burst waits for the first one and p - 1 others like itself: the mean
             # over p = 0 .. burst - 1 is (burst - 1) / 2.
-            ttft += self._seconds(whole, later) * (burst - 1) / 2 if burst > 1 else 0.0
-        names = {name: tuple(part.name for part in parts) for name, parts in orders.items()}
-        whole = sum(use.tokens for use in uses)
+            ttft += self._seconds(prompt, later) * (burst - 1) / 2 if burst > 1 else 0.0
         return LayoutCost(layout, names, computed, whole, ttft)
+
+    def _hosted_cost(
+        self,
+        cost: LayoutCost,
+        uses: Sequence[Use],
+        first_misses: Sequence[float],
+        later_misses: Sequence[float],
+    ) -> LayoutCost:
+        """What a layout costs at a provider, which caches prefixes in steps from a least length."""
+        provider, price, traffic = self._provider, self._price, self._traffic
+        assert provider is not None  # noqa: S101 - for type checkers: called with one only
+        assert price is not None  # noqa: S101 - checked together with the provider
+        cached = billed = 0.0
+        for step in self._steps:
+            numbers = [i for i, use in enumerate(uses) if use.step == step.name]
+            prompt = sum(uses[i].tokens for i in numbers)
+            for chances, weight in (
+                (first_misses, 1 / traffic.concurrency),
+                (later_misses, 1 - 1 / traffic.concurrency),
+            ):
+                read = _expected_read([(uses[i].tokens, 1 - chances[i]) for i in numbers], provider)
+                cached += weight * read
+                billed += weight * provider.billed(prompt, read)
+        return replace(
+            cost,
+            computed_tokens=cost.prompt_tokens - cached,
+            cost_per_day=billed * price / 1e6 * traffic.requests_per_second * DAY,
+        )
 
     def _uses(self, orders: Mapping[str, tuple[FlowPart, ...]]) -> list[Use]:
         uses, time = [], 0.0
@@ -263,6 +323,8 @@ class PrefixPlan:
 
     def _choose(self) -> str:
         costs = self.costs.values()
+        if self._provider is not None:
+            return min(costs, key=lambda cost: cost.cost_per_day or 0.0).layout
         fast = [cost for cost in costs if self._goal is None or cost.ttft <= self._goal]
         if fast:
             return min(fast, key=lambda cost: (cost.computed_tokens, cost.ttft)).layout
@@ -279,25 +341,28 @@ class PrefixPlan:
         )
         request = sum(part.tokens for part in parts if part.changes == "request")
         apart = traffic.concurrency / traffic.requests_per_second
-        place = "shared with others" if traffic.shared_server else "for this flow only"
         lines = [
             f"Take {self.choice}.",
             (
                 f"The flow's {len(self._steps)} steps have {fixed} tokens of instructions, "
                 f"{common} of them in all steps, and {request} tokens of the request."
             ),
-            (
-                f"Requests come {traffic.concurrency} at a time, every {apart:.3g} s, and a KV "
-                f"cache survives {traffic.kv_lifetime:.3g} s on a server {place}."
-            ),
+            f"Requests come {traffic.concurrency} at a time, every {apart:.3g} s, {self._place()}.",
         ]
         for cost in self.costs.values():
             share = cost.computed_tokens / max(1, cost.prompt_tokens)
+            price = (
+                f"TTFT {cost.ttft:.3g} s"
+                if cost.cost_per_day is None
+                else f"{cost.cost_per_day:.2f} a day"
+            )
             lines.append(
                 f"{cost.layout}: computes {cost.computed_tokens:.0f} of {cost.prompt_tokens} prompt"
-                f" tokens a request ({share:.0%}), TTFT {cost.ttft:.3g} s."
+                f" tokens a request ({share:.0%}), {price}."
             )
-        if self._goal is None:
+        if self._provider is not None:
+            lines.append(f"{self.choice} is the cheapest.")
+        elif self._goal is None:
             lines.append(f"{self.choice} computes the fewest tokens.")
         elif chosen.ttft > self._goal:
             lines.append(f"None meets the goal of {self._goal:.3g} s; {self.choice} comes closest.")
@@ -308,5 +373,31 @@ class PrefixPlan:
             )
         return "\n".join(lines)
 
+    def _place(self) -> str:
+        if self._provider is not None:
+            cache = self._provider
+            return (
+                f"and {cache.name} keeps prefixes of at least {cache.min_tokens} tokens for "
+                f"{cache.lifetime:.3g} s"
+            )
+        place = "shared with others" if self._traffic.shared_server else "for this flow only"
+        return f"and a KV cache survives {self._traffic.kv_lifetime:.3g} s on a server {place}"
+
     def __str__(self) -> str:
         return self.reasons
+
+
+def _expected_read(parts: Sequence[tuple[int, float]], provider: ProviderCache) -> float:
+    """Expected tokens of a prompt that are read from the cache.
+
+    Args:
+        parts: Length of each part of the prompt, and how likely it is cached with all before it.
+        provider: The cache.
+    """
+    read, length = 0.0, 0
+    for number, (tokens, chance) in enumerate(parts):
+        length += tokens
+        longer = parts[number + 1][1] if number + 1 < len(parts) else 0.0
+        # That the cached prefix ends here, of all places.
+        read += max(0.0, chance - longer) * provider.cached(length)
+    return read

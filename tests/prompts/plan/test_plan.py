@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.lint import provider_cost, recorded_requests
 from ragcache_integrations.prompts.plan.plan import (
     LAYOUTS,
     FlowPart,
@@ -20,6 +21,7 @@ from ragcache_integrations.prompts.plan.plan import (
     PrefixPlan,
     Traffic,
 )
+from ragcache_integrations.prompts.provider_caches import DAY, PROVIDERS, ProviderCache
 from tests.support.sizes import examples
 
 CHECK, ANSWER = FlowPart("check", 700, "never"), FlowPart("answer", 300, "never")
@@ -202,9 +204,95 @@ def test_who_comes_in_a_burst_waits_for_the_others() -> None:
         assert cost.ttft == pytest.approx(2.0 * (burst + 1) / 2)
 
 
+PROVIDER = ProviderCache(
+    name="a provider", min_tokens=1024, step=128, lifetime=300, read_price=0.1, write_price=1.25
+)
+
+
+def test_a_provider_is_paid_for_what_its_cache_does_not_hold() -> None:
+    system = FlowPart("system", 1500, "never")
+    steps = [FlowStep("answer", (system, DOCUMENTS))]
+    plan = PrefixPlan(steps, Traffic(requests_per_second=0.1), provider=PROVIDER, price=2.0)
+    cost = plan.costs["system_first"]
+    read = 1024 + 3 * 128  # of 1,500 tokens, in whole steps
+    assert cost.computed_tokens == pytest.approx(3500 - read)
+    assert cost.cost_per_day == pytest.approx(
+        (0.1 * read + 1.25 * (3500 - read)) * 2.0 / 1e6 * 8640
+    )
+    assert math.isnan(cost.ttft)
+    assert plan.choice == "system_first"
+    assert "a provider keeps prefixes of at least 1024 tokens for 300 s" in plan.reasons
+    assert "is the cheapest" in plan.reasons
+
+
+def test_a_provider_says_how_long_a_prefix_is_kept() -> None:
+    steps = [FlowStep("answer", (FlowPart("system", 1500, "never"), DOCUMENTS))]
+    traffic = Traffic(requests_per_second=1 / 400, kv_lifetime=math.inf)
+    plan = PrefixPlan(steps, traffic, provider=PROVIDER, price=2.0)
+    assert plan.costs["system_first"].computed_tokens == 3500
+
+
+def test_what_is_below_the_least_length_is_neither_cached_nor_written() -> None:
+    steps = [FlowStep("answer", (FlowPart("system", 900, "never"), QUERY))]
+    plan = PrefixPlan(steps, Traffic(requests_per_second=1), provider=PROVIDER, price=1e6)
+    assert plan.costs["system_first"].cost_per_day == pytest.approx(930 * DAY)
+
+
+@examples(60)
+@given(
+    st.integers(0, 2500), st.integers(0, 3000), st.sampled_from(["openai", "anthropic"]), st.data()
+)
+def test_a_plan_costs_what_recorded_requests_of_it_cost(
+    fixed: int, changing: int, name: str, data: st.DataObject
+) -> None:
+    provider, gap = PROVIDERS[name], data.draw(st.sampled_from([100, 299, 301]))
+    parts = (FlowPart("system", fixed, "never"), FlowPart("rest", changing + 1, "request"))
+    traffic = Traffic(requests_per_second=1 / gap)
+    plan = PrefixPlan([FlowStep("answer", parts)], traffic, provider=provider, price=3.0)
+    system = "s " * fixed
+    requests = [
+        request
+        for number in range(2000 // gap)
+        for request in recorded_requests(system + f"{chr(65 + number)} " * (changing + 1))
+    ]
+
+    def counted(requests: list[Any]) -> float:
+        found = provider_cost(
+            requests,
+            provider,
+            requests_per_day=DAY / gap,
+            price=3.0,
+            count_tokens=lambda text: len(text.split()),
+        )
+        return found.cost_per_day * len(requests)
+
+    # The first request finds nothing.
+    recorded = (counted(requests) - counted(requests[:1])) / (len(requests) - 1)
+    cost = plan.costs["system_first"].cost_per_day
+    assert cost == pytest.approx(recorded)
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
+        (
+            lambda: PrefixPlan(flow(), Traffic(requests_per_second=1), provider=PROVIDER),
+            "provider and price go together",
+        ),
+        (
+            lambda: PrefixPlan(flow(), Traffic(requests_per_second=1), price=1.0),
+            "provider and price go together",
+        ),
+        (
+            lambda: PrefixPlan(
+                flow(),
+                Traffic(requests_per_second=1),
+                provider=PROVIDER,
+                price=1.0,
+                ttft_goal=1.0,
+            ),
+            "no provider publishes its times",
+        ),
         (lambda: FlowPart("", 1, "never"), "name must be a non-empty string"),
         (lambda: FlowPart("a", -1, "never"), "tokens must be a whole number"),
         (lambda: FlowPart("a", 1, "often"), "changes must be one of never, request, step"),  # type: ignore[arg-type] # on purpose
