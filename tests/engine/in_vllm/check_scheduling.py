@@ -78,6 +78,39 @@ def test_random_traffic_with_windows_reads_what_it_should_and_loses_nothing(
         assert total[what], f"too few {what} to have tried them"
 
 
+@pytest.mark.usefixtures("runner")
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_random_traffic_with_steps_reads_what_it_should_and_loses_nothing(
+    asynchronous: bool,
+) -> None:
+    total: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        traffic = Traffic(seed, asynchronous=asynchronous, steps=True)
+        stats = traffic.run()
+        total.update(ahead=len(traffic.engine.ahead), aborts=traffic.aborts, resets=traffic.resets)
+        total.update(swap_ins=stats.swap_ins, hit=stats.documents_hit_gpu)
+    for what in ("ahead", "aborts", "swap_ins", "hit"):
+        assert total[what] >= 20, f"too few {what} to have tried them"
+    assert total["resets"] >= 10
+
+
+def test_a_step_that_waits_while_the_cache_is_emptied_is_learnt_once() -> None:
+    engine = Engine(Case(gpu_blocks=60))
+    for question in (1, 2):
+        engine.ask([*DOCUMENT, *[question] * 8], step="a")
+    waiting = engine.add([*DOCUMENT, *[3] * 8], step="a", next_steps=[("a", 2)])
+    assert engine.scheduler.reset_prefix_cache()
+    assert engine.documents._steps._steps["", "a"].begins == 2, "not all of its own prompt"
+    assert engine.documents.tree.hints.steps(("", "a")) == 2, "with its new path"
+    engine.run()
+    assert waiting.is_finished()
+    assert engine.scheduler.reset_prefix_cache()
+    assert len(engine.documents.tree.hints) == 0, "nobody waits who could say it again"
+    assert list(engine.documents.tree.nodes()) == []
+    assert cached_blocks(engine, engine.ask([*DOCUMENT, 5], max_tokens=1)) == 2
+    check_at_rest(engine)
+
+
 def documents_found(case: Case, *, exponent: float, drift: bool) -> float:
     """The share of documents that a stream of requests finds whole."""
     dice = random.Random(5)

@@ -27,7 +27,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-from ragcache_integrations.core.prompt import extra_args_from_spans
+from ragcache_integrations.core.prompt import extra_args_from_spans, extra_args_from_steps
 from ragcache_integrations.engine.in_vllm.driver import connector_config
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
 from ragcache_integrations.engine.in_vllm.scheduler import scheduler_class
@@ -162,6 +162,8 @@ class Engine:
         """Those that have not ended."""
         self.ended: list[Request] = []
         """Those that have."""
+        self.ahead: set[str] = set()
+        """Those that computed for later, which nobody has submitted."""
         self.content: dict[bytes, Content] = {}
         """What a block with this hash holds, if all is well."""
         self.before: dict[bytes, bytes | None] = {}
@@ -192,14 +194,16 @@ class Engine:
         salt: str = "",
         max_tokens: int = 20,
         grammar: bool = False,
+        step: str = "",
+        next_steps: Sequence[tuple[str, int]] = (),
         **options: Any,
     ) -> Request:
         """Make a request. One with a grammar has to wait for :meth:`grammar_ready`."""
         if grammar:
             options["structured_outputs"] = StructuredOutputsParams(regex=".*")
-        sampling = SamplingParams(
-            max_tokens=max_tokens, extra_args=extra_args_from_spans(documents) or None, **options
-        )
+        arguments = extra_args_from_spans(documents)
+        arguments |= extra_args_from_steps(step, tuple(next_steps))
+        sampling = SamplingParams(max_tokens=max_tokens, extra_args=arguments or None, **options)
         sampling.update_from_generation_config({}, END)
         request = Request(
             str(next(self._numbers)),
@@ -239,6 +243,9 @@ class Engine:
         in_flight = IN_FLIGHT if self.case.asynchronous else 1
         if self.scheduler.has_requests():
             plan = self.scheduler.schedule()
+            for request_id in self.scheduler.requests.keys() - self.requests.keys():
+                self.ahead.add(request_id)
+                self._salts[request_id] = self.scheduler.requests[request_id].cache_salt or ""
             self._note_contents()
             self._computed.append((plan, self.worker.execute(plan, self._salts)))
             if len(self._computed) < in_flight and plan.total_num_scheduled_tokens:

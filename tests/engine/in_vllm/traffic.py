@@ -83,6 +83,7 @@ class Traffic:
         drafts: int = 0,
         specs: Specs | None = None,
         drafting: int | None = None,
+        steps: bool = False,
     ) -> None:
         self._dice = random.Random(seed)
         case = make_case(self._dice, asynchronous=asynchronous, drafts=drafts)
@@ -91,6 +92,7 @@ class Traffic:
             case = replace(case, specs=specs, gpu_blocks=gpu, host_blocks=host, drafting=drafting)
         self.engine = Engine(case, seed)
         self._texts = make_texts(self._dice)
+        self._has_steps = steps
         self.aborts = self.resets = 0
 
     def run(self) -> TreeStats:
@@ -113,7 +115,16 @@ class Traffic:
     def _ask(self) -> None:
         dice, texts, case = self._dice, self._texts, self.engine.case
         tokens, spans = list(texts.system), []
-        for name in dice.sample(sorted(texts.documents), dice.randint(0, 3)):
+        known = sorted(texts.documents)
+        chosen = dice.sample(known, dice.randint(0, 3))
+        workflow: dict[str, Any] = {}
+        if self._has_steps and dice.random() < 0.6:
+            number = dice.randrange(3)
+            chosen = known[number : number + dice.randint(0, 2)]
+            others = dice.sample(["0", "1", "2", "unknown"], dice.randint(0, 3))
+            coming = [(name, dice.randint(1, 3)) for name in others]
+            workflow = {"step": str(number), "next_steps": coming}
+        for name in chosen:
             text = texts.documents[name]
             spans.append((name, len(tokens), len(tokens) + len(text)))
             tokens += text
@@ -126,6 +137,7 @@ class Traffic:
                 salt=dice.choice(["", "", "", "tenant"]),
                 max_tokens=dice.choice([1, 3, 20]),
                 **kind,
+                **workflow,
             )
 
     def _compile(self) -> None:
