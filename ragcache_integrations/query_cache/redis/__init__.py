@@ -6,14 +6,21 @@ from .cache import (
     RedisServer,
     SharedCacheStats,
 )
+from .debts import Debts
+from .link import Link, UnreachableError
+from .scripts import Script
 from .server import as_server
 from .settings import shared_settings
 
 __all__ = [
+    "Debts",
     "DocumentSource",
+    "Link",
     "RedisQueryCache",
     "RedisServer",
+    "Script",
     "SharedCacheStats",
+    "UnreachableError",
     "as_server",
     "shared_settings",
 ]

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable
 
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 
-from .link import Link, UnreachableError
-from .requests import Request
+from .link import Link, ScriptCall, UnreachableError
 
 __all__ = ["Debts"]
 
@@ -30,7 +29,7 @@ class Debts:
         clearing: Makes the request that clears a shard.
     """
 
-    def __init__(self, link: Link, clearing: Callable[[int], Request]) -> None:
+    def __init__(self, link: Link, clearing: Callable[[int], ScriptCall]) -> None:
         self._link = link
         self._clearing = clearing
         self._lock = make_lock()
@@ -62,7 +61,7 @@ class Debts:
         try:
             thread.start()
         except RuntimeError as error:  # as where there are too many threads
-            logger.warning("Changes of the store cannot be sent to Redis yet: %s", error)
+            logger.warning("What Redis has to forget cannot be sent to it yet: %s", error)
         else:
             self._thread = thread
 
@@ -76,7 +75,8 @@ class Debts:
         self._closed.clear()
         if self._owed:
             logger.warning(
-                "The shared query cache at %s did not receive changes of the store",
+                "The shared %s at %s did not receive changes, and holds what is out of date",
+                self._link.what,
                 self._link.server.where,
             )
 

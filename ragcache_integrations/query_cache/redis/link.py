@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
@@ -18,10 +18,10 @@ from .bounds import (
     bounded_pool,
 )
 from .breaker import Breaker
-from .requests import Request
+from .scripts import Script
 from .server import RedisServer
 
-__all__ = ["Link", "UnreachableError"]
+__all__ = ["Link", "ScriptCall", "UnreachableError"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,18 @@ _KINDS = {
     "rediss": "SSLConnection",
     "unix": "UnixDomainSocketConnection",
 }
+
+
+class ScriptCall(Protocol):
+    """A call of a script."""
+
+    @property
+    def script(self) -> Script:
+        """The script to run."""
+
+    @property
+    def counted_arguments(self) -> list[str | bytes | int]:
+        """Number of the keys, the keys and the arguments, as Redis reads them."""
 
 
 class UnreachableError(Exception):
@@ -57,14 +69,23 @@ class Link:
 
     Args:
         server: Where Redis is, and how long to wait for it.
+        what: What is kept there, for messages.
+        instead: What happens without it, for messages.
 
     Raises:
         MissingExtraError: redis-py is not installed.
     """
 
-    def __init__(self, server: RedisServer) -> None:
-        self._redis = require("redis", feature="A shared query cache", extra="redis")
+    def __init__(
+        self,
+        server: RedisServer,
+        what: str = "query cache",
+        instead: str = "questions are searched for without it",
+    ) -> None:
+        self._redis = require("redis", feature=f"A shared {what}", extra="redis")
         self.server = server
+        self.what = what
+        self._instead = instead
         self._breaker = Breaker(server.failures, server.retry_after)
         self._lock = make_lock()
         self._clients: dict[float, Any] = {}
@@ -87,7 +108,7 @@ class Link:
         timeout = self.server.change_timeout if patient else self.server.timeout
         return Budget(self.server.connect_timeout + timeout, patient=patient)
 
-    def call(self, request: Request, budget: Budget) -> Any:
+    def call(self, request: ScriptCall, budget: Budget) -> Any:
         """Send a request; return the reply.
 
         Args:
@@ -112,7 +133,7 @@ class Link:
         self._note_success()
         return reply
 
-    async def acall(self, request: Request, budget: Budget) -> Any:
+    async def acall(self, request: ScriptCall, budget: Budget) -> Any:
         """Async version of :meth:`call`."""
         self._check(budget)
         script, arguments = request.script, request.counted_arguments
@@ -157,18 +178,19 @@ class Link:
         reason = server.without_secrets(f"{type(error).__name__}: {error}")
         if opened:
             logger.warning(
-                "The shared query cache at %s fails, and questions are searched for without it. "
-                "It is tried again every %g s: %s",
+                "The shared %s at %s fails, and %s. It is tried again every %g s: %s",
+                self.what,
                 server.where,
+                self._instead,
                 server.retry_after,
                 reason,
             )
         else:
-            logger.debug("The shared query cache at %s failed: %s", server.where, reason)
+            logger.debug("The shared %s at %s failed: %s", self.what, server.where, reason)
 
     def _note_success(self) -> None:
         if self._breaker.succeed():
-            logger.info("The shared query cache at %s answers again", self.server.where)
+            logger.info("The shared %s at %s answers again", self.what, self.server.where)
 
     def _client(self, budget: Budget) -> Any:
         timeout = self._timeout(budget)

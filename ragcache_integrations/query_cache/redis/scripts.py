@@ -32,6 +32,11 @@ class Script:
     text: str
     sha: str
 
+    @classmethod
+    def of(cls, text: str) -> Script:
+        """Return a text as a script."""
+        return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
 
 _COMMON = """
 local function keep(count)
@@ -82,7 +87,7 @@ def _script(body: str) -> Script:
     text = _COMMON + body
     for name, number in _NUMBERS.items():
         text = text.replace(name, str(number))
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return Script.of(text)
 
 
 # KEYS: the shard's, buckets to read, buckets to note something in.
