@@ -118,9 +118,9 @@ IMMEDIATE = {
     },
     RelevanceCheck: set(),
     # Checks run in the background of either.
-    AnswerFlow: {"warn", "keep", "keep_copy", "leave_out", "check"},
-    AnswerCache: {"stats", "clear", "forget"},
-    AnswerCacheEngine: {"stats", "clear", "forget"},
+    AnswerFlow: {"warn", "leave_out", "check", "check_unshared", "stats"},
+    AnswerCache: {"stats"},
+    AnswerCacheEngine: {"stats"},
     ChatRAGCache: {"get_token_ids", "get_num_tokens", "with_structured_output", "bind_tools"},
     LangChainLLM: {"get_token_ids", "get_num_tokens"},
     LlamaIndexLLM: {"to_payload", "get_tool_calls_from_response"},

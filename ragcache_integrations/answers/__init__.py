@@ -5,7 +5,7 @@ from .entries import CachedAnswer, Question, plain_question
 from .flow import AnswerFlow, Lookup, plain_answer, same_text, says_same
 from .knobs import AnswerKnobArguments, AnswerKnobs
 from .metrics import AnswerCacheCollector
-from .types import AnswerExplanation, AnswerStats, AnswerTrace
+from .types import AnswerExplanation, AnswerStats, AnswerTrace, SharedAnswerStats
 
 __all__ = [
     "AnswerCacheCollector",
@@ -20,6 +20,7 @@ __all__ = [
     "Lookup",
     "Near",
     "Question",
+    "SharedAnswerStats",
     "plain_answer",
     "plain_question",
     "same_text",

@@ -30,14 +30,24 @@ class AnswerControls:
 
     def stats(self) -> AnswerStats:
         """Return what was done so far. Touches memory alone."""
-        return self._flow.core.stats()
+        return self._flow.stats()
 
     def clear(self) -> None:
-        """Forget all answers. What has been learnt of the tolerance is kept."""
-        self._flow.core.clear()
+        """Forget all answers. What has been learnt of the tolerance is kept.
+
+        With ``cache`` all processes forget them, as soon as Redis can be reached.
+        """
+        self._flow.clear()
+
+    async def aclear(self) -> None:
+        """Async version of :meth:`clear`."""
+        await self._flow.aclear()
 
     def forget(self, ids: Collection[str] | None = None, *, namespace: str | None = None) -> int:
         """Forget the answers for which everything given holds; return how many.
+
+        With ``cache`` all processes forget more: all answers of the namespace with any
+        documents, or all answers if none is named. Counted are those that this process fetched.
 
         Args:
             ids: They come from one of these documents. One without an id has the hash of its text.
@@ -46,7 +56,13 @@ class AnswerControls:
         Raises:
             ConfigurationError: ``ids`` is a single text.
         """
-        return self._flow.core.forget(namespace=namespace, ids=ids)
+        return self._flow.forget(ids, namespace)
+
+    async def aforget(
+        self, ids: Collection[str] | None = None, *, namespace: str | None = None
+    ) -> int:
+        """Async version of :meth:`forget`."""
+        return await self._flow.aforget(ids, namespace)
 
     def save(self, path: str | os.PathLike[str], *, tag: str) -> int:
         """Write the answers, and what has been learnt of the tolerance, to a file.
@@ -66,9 +82,10 @@ class AnswerControls:
             How many answers were written.
 
         Raises:
-            ConfigurationError: An argument can't be used.
+            ConfigurationError: An argument can't be used, or answers are shared (``cache``).
             OSError: The file can't be written. It is as it was.
         """
+        self._flow.check_unshared("save")
         return save_answers(self._flow.core, path, self._codec(), tag, self._watch.version())
 
     async def asave(self, path: str | os.PathLike[str], *, tag: str) -> int:
@@ -94,9 +111,10 @@ class AnswerControls:
         Raises:
             CacheFileError: The file is damaged, no such file, too large, or was saved with another
                 tag. The cache is as it was.
-            ConfigurationError: An argument can't be used.
+            ConfigurationError: An argument can't be used, or answers are shared (``cache``).
             OSError: The file can't be read.
         """
+        self._flow.check_unshared("load")
         return load_answers(self._flow.core, path, self._codec(), tag, self._watch.version())
 
     async def aload(self, path: str | os.PathLike[str], *, tag: str) -> int:

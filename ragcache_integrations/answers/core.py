@@ -76,6 +76,9 @@ class Held(Generic[A]):
     learning: dict[str, Any] | None
 
 
+Counted = Literal[
+    "lookups", "checks", "failed_checks", "insertions", "evictions", "expired", "unkept"
+]
 _COUNTED = (
     *("lookups", "hits", "same_words", "checks", "wrong", "failed_checks"),
     *("insertions", "evictions", "expired", "unkept"),
@@ -99,10 +102,13 @@ class AnswerCore(Generic[A]):
     Args:
         knobs: The settings.
         clock: Returns seconds that never go back.
+
+    Attributes:
+        knobs: The settings.
     """
 
     def __init__(self, knobs: AnswerKnobs, clock: Callable[[], float] = time.monotonic) -> None:
-        self._knobs = knobs
+        self.knobs = knobs
         self._clock = clock
         self._lock = make_lock()
         self._order: Memo[CachedAnswer[A], None] = Memo(knobs.capacity)
@@ -121,22 +127,12 @@ class AnswerCore(Generic[A]):
             )
 
     @property
-    def capacity(self) -> int:
-        """The most answers that there can be."""
-        return self._knobs.capacity
-
-    @property
-    def ends(self) -> bool:
-        """Whether answers have a time to live."""
-        return self._knobs.ttl is not None
-
-    @property
     def tolerance(self) -> float:
         """The largest distance at which an answer is served, now."""
         if self._adaptive is not None:
             return self._adaptive.value
-        assert self._knobs.tolerance != "auto"  # noqa: S101 - there is an adaptive one then
-        return self._knobs.tolerance
+        assert self.knobs.tolerance != "auto"  # noqa: S101 - there is an adaptive one then
+        return self.knobs.tolerance
 
     @property
     def farthest(self) -> float:
@@ -145,7 +141,7 @@ class AnswerCore(Generic[A]):
 
     def find(self, question: Question) -> CachedAnswer[A] | None:
         """Return the answer to the same words; counts as a lookup."""
-        words, key = self._key(question)
+        words, key = self._keys(question)
         with self._lock:
             self._counts["lookups"] += 1
             group = self._live(key)
@@ -165,7 +161,7 @@ class AnswerCore(Generic[A]):
         Returns:
             ``None`` where there is no entry of its key.
         """
-        _, key = self._key(question)
+        key = self.key_of(question)
         unit = unit_vector(embedding)
         with self._lock:
             group = self._live(key)
@@ -206,25 +202,50 @@ class AnswerCore(Generic[A]):
                 words count.
             answer: The answer. It must not be changed afterwards.
         """
-        words, key = self._key(question)
+        words, key = self._keys(question)
         unit = None if embedding is None else unit_vector(embedding)
         entry = CachedAnswer(question, answer, unit, self._clock(), key)
         with self._lock:
-            group = self._groups.setdefault(key, Group())
-            before = group.remove(words)
+            group = self._groups.get(key)
+            before = None if group is None else group.entries.get(words)
             if before is not None:
                 entry.cap = before.cap
-                self._order.pop(before, None)
-            group.add(words, entry)
-            evicted = self._order.put(entry, None)
-            self._counts.update(insertions=1, evictions=len(evicted))
-            for other, _ in evicted:
-                self._remove(other)
+            self._counts.update(insertions=1, evictions=self._put(words, entry))
 
-    def count(self, what: Literal["checks", "failed_checks", "unkept"]) -> None:
+    def adopt(
+        self, question: Question, answers: Iterable[tuple[Record[A], float, float]], *, whole: bool
+    ) -> None:
+        """Take over answers of a question's key that are kept elsewhere. Nothing is counted.
+
+        Args:
+            question: The question.
+            answers: Answers, all of them of its key, with their ages in seconds and their caps.
+            whole: Whether there are no others: what is here of that key is forgotten then.
+                Otherwise there are none to the question's own words but these.
+        """
+        key, now = self.key_of(question), self._clock()
+        with self._lock:
+            before = self._groups.get(key, Group[A]()).entries
+            caps = {words: entry.cap for words, entry in before.items()}
+            for words in list(before) if whole else [words_of(question)]:
+                if words in before:
+                    self._order.pop(before[words], None)
+                    self._remove(before[words])
+            # Groups have the oldest first.
+            for record, age, cap in sorted(answers, key=lambda answer: -answer[1]):
+                words = words_of(record.question)
+                lower = min(cap, caps.get(words, math.inf))
+                self._put(
+                    words,
+                    CachedAnswer(
+                        record.question, record.answer, record.embedding, now - age, key, lower
+                    ),
+                )
+
+    def count(self, what: Counted, by: int = 1) -> None:
         """Count something that the owner did."""
         with self._lock:
-            self._counts[what] += 1
+            self._counts[what] += by
 
     def age(self, entry: CachedAnswer[A]) -> float:
         """Return the seconds since an answer was put in."""
@@ -244,7 +265,7 @@ class AnswerCore(Generic[A]):
     def learning_settings(self) -> dict[str, Any]:
         """Return what must agree for a learnt tolerance to be used by another cache."""
         names = ("tolerance", "error", "confidence", "start_tolerance", "largest_tolerance")
-        return {name: getattr(self._knobs, name) for name in (*names, "check_rate", "guard")}
+        return {name: getattr(self.knobs, name) for name in (*names, "check_rate", "guard")}
 
     def restore(
         self, answers: Iterable[tuple[Record[A], float, float]], learning: Mapping[str, Any] | None
@@ -260,11 +281,11 @@ class AnswerCore(Generic[A]):
         Raises:
             ConfigurationError: ``learning`` is no such state. Nothing is changed then.
         """
-        now, ttl = self._clock(), math.inf if self._knobs.ttl is None else self._knobs.ttl
+        now, ttl = self._clock(), math.inf if self.knobs.ttl is None else self.knobs.ttl
         entries: dict[tuple[str, Hashable], CachedAnswer[A]] = {}
         for record, age, cap in answers:
             if age <= ttl:
-                words, key = self._key(record.question)
+                words, key = self._keys(record.question)
                 entries.pop((words, key), None)  # the later one is in its place, as for insert
                 entries[words, key] = CachedAnswer(
                     record.question, record.answer, record.embedding, now - age, key, cap
@@ -273,7 +294,7 @@ class AnswerCore(Generic[A]):
         # Groups have the oldest first.
         for (words, key), entry in sorted(entries.items(), key=lambda item: item[1].since):
             groups.setdefault(key, Group()).add(words, entry)
-        order: Memo[CachedAnswer[A], None] = Memo(self._knobs.capacity)
+        order: Memo[CachedAnswer[A], None] = Memo(self.knobs.capacity)
         for entry in entries.values():
             order.put(entry, None)
         adaptive = self._adaptive
@@ -318,7 +339,7 @@ class AnswerCore(Generic[A]):
 
     def explain(self, question: Question, embedding: Vector | None) -> AnswerExplanation:
         """Explain why a question would be served an answer, or not. Nothing is counted."""
-        words, key = self._key(question)
+        words, key = self._keys(question)
         unit = None if embedding is None else unit_vector(embedding)
         tolerance = 0.0 if embedding is None else self.tolerance
         with self._lock:
@@ -348,7 +369,7 @@ class AnswerCore(Generic[A]):
             shared = len(entry.question.documents & question.documents)
             reason += f", but shares {shared} of its {len(question.documents)} documents"
         difference = question_difference(question.whole, entry.question.whole)
-        if self._knobs.guard and difference is not None:
+        if self.knobs.guard and difference is not None:
             reason += f", but differs in {difference}"
         return _explanation(entry.question.text, distance, tolerance, reason, hit=False)
 
@@ -358,21 +379,25 @@ class AnswerCore(Generic[A]):
             counts = {name: self._counts[name] for name in _COUNTED}
             return AnswerStats(
                 entries=len(self._order),
-                capacity=self._knobs.capacity,
+                capacity=self.knobs.capacity,
                 **counts,
                 tolerance=self.tolerance,
                 learning=None if self._adaptive is None else self._adaptive.report(),
             )
 
-    def _key(self, question: Question) -> tuple[str, Hashable]:
-        """Return the normalised words, and what must be equal for an answer to be shared."""
-        marks: QuestionMarks = question_marks(question.whole) if self._knobs.guard else ()
-        return words_of(question), (question.scope, question.version, question.documents, marks)
+    def key_of(self, question: Question) -> Hashable:
+        """Return what must be equal for an answer to be shared: plain data."""
+        marks: QuestionMarks = question_marks(question.whole) if self.knobs.guard else ()
+        return question.scope, question.version, question.documents, marks
+
+    def _keys(self, question: Question) -> tuple[str, Hashable]:
+        """Return the normalised words, and the key."""
+        return words_of(question), self.key_of(question)
 
     def _live(self, key: Hashable) -> Group[A] | None:
         """Return the group of a key without the entries that are too old."""
         group = self._groups.get(key)
-        if group is None or self._knobs.ttl is None:
+        if group is None or self.knobs.ttl is None:
             return group
         for entry in list(itertools.takewhile(self._is_old, group.entries.values())):
             self._counts["expired"] += 1
@@ -381,7 +406,19 @@ class AnswerCore(Generic[A]):
         return self._groups.get(key)
 
     def _is_old(self, entry: CachedAnswer[A]) -> bool:
-        return self._knobs.ttl is not None and self.age(entry) > self._knobs.ttl
+        return self.knobs.ttl is not None and self.age(entry) > self.knobs.ttl
+
+    def _put(self, words: str, entry: CachedAnswer[A]) -> int:
+        """Put an entry in the place of that of the same words; return how many had to go for it."""
+        group = self._groups.setdefault(entry.key, Group())
+        before = group.remove(words)
+        if before is not None:
+            self._order.pop(before, None)
+        group.add(words, entry)
+        evicted = self._order.put(entry, None)
+        for other, _ in evicted:
+            self._remove(other)
+        return len(evicted)
 
     def _touch(self, entry: CachedAnswer[A]) -> None:
         self._order.get(entry)  # reading counts as a use

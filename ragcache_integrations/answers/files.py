@@ -13,6 +13,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +24,6 @@ from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
 
 from .core import AnswerCore
-from .entries import Question
 from .records import LARGEST_RECORD, AnswerCodec, Record, decode_record, encode_record
 
 __all__ = ["load_answers", "save_answers"]
@@ -187,14 +187,13 @@ def _read_answers(
         msg = f"its records must have from 1 to {LARGEST_RECORD} bytes each, and no others"
         raise ValueError(msg)
     passed = (time.time_ns() - check_int("saved_at", header["saved_at"], 0)) / 1e9
+    unknown = passed < 0 and core.knobs.ttl is not None
     content, ends = records.tobytes(), np.cumsum(sizes).tolist()
-    for row in range(max(len(sizes) - core.capacity, 0), len(sizes)):
-        age = math.inf if passed < 0 and core.ends else float(ages[row]) + max(passed, 0.0)
+    for row in range(max(len(sizes) - core.knobs.capacity, 0), len(sizes)):
+        age = math.inf if unknown else float(ages[row]) + max(passed, 0.0)
         record = decode_record(content[ends[row] - int(sizes[row]) : ends[row]], codec)
         yield _of_version(record, version), age, float(caps[row])
 
 
 def _of_version(record: Record[A], version: int) -> Record[A]:
-    asked = record.question
-    question = Question(asked.text, asked.documents, asked.scope, asked.context, version)
-    return Record(question, record.embedding, record.answer)
+    return replace(record, question=replace(record.question, version=version))

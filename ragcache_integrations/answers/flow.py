@@ -4,33 +4,46 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
 from ragcache_integrations.core.background_checks import BackgroundChecks
 from ragcache_integrations.core.forks import make_executor
+from ragcache_integrations.core.threads import in_executor
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import FollowUpWarning
 
 from .copies import copy_answer
 from .core import AnswerCore, Near
 from .entries import CachedAnswer, Question, Vector
-from .types import AnswerTrace
+from .records import AnswerCodec
+from .redis import SharedAnswers
+from .types import (
+    AnswerExplanation,
+    AnswerStats,
+    AnswerTrace,
+    SharedAnswerStats,
+    unkept_explanation,
+)
 
 __all__ = ["AnswerFlow", "Lookup", "plain_answer", "same_text", "says_same"]
 
 logger = logging.getLogger(__name__)
 
 A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Judge = Callable[[Question, A, Question, A], object]
 """Says whether the answers to two questions are the same: a question, its answer, and another's.
 See :func:`says_same` for what it returns."""
 
+_AWAY = "Redis does not say what was answered before"
+_REDIS_WORKERS = 8
 _UNCOPYABLE = "it can't be copied, so its receiver could change it for others"
 _WORKERS = 4
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b|[^\w\s]")
@@ -88,12 +101,30 @@ class AnswerFlow(Generic[A]):
         core: Keeps the answers and decides.
         same: Whether two answers say the same.
         judge: Asked in the background about answers that are not the same; ``None``: they differ.
+        codec: Turns answers into plain data, for Redis.
+
+    Raises:
+        ConfigurationError: ``cache`` can't be used: there is no ``tag``, or nothing turns answers
+            into plain data.
+        MissingExtraError: ``cache`` is given, and redis-py is not installed.
     """
 
     def __init__(
-        self, core: AnswerCore[A], same: Callable[[A, A], object], judge: Judge[A] | None = None
+        self,
+        core: AnswerCore[A],
+        same: Callable[[A, A], object],
+        judge: Judge[A] | None = None,
+        codec: AnswerCodec[A] | None = None,
     ) -> None:
         self.core = core
+        self._shared: SharedAnswers[A] | None = None
+        server = core.knobs.cache
+        if server is not None:
+            if codec is None:
+                msg = f"cache must be None for tools, got {server!r}"
+                raise ConfigurationError(msg)
+            self._shared = SharedAnswers(server, core, codec)
+            self._redis_threads = make_executor(_REDIS_WORKERS, "ragcache-answers-redis")
         self._same = same
         self._judge = judge
         self._warned: set[str] = set()
@@ -116,6 +147,8 @@ class AnswerFlow(Generic[A]):
         Raises:
             Exception: Any error of the embedding model.
         """
+        if not self._fetch(question, embed):
+            return self._without_redis(question)
         entry = self._find(question)
         if entry is not None or embed is None or not self.core.farthest:
             return self._without_embedding(question, entry)
@@ -123,10 +156,28 @@ class AnswerFlow(Generic[A]):
 
     async def alook_up(self, question: Question, embed: Callable[[], Any] | None) -> Lookup[A]:
         """Async version of :meth:`look_up`."""
+        if not await self._waiting(self._fetch, question, embed):
+            return self._without_redis(question)
         entry = self._find(question)
         if entry is not None or embed is None or not self.core.farthest:
             return self._without_embedding(question, entry)
         return self._with_embedding(question, await embed())
+
+    async def _waiting(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call what may wait for Redis, in a thread if there is Redis."""
+        if self._shared is None:
+            return function(*args, **kwargs)
+        return await in_executor(self._redis_threads, function, *args, **kwargs)
+
+    def _fetch(self, question: Question, embed: object) -> bool:
+        """Fetch what other processes have; return whether the question can be looked up."""
+        if self._shared is None:
+            return True
+        return self._shared.fetch(question, near=embed is not None and self.core.farthest > 0)
+
+    def _without_redis(self, question: Question) -> Lookup[A]:
+        self.core.count("lookups")
+        return Lookup(question, AnswerTrace(hit=False, reason=_AWAY))
 
     def _find(self, question: Question) -> CachedAnswer[A] | None:
         if not question.context:
@@ -169,12 +220,29 @@ class AnswerFlow(Generic[A]):
             lookup: The question, which was looked up before it was answered.
             answer: The answer, which nobody changes afterwards.
         """
-        self.core.insert(lookup.question, lookup.embedding, answer)
+        if not self._insert(lookup, answer):
+            return
         if lookup.near is not None:
             try:
                 self._compare(lookup.question, lookup.near, answer)
             except Exception as error:  # noqa: BLE001 - the caller has an answer
                 self._checks.fail(error)
+
+    async def akeep(self, lookup: Lookup[A], answer: A) -> None:
+        """Async version of :meth:`keep`."""
+        await self._waiting(self.keep, lookup, answer)
+
+    def _insert(self, lookup: Lookup[A], answer: A) -> bool:
+        """Put an answer in; return whether that was possible."""
+        if self._shared is None:
+            self.core.insert(lookup.question, lookup.embedding, answer)
+            return True
+        try:
+            self._shared.insert(lookup.question, lookup.embedding, answer)
+        except ConfigurationError as error:
+            self.leave_out(str(error))
+            return False
+        return True
 
     def keep_copy(self, lookup: Lookup[A], answer: A) -> None:
         """Keep a copy of a new answer, which its receiver may change.
@@ -183,12 +251,21 @@ class AnswerFlow(Generic[A]):
             lookup: As for :meth:`keep`.
             answer: The answer. One that can't be copied is not kept.
         """
+        for copied in self._copied(answer):
+            self.keep(lookup, copied)
+
+    async def akeep_copy(self, lookup: Lookup[A], answer: A) -> None:
+        """Async version of :meth:`keep_copy`."""
+        for copied in self._copied(answer):
+            await self.akeep(lookup, copied)
+
+    def _copied(self, answer: A) -> tuple[A, ...]:
+        """Return a copy of an answer; nothing where it can't be copied."""
         try:
-            copied = copy_answer(answer)
+            return (copy_answer(answer),)
         except Exception:  # noqa: BLE001 - whatever a copy may raise
             self.leave_out(_UNCOPYABLE)
-        else:
-            self.keep(lookup, copied)
+            return ()
 
     def leave_out(self, warning: str | None = None) -> None:
         """Count an answer that can't be kept.
@@ -228,20 +305,91 @@ class AnswerFlow(Generic[A]):
 
         async def acheck() -> None:
             assert aanswer is not None  # noqa: S101 - BackgroundChecks starts this only if there is one
-            self._compare(question, near, await aanswer())
+            await self._waiting(self._compare, question, near, await aanswer())
 
         self._checks.start(check, None if aanswer is None else acheck)
 
     def _compare(self, question: Question, near: Near[A], answer: A) -> None:
         """Learn whether the nearest entry's answer is right for a question with this answer."""
         if says_same(self._same(near.entry.answer, answer)):
-            self.core.learn(near, wrong=False)
+            self._learn(near, wrong=False)
         elif self._judge is None:
-            self.core.learn(near, wrong=True)
+            self._learn(near, wrong=True)
         else:
             self._checks.start(partial(self._ask_judge, self._judge, question, near, answer), None)
 
     def _ask_judge(self, judge: Judge[A], question: Question, near: Near[A], answer: A) -> None:
         entry = near.entry
         same = says_same(judge(question, answer, entry.question, entry.answer))
-        self.core.learn(near, wrong=not same)
+        self._learn(near, wrong=not same)
+
+    def _learn(self, near: Near[A], *, wrong: bool) -> None:
+        self.core.learn(near, wrong=wrong)
+        if wrong and self._shared is not None:
+            self._shared.lower(near.entry)
+
+    # Explanations and statistics, and what is forgotten
+
+    def explain(self, question: Question, embedding: Vector | None) -> AnswerExplanation:
+        """Explain why a question would be served an answer, or not.
+
+        Args:
+            question: The question.
+            embedding: Its embedding, of shape ``(dim,)``; ``None`` where only the same words count.
+        """
+        if not self._fetch(question, embedding):
+            return unkept_explanation(_AWAY)
+        return self.core.explain(question, embedding)
+
+    async def aexplain(self, question: Question, embedding: Vector | None) -> AnswerExplanation:
+        """Async version of :meth:`explain`."""
+        return await self._waiting(self.explain, question, embedding)
+
+    def stats(self) -> AnswerStats:
+        """Return what was done so far."""
+        stats = self.core.stats()
+        if self._shared is None:
+            return stats
+        counts: dict[str, Any] = {name.name: getattr(stats, name.name) for name in fields(stats)}
+        return SharedAnswerStats(**counts | self._shared.counts())
+
+    def clear(self) -> None:
+        """Forget all answers, for all processes that share them."""
+        if self._shared is not None:
+            self._shared.clear()
+        self.core.clear()
+
+    async def aclear(self) -> None:
+        """Async version of :meth:`clear`."""
+        await self._waiting(self.clear)
+
+    def forget(self, ids: Collection[str] | None, namespace: str | None) -> int:
+        """Forget the answers for which everything given holds; return how many.
+
+        In Redis, all answers of the namespace are forgotten, or all where there is none.
+
+        Args:
+            ids: They come from one of these documents.
+            namespace: They are of this tenant.
+
+        Raises:
+            ConfigurationError: ``ids`` is a single text.
+        """
+        count = self.core.forget(namespace=namespace, ids=ids)
+        if self._shared is not None:
+            self._shared.clear(namespace)
+        return count
+
+    async def aforget(self, ids: Collection[str] | None, namespace: str | None) -> int:
+        """Async version of :meth:`forget`."""
+        return await self._waiting(self.forget, ids, namespace)
+
+    def check_unshared(self, what: str) -> None:
+        """Refuse what a cache that processes share can't do.
+
+        Raises:
+            ConfigurationError: It is shared.
+        """
+        if self._shared is not None:
+            msg = f"{what} is for answers in memory: those that processes share are in Redis"
+            raise ConfigurationError(msg)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypedDict
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from ragcache_integrations.core.checks import check_flag, check_int, check_seconds, check_share
+from ragcache_integrations.query_cache.redis import RedisServer, as_server
 from ragcache_integrations.query_cache.validation import check_below_one, check_tolerance
 
 __all__ = ["AnswerKnobArguments", "AnswerKnobs"]
@@ -42,6 +43,11 @@ class AnswerKnobs(BaseModel):
         ttl: Seconds after which an answer is forgotten; ``None`` for never.
         namespace: Answers are never shared between namespaces, such as one for each tenant.
         seed: Decides which hits are checked.
+        cache: A Redis server, as a URL or a ``RedisServer``, whose answers all processes share;
+            ``None`` for this process's memory. It needs ``tag``. Tools do without it.
+        tag: With ``cache``: names all that an answer depends on and that no process can see of
+            another, which are the chain, its prompt, its models and the embedding model. It must be
+            the same in all processes that share answers, and another one in all others.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -67,6 +73,11 @@ class AnswerKnobs(BaseModel):
     ] = None
     namespace: str = ""
     seed: Annotated[int, BeforeValidator(partial(check_int, "seed", low=0))] = 0
+    cache: Annotated[
+        RedisServer | None,
+        BeforeValidator(lambda value: None if value is None else as_server(value)),
+    ] = None
+    tag: str = ""
 
 
 class AnswerKnobArguments(TypedDict, total=False):
@@ -83,3 +94,5 @@ class AnswerKnobArguments(TypedDict, total=False):
     ttl: float | None
     namespace: str
     seed: int
+    cache: RedisServer | str | None
+    tag: str

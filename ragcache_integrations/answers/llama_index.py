@@ -144,7 +144,7 @@ class AnswerCache(AnswerControls, QueryEngine):
         self._namespace = checked.namespace
         same = partial(_same, same_answer or same_text)
         self._flow = AnswerFlow[_Stored](
-            AnswerCore(checked), same, None if judge is None else partial(_ask, judge)
+            AnswerCore(checked), same, None if judge is None else partial(_ask, judge), _CODEC
         )
         self._is_cut = window_of(self._model)
         self._watch = ChangeWatch(query_engine, ("llama_index",))
@@ -204,7 +204,7 @@ class AnswerCache(AnswerControls, QueryEngine):
         elif isinstance(response, StreamingResponse):
             response.response_gen = self._heard(lookup, response.response_gen, response.metadata)
         else:
-            self._keep(lookup, _stored(response))
+            await self._akeep(lookup, _stored(response))
         return _noted(response, lookup.trace)
 
     # The question, with all that its answer depends on
@@ -315,14 +315,23 @@ class AnswerCache(AnswerControls, QueryEngine):
             pieces.append(piece)
             yield piece
         whole = Response("".join(pieces), metadata=metadata)
-        self._keep(lookup, replace(_stored(whole), streams=True))
+        await self._akeep(lookup, replace(_stored(whole), streams=True))
 
     def _keep(self, lookup: Lookup[_Stored], answer: _Stored) -> None:
-        # A change meanwhile may have come before or after the answer.
-        if self._watch.version() == lookup.question.version:
+        if self._is_current(lookup):
             self._flow.keep(lookup, answer)
-        else:
-            self._flow.leave_out(CHANGED)
+
+    async def _akeep(self, lookup: Lookup[_Stored], answer: _Stored) -> None:
+        """Async version of :meth:`_keep`."""
+        if self._is_current(lookup):
+            await self._flow.akeep(lookup, answer)
+
+    def _is_current(self, lookup: Lookup[_Stored]) -> bool:
+        """Whether no setting has changed meanwhile: before the answer, or after it."""
+        if self._watch.version() == lookup.question.version:
+            return True
+        self._flow.leave_out(CHANGED)
+        return False
 
     def _unkept(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
         self._flow.leave_out()
@@ -339,19 +348,18 @@ class AnswerCache(AnswerControls, QueryEngine):
         bundle = QueryBundle(query) if isinstance(query, str) else query
         question = self._question(bundle, self.retrieve(bundle), self._watch.version())
         embed = self._embedder(bundle)
-        return self._explain(question, None if embed is None else embed())
+        if question is None:
+            return unkept_explanation(_INCOMPARABLE)
+        return self._flow.explain(question, None if embed is None else embed())
 
     async def aexplain(self, query: QueryType) -> AnswerExplanation:
         """Async version of :meth:`explain`."""
         bundle = QueryBundle(query) if isinstance(query, str) else query
         question = self._question(bundle, await self.aretrieve(bundle), self._watch.version())
         aembed = self._aembedder(bundle)
-        return self._explain(question, None if aembed is None else await aembed())
-
-    def _explain(self, question: Question | None, embedding: Vector | None) -> AnswerExplanation:
         if question is None:
             return unkept_explanation(_INCOMPARABLE)
-        return self._flow.core.explain(question, embedding)
+        return await self._flow.aexplain(question, None if aembed is None else await aembed())
 
     def _codec(self) -> AnswerCodec[_Stored]:
         return _CODEC

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from ragcache_integrations.core.metric_families import MetricFamilies
 from ragcache_integrations.query_cache.metrics import learning_metrics
 
-from .types import AnswerStats
+from .types import AnswerStats, SharedAnswerStats
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -26,6 +26,12 @@ COUNTERS = {
     "evictions": "Answers that made room for others",
     "expired": "Answers that reached their time to live",
     "unkept": "Answers that could not be kept",
+}
+SHARED_COUNTERS = {
+    "failed": "Questions that the chain answered because Redis failed or did not answer in time",
+    "skipped": "Questions that the chain answered without asking Redis, as it had failed before",
+    "lost": "Answers, and caps of wrong ones, that did not reach Redis",
+    "corrupt": "Values in Redis that are no answers",
 }
 GAUGES = {
     "entries": "Answers that are held",
@@ -77,6 +83,12 @@ class AnswerCacheCollector:
             yield families.counter(f"answer_cache_{name}", meaning, getattr(stats, name))
         for name, meaning in GAUGES.items():
             yield families.gauge(f"answer_cache_{name}", meaning, getattr(stats, name))
+        if isinstance(stats, SharedAnswerStats):
+            for name, meaning in SHARED_COUNTERS.items():
+                value = getattr(stats, name)
+                yield families.counter(f"answer_cache_shared_{name}", meaning, value)
+            meaning = "Parts of the shared cache that have to be cleared once Redis can be reached"
+            yield families.gauge("answer_cache_shared_owed", meaning, stats.owed)
         if stats.learning is not None:
             yield from learning_metrics(
                 families,

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from ragcache_integrations.query_cache.tolerance import ToleranceReport
 
-__all__ = ["AnswerExplanation", "AnswerStats", "AnswerTrace", "unkept_explanation"]
+__all__ = [
+    "AnswerExplanation",
+    "AnswerStats",
+    "AnswerTrace",
+    "SharedAnswerStats",
+    "unkept_explanation",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +104,25 @@ class AnswerStats:
     def misses(self) -> int:
         """Questions that the chain answered."""
         return self.lookups - self.hits
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAnswerStats(AnswerStats):
+    """What this process did with answers that processes share.
+
+    ``entries`` are those that it fetched last, and ``evictions`` those that had to go for its
+    insertions.
+
+    Attributes:
+        failed: Questions that the chain answered because Redis failed or did not answer in time.
+        skipped: Those for which Redis was not called, because it had failed before.
+        lost: Answers, and caps of wrong ones, that did not reach Redis.
+        corrupt: Values in Redis, or answers of it, that are no answers.
+        owed: Shards that have to be cleared once Redis can be reached again.
+    """
+
+    failed: int = 0
+    skipped: int = 0
+    lost: int = 0
+    corrupt: int = 0
+    owed: int = 0

@@ -11,7 +11,12 @@ from langchain_core.tools import tool
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ragcache_integrations.answers import AnswerCacheCollector, AnswerStats, metrics
+from ragcache_integrations.answers import (
+    AnswerCacheCollector,
+    AnswerStats,
+    SharedAnswerStats,
+    metrics,
+)
 from ragcache_integrations.errors import MissingExtraError
 from ragcache_integrations.langchain import cached_tool
 from ragcache_integrations.query_cache.tolerance import ToleranceReport
@@ -69,10 +74,26 @@ def test_what_was_learnt_is_there() -> None:
     }
 
 
+def test_what_was_shared_is_there() -> None:
+    counts = {field.name: getattr(STATS, field.name) for field in fields(STATS)}
+    stats = SharedAnswerStats(**counts, failed=1, skipped=2, lost=3, corrupt=4, owed=5)
+    scraped = scrape(AnswerCacheCollector(Source(stats)))
+    prefix = "ragcache_answer_cache_shared_"
+    assert {name: value for name, value in scraped.items() if name.startswith(prefix)} == {
+        f"{prefix}failed_total": 1,
+        f"{prefix}skipped_total": 2,
+        f"{prefix}lost_total": 3,
+        f"{prefix}corrupt_total": 4,
+        f"{prefix}owed": 5,
+    }
+
+
 def test_no_count_is_forgotten() -> None:
     """A new field of the statistics must find its place among the metrics."""
     names = {field.name for field in fields(AnswerStats)}
     assert names - {*metrics.COUNTERS, *metrics.GAUGES} == {"learning"}
+    shared = {field.name for field in fields(SharedAnswerStats)}
+    assert shared - names - {*metrics.SHARED_COUNTERS} == {"owed"}
     report = {field.name for field in fields(ToleranceReport)}
     assert report - {*metrics.LEARNING_COUNTERS, *metrics.LEARNING_GAUGES} == {
         "tolerance",  # the cache's

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import numpy as np
 from langchain_core.callbacks import (
@@ -156,7 +156,11 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         of_the_cache = knobs.model_copy(update={"namespace": ""})
         parts = (self.chain, self.retriever, self.embeddings, self.same_answer, self.judge)
         names = (self.input_key, self.context_key, self.documents_key, self.answer_key)
-        settings = (*map(Identity, parts), *names, *of_the_cache.model_dump().values())
+        settings = (
+            *map(Identity, parts),
+            *names,
+            *(getattr(of_the_cache, name) for name in AnswerKnobs.model_fields),
+        )
         self._is_cut = window_of(_model_of(self.retriever, self.embeddings))
         self._watch, self._flow = self.shared_state.core(
             settings, lambda: (ChangeWatch(self.chain, ("langchain",)), self._make_flow(knobs))
@@ -165,7 +169,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
     def _make_flow(self, knobs: AnswerKnobs) -> AnswerFlow[Any]:
         same = self.same_answer or partial(same_output, self.answer_key)
         judge = None if self.judge is None else partial(judge_outputs, self.judge, self.answer_key)
-        return AnswerFlow(AnswerCore(knobs), same, judge)
+        return AnswerFlow(AnswerCore(knobs), same, judge, CODEC)
 
     @override
     def invoke(
@@ -213,7 +217,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
                 self._flow.check(lookup, call.answer_unheard, call.aanswer_unheard)
                 return copy_answer(lookup.entry.answer)
             output = await call.aanswer()
-            call.keep(lookup, output)
+            await call.akeep(lookup, output)
             return output
 
         run: Any = self._acall_with_config  # as above
@@ -277,7 +281,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
             async for piece in call.astream():
                 pieces.add(piece)
                 yield piece
-            call.keep(lookup, pieces.whole)
+            await call.akeep(lookup, pieces.whole)
 
         run: Any = self._atransform_stream_with_config  # as above
         async for piece in run(inputs(), answer, config):
@@ -299,7 +303,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         return (
             unkept_explanation(_INCOMPARABLE)
             if keyed is None
-            else self._flow.core.explain(keyed, embedding)
+            else self._flow.explain(keyed, embedding)
         )
 
     async def aexplain(
@@ -312,7 +316,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         return (
             unkept_explanation(_INCOMPARABLE)
             if keyed is None
-            else self._flow.core.explain(keyed, embedding)
+            else await self._flow.aexplain(keyed, embedding)
         )
 
     @override
@@ -501,15 +505,25 @@ class _Call:
 
     def keep(self, lookup: Lookup[Any] | None, output: Any) -> None:
         """Keep an answer, if it is known what it depends on."""
-        flow = self._flow
+        if self._is_known(lookup, output):
+            self._flow.keep_copy(lookup, output)
+
+    async def akeep(self, lookup: Lookup[Any] | None, output: Any) -> None:
+        """Async version of :meth:`keep`."""
+        if self._is_known(lookup, output):
+            await self._flow.akeep_copy(lookup, output)
+
+    def _is_known(self, lookup: Lookup[Any] | None, output: Any) -> TypeGuard[Lookup[Any]]:
+        """Whether it is known what an answer depends on; it is left out otherwise."""
         if lookup is None or output is None:
-            flow.leave_out()
+            self._flow.leave_out()
         elif self._cache.documents_key is None and not self._heard.only(lookup.question.documents):
-            flow.leave_out(_OTHER_DOCUMENTS % self._heard.told())
+            self._flow.leave_out(_OTHER_DOCUMENTS % self._heard.told())
         elif self._watch.version() != self._version:
-            flow.leave_out(CHANGED)
+            self._flow.leave_out(CHANGED)
         else:
-            flow.keep_copy(lookup, output)
+            return True
+        return False
 
 
 def _model_of(retriever: object, embeddings: Embeddings | None) -> Embeddings | None:
