@@ -46,8 +46,8 @@ class AnswerControls:
     def forget(self, ids: Collection[str] | None = None, *, namespace: str | None = None) -> int:
         """Forget the answers for which everything given holds; return how many.
 
-        With ``cache`` all processes forget more: all answers of the namespace with any
-        documents, or all answers if none is named. Counted are those that this process fetched.
+        With ``cache`` all processes forget more: all answers of the namespace, regardless
+        of ``ids``, or all answers if none is named. Counted are those that this process fetched.
 
         Args:
             ids: They come from one of these documents. One without an id has the hash of its text.

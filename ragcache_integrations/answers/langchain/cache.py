@@ -162,9 +162,11 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
             *(getattr(of_the_cache, name) for name in AnswerKnobs.model_fields),
         )
         self._is_cut = window_of(_model_of(self.retriever, self.embeddings))
-        self._watch, self._flow = self.shared_state.core(
-            settings, lambda: (ChangeWatch(self.chain, ("langchain",)), self._make_flow(knobs))
+        # One watch for all copies: what one of them has seen is a change for the others, too.
+        self._watch = self.shared_state.core(
+            (Identity(self.chain), "watch"), lambda: ChangeWatch(self.chain, ("langchain",))
         )
+        self._flow = self.shared_state.core(settings, lambda: self._make_flow(knobs))
 
     def _make_flow(self, knobs: AnswerKnobs) -> AnswerFlow[Any]:
         same = self.same_answer or partial(same_output, self.answer_key)

@@ -32,7 +32,7 @@ from ragcache_integrations.answers.records import (
     decode_record,
     encode_record,
 )
-from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.files import encode_key
 from ragcache_integrations.query_cache.redis import (
@@ -109,7 +109,7 @@ class SharedAnswers(Generic[A]):
         self._lasts = 0 if knobs.ttl is None else max(int(knobs.ttl * 1e6), 1)
         self._most = min(knobs.capacity, _MOST_ANSWERS)
         self._shards = server.number_of_shards
-        self._own = os.urandom(8).hex()
+        self._own = _token()
         agreed = (_FORMAT, codec.kind, knobs.tag, self._shards)
         self._begin = f"{server.prefix}:{{answers:{_hash(json.dumps(agreed))}"
         self._link = Link(server, "answer cache", "questions are answered without it")
@@ -117,6 +117,10 @@ class SharedAnswers(Generic[A]):
         self._lock = make_lock()
         self._counts: Counter[str] = Counter()
         self._warned = False
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._own = _token()  # the settings of each child may change in another way
 
     def counts(self) -> dict[str, int]:
         """Return what was counted: ``failed``, ``skipped``, ``lost``, ``corrupt``, ``owed``."""
@@ -202,7 +206,7 @@ class SharedAnswers(Generic[A]):
             for shard in shards:
                 call = self._clearing(shard)
                 if namespace is not None:
-                    call = replace(call, script=FORGET, arguments=(_new(), _hash(namespace)))
+                    call = replace(call, script=FORGET, arguments=(_token(), _hash(namespace)))
                 self._link.call(call, budget)
                 owed.discard(shard)
         except UnreachableError:
@@ -212,7 +216,7 @@ class SharedAnswers(Generic[A]):
 
     def _clearing(self, shard: int) -> _Call:
         """Return the call that clears a shard."""
-        return _Call(CLEAR, (self._state(shard),), (_new(),))
+        return _Call(CLEAR, (self._state(shard),), (_token(),))
 
     def _call(self, script: Script, question: Question, place: str, *arguments: Any) -> Any:
         shard = int(place[:8], 16) % self._shards
@@ -220,7 +224,7 @@ class SharedAnswers(Generic[A]):
             self._debts.add(())  # should nobody be trying, as after close()
             raise UnreachableError(called=False)
         keys = (self._state(shard), f"{self._begin}:{shard}}}:{place}")
-        begin = (_new(), _hash(str(question.scope[0])))
+        begin = (_token(), _hash(str(question.scope[0])))
         return self._link.call(_Call(script, keys, (*begin, *arguments)), self._link.budget())
 
     def _state(self, shard: int) -> str:
@@ -320,6 +324,6 @@ def _hash(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _new() -> str:
-    """Return a generation that there has not been."""
+def _token() -> str:
+    """Return a text that there has not been."""
     return os.urandom(12).hex()

@@ -7,18 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tools import tool
+from langchain_core.vectorstores import InMemoryVectorStore
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import TextNode
 
 from ragcache_integrations.answers import Question
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.langchain import cached_tool
+from ragcache_integrations.langchain import AnswerCache, ApproximateCacheRetriever, cached_tool
 from ragcache_integrations.llama_index import AnswerCache as AnswerCacheEngine
 from ragcache_integrations.query_cache.redis import RedisServer
 from tests.answers.test_llama_index import TEXTS, Model, engine_of
 from tests.answers.test_saving import ANSWERS, NEVER, Fact, cache_of
-from tests.answers.traffic import llama_index_embeddings
+from tests.answers.traffic import langchain_embeddings, llama_index_embeddings
 from tests.query_cache.redis.fake_server import fake_redis
 from tests.query_cache.redis.servers import PASSWORD, RealRedis, patient, redis_server
 from tests.support.waiting import wait_until
@@ -94,6 +97,36 @@ def test_other_tags_and_other_settings_share_nothing(both: Both, server: RealRed
     assert other.served(changed) == "no"
     assert one.served(changed) is None
     assert one.served(ask(WORDS[1])) == "yes"
+
+
+def test_a_forked_child_whose_settings_change_is_alone(both: Both) -> None:
+    one, _ = both
+    shared, changed = one.flow._shared, ask(WORDS[0], version=1)
+    assert shared is not None
+    places = shared._place(ask(WORDS[0])), shared._place(changed)
+    shared._after_fork()
+    assert shared._place(ask(WORDS[0])) == places[0]
+    assert shared._place(changed) not in {*places, None}
+
+
+def test_within_a_cluster() -> None:
+    with redis_server("--cluster-enabled", "yes") as server:
+        server.run("CLUSTER", "ADDSLOTS", *map(str, range(16384)))
+        wait_until(lambda: b"cluster_state:ok" in server.run("CLUSTER", "INFO"))
+        tag, cluster = new_tag(), patient(server.url, cluster=True)
+        one, other = Process(cluster, tag), Process(cluster, tag)
+        questions = [ask(text, tenant) for text in WORDS for tenant in "abcdefgh"]
+        for question in questions:
+            if one.served(question) is None:
+                one.answer(question, "yes")
+        assert all(other.served(question) == "yes" for question in questions)
+        other.flow.forget(None, "a")
+        assert [one.served(ask(WORDS[0], tenant)) for tenant in "ab"] == [None, "yes"]
+        other.flow.clear()
+        assert not any(map(one.served, questions))
+        for process in (one, other):
+            stats = process.stats()
+            assert stats.failed == stats.skipped == stats.lost == stats.owed == 0
 
 
 def test_a_wrong_answer_is_wrong_for_all(server: RealRedis) -> None:
@@ -272,6 +305,31 @@ class TestAdapters:
         assert other.explain("rome is it pretty").hit
         with pytest.raises(RuntimeError, match="the chain was called"):
             other.invoke("rome is it nice", namespace="another")
+
+    def test_a_chain_whose_prompt_changes_is_alone(self, server: RealRedis) -> None:
+        shared: dict[str, Any] = {"cache": patient(server.url), "tag": new_tag(), "tolerance": 0}
+        answers = iter(["one", "two", "three"])
+        model = RunnableLambda(lambda _: next(answers))
+        caches = []
+        for _ in range(2):
+            store = InMemoryVectorStore.from_texts(["rome"], langchain_embeddings(), ids=["1"])
+            retriever = ApproximateCacheRetriever.from_vectorstore(store, k=1)
+            prompt = ChatPromptTemplate.from_messages(
+                [("system", "Be brief."), ("human", "{question}")]
+            )
+            chain = {"context": retriever, "question": RunnablePassthrough()} | prompt | model
+            caches.append((prompt, AnswerCache(chain=chain, retriever=retriever, **shared)))
+        (_, one), (prompt, other) = caches
+        assert one.invoke("rome is it nice") == "one"
+        assert other.invoke("rome is it nice") == "one"
+        prompt.messages[0] = prompt.messages[1]
+        assert other.invoke("rome is it nice") == "two"
+        assert other.invoke("rome is it nice") == "two"
+        assert one.invoke("rome is it nice") == "one"
+        # A copy knows of the change, too, and has what Redis has of the changed chain for itself.
+        copied = other.model_copy(update={"ttl": 1e6})
+        assert copied.invoke("rome is it nice") == "three"
+        assert one.invoke("rome is it nice") == "one"
 
     def test_objects_of_other_classes_are_answered_each_time(self, server: RealRedis) -> None:
         cached = cache_of(Fact(text="rome"), cache=patient(server.url), tag=new_tag())
