@@ -32,6 +32,11 @@ class Windows:
         """Number of groups."""
         return len(self._windows)
 
+    @property
+    def whole(self) -> bool:
+        """Whether there is one group, and it needs everything."""
+        return self._windows == (None,)
+
     def enter(self, keys: Sequence[Key]) -> None:
         """Take in a document's blocks."""
         if self._longest:

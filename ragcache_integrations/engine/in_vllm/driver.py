@@ -61,8 +61,9 @@ from .dtypes import slow_on_cpu
 from .host_tier import HOST_CACHE_GIB, HostTierConnector
 from .kv_cache import block_bytes
 from .normalizers import keeping_text
-from .scheduler import DocumentCache, scheduler_class, submitted_name
+from .scheduler import DocumentCache, scheduler_class
 from .tool_calls import CallReader
+from .unread import submitted_name
 
 try:
     from vllm.exceptions import VLLMClientError as RefusedError
@@ -505,7 +506,7 @@ class VLLM:
 
     def _failure(self, name: str, running: _Running) -> RequestFailed:
         """The message about a request that vLLM ended with an error."""
-        if self._documents is not None and self._documents.take_unread(name):
+        if self._documents is not None and self._documents.unread.take(name):
             kind = FailureKind.HOST_TIER
             why = "its documents could not be read back from the host's memory or the disk"
         else:

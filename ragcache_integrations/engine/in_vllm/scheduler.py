@@ -44,13 +44,13 @@ from .free_blocks import DocumentFreeQueue
 from .kv_cache import unsuited, windows
 from .quotas import keep_to_quotas
 from .steps import Steps
+from .unread import UnreadBlocks, submitted_name
 from .waiting import CacheAwareRequestQueue, topics
 
 __all__ = [
     "DocumentCache",
     "KnowledgeTreeAsyncScheduler",
     "KnowledgeTreeScheduler",
-    "RequestsLeftError",
     "scheduler_class",
     "unsupported",
 ]
@@ -63,9 +63,9 @@ FIRST_GROUP = b"\0\0\0\0"
 RECENT = 256
 """Number of requests that have left and whose accesses may still be retracted."""
 
-UNREAD = 4096
-"""Most names of requests that ended because their blocks could not be read back. The engine's
-process takes each name out; a server never does, so that the number needs a limit."""
+UNPINNABLE = 4096
+"""Most requests of which it is remembered why their documents could not be pinned. The engine's
+process takes each out; a server never does, so that the number needs a limit."""
 
 # Attribute paths of the scheduler and methods of its parts that are relied upon.
 _RELIED_UPON = (
@@ -106,27 +106,11 @@ def unsupported(scheduler: Any) -> str | None:
     operations = {name for name in vars(FreeKVCacheBlockQueue) if not name.startswith("_")}
     if unknown := operations - _QUEUE_METHODS:
         return f"this version of vLLM has unknown operations on free blocks: {sorted(unknown)}"
+    if not hasattr(Scheduler, "_handle_invalid_blocks"):
+        return "this version of vLLM ends requests whose blocks cannot be read back in another way"
     if getattr(scheduler, "hash_block_size", scheduler.block_size) != scheduler.block_size:
         return "blocks and block hashes have different sizes"
     return unsuited(scheduler.kv_cache_config, scheduler.cache_config)
-
-
-class RequestsLeftError(RuntimeError):
-    """Nobody knows which requests used blocks that could not be read back from the host.
-
-    Wrong blocks of theirs may still be cached. This ends the engine, and with it the whole cache.
-
-    Args:
-        reason: Why nobody knows.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"documents could not be read back from the host, and {reason}")
-
-
-def submitted_name(request_id: str) -> str:
-    """A request's name as it was submitted, without the suffix that vLLM adds."""
-    return request_id.partition("-")[0]
 
 
 class DocumentCache:
@@ -157,9 +141,6 @@ class DocumentCache:
         self._requests: dict[str, Request] = scheduler.requests
         self._block_size: int = scheduler.block_size
         self._pool = scheduler.kv_cache_manager.block_pool
-        self._block_ids: Callable[[str], Sequence[list[int]]] = (
-            scheduler.kv_cache_manager.get_block_ids
-        )
         coordinator = scheduler.kv_cache_manager.coordinator
         self._longest_hit: Callable[[Any, int], Sequence[Any]] = coordinator.find_longest_cache_hit
         if any(self._windows):
@@ -176,9 +157,6 @@ class DocumentCache:
         self._in_flight: int = scheduler.vllm_config.max_concurrent_batches - 1
         self._ended: deque[Iterable[str]] = deque()
         self._preemptions = 0
-        # Requests admitted in the plans whose outputs have not arrived: in flight and current.
-        self._admitted: deque[Collection[str]] = deque(maxlen=self._in_flight + 1)
-        self._unread: deque[str] = deque(maxlen=UNREAD)
         profile = settings.prefill_profile
         self.tree: KnowledgeTree[KVCacheBlock] = KnowledgeTree(
             block_size=self._block_size,
@@ -195,13 +173,14 @@ class DocumentCache:
         )
         if self._host_tier:
             self._host_tier.attach(self.tree)
+        self.unread = UnreadBlocks(scheduler, self.tree, self._host_tier, self._in_flight)
         self._free_blocks = DocumentFreeQueue(
             self._pool.free_block_queue.get_all_free_blocks(), self.tree, self._pool
         )
         self._pool.free_block_queue = self._free_blocks
         self._unpinnable: dict[str, str] = {}
-        whole = self._windows == (None,)
-        self._steps = Steps(scheduler, self.tree, self._in_gpu, ahead=whole and self._reuse is None)
+        ahead = self.tree.windows.whole and self._reuse is None
+        self._steps = Steps(scheduler, self.tree, self._in_gpu, ahead=ahead)
         if settings.quotas:
             keep_to_quotas(scheduler, self.tree, self._free_blocks, len(self._windows))
         self._waiting: ReorderingQueue[Request] | None = None
@@ -241,7 +220,7 @@ class DocumentCache:
             self.tree.pin(path, None if seconds >= FOREVER else seconds)
         except ConfigurationError as error:
             logger.warning("documents are not pinned: %s", error)
-            if len(self._unpinnable) < UNREAD:
+            if len(self._unpinnable) < UNPINNABLE:
                 self._unpinnable[submitted_name(request.request_id)] = str(error)
 
     def take_pin_refusal(self, request_id: str) -> str | None:
@@ -318,12 +297,7 @@ class DocumentCache:
                 self.tree.retract(path)  # nobody has asked for it yet
         if self._waiting is not None:
             self._note_prefills(self._waiting, plan.scheduled_cached_reqs)
-        self._admitted.append(
-            [
-                *(new.req_id for new in plan.scheduled_new_reqs),
-                *plan.scheduled_cached_reqs.resumed_req_ids,
-            ]
-        )
+        self.unread.after_step(plan)
         self._ended.append(plan.finished_req_ids)
         if len(self._ended) > self._in_flight:
             self._leave(self._ended.popleft())
@@ -344,66 +318,6 @@ class DocumentCache:
         """Number of blocks that the host tier failed to copy, and its last error message."""
         tier = self._host_tier
         return (tier.failed_blocks, tier.last_error) if tier else (0, "")
-
-    def forget_unread(self, running: Sequence[Request], blocks: Collection[int]) -> list[BlockHash]:
-        """Forget blocks that could not be read back, and all blocks computed from them.
-
-        vLLM is about to end the requests that use these blocks. That does not suffice: if two
-        requests share such a block, what the second has computed from it would stay cached. So
-        every block of a running request from the first unread one on is evicted here.
-
-        Only running requests can be searched. A request that was admitted in a step whose output
-        has not arrived, and that has left since, may have used the blocks, too, and what it
-        computed can't be found any more.
-
-        Args:
-            running: vLLM's running requests.
-            blocks: Numbers of the blocks that could not be read.
-
-        Returns:
-            Hashes of all wrong blocks.
-
-        Raises:
-            RequestsLeftError: A request that may have used the blocks has left, or the model has
-                several groups of layers.
-        """
-        if len(self._windows) > 1:
-            msg = "vLLM cannot end the requests of a model with several KV groups"
-            raise RequestsLeftError(msg)
-        known = {request.request_id for request in running}
-        if not all(known.issuperset(names) for names in self._admitted):
-            msg = "requests have left"
-            raise RequestsLeftError(msg)
-        wrong: list[BlockHash] = []
-        for request in running:
-            numbers = self._block_ids(request.request_id)[0]
-            first = next((i for i, number in enumerate(numbers) if number in blocks), None)
-            if first is not None:
-                self._unread.append(submitted_name(request.request_id))
-                wrong += request.block_hashes[first:]
-                self._pool.evict_blocks(set(numbers[first:]))
-        if self._host_tier is not None:
-            copies = self.tree.host.slots
-            self._host_tier.distrust(copies[key] for key in wrong if key in copies)
-        return wrong
-
-    def release_copies(self, keys: Iterable[BlockHash]) -> None:
-        """Free the host's copies of forgotten blocks, once vLLM has ended their requests.
-
-        A block that was computed again meanwhile is in the GPU's cache, and keeps its copy.
-        """
-        cached = self._pool.cached_block_hash_to_block.get_one_block
-        for key in keys:
-            owner = self.tree.owner(key)
-            if owner is not None and key in self.tree.host and cached(key + FIRST_GROUP) is None:
-                self.tree.host.release(owner, key)
-
-    def take_unread(self, name: str) -> bool:
-        """Whether a request was ended because its documents could not be read back."""
-        if name not in self._unread:
-            return False
-        self._unread.remove(name)
-        return True
 
     @property
     def idles(self) -> bool:
@@ -491,8 +405,11 @@ class DocumentCache:
         doubling steps bracket it, then bisection finds it. Throughout, the first ``low`` blocks
         are known to be cached. Where layers need different parts of a prompt, vLLM finds the end.
         """
-        if self._windows != (None,):
-            tokens: int = self._longest_hit(request.block_hashes, request.num_tokens - 1)[1]
+        if not self.tree.windows.whole:
+            hashes = request.block_hashes
+            # A hash that looks ahead comes later than its block.
+            most = min(request.num_tokens - 1, len(hashes) * self._block_size)
+            tokens: int = self._longest_hit(hashes, most)[1]
             return tokens // self._block_size
         in_gpu = self._pool.cached_block_hash_to_block.get_one_block
         on_host = self.tree.host.slots
@@ -561,11 +478,23 @@ class _KnowledgeTreeMixin:
         unread = getattr(output.kv_connector_output, "invalid_block_ids", None)
         wrong: list[BlockHash] = []
         if unread:
-            wrong = documents.forget_unread(self.running, unread)  # type: ignore[attr-defined]  # a mixin
+            wrong = documents.unread.forget(self.running, unread)  # type: ignore[attr-defined]  # a mixin
         outputs = super().update_from_output(plan, output)  # type: ignore[misc]  # a mixin
-        documents.release_copies(wrong)
+        documents.unread.release_copies(wrong)
         documents.after_output()
         return outputs
+
+    def _handle_invalid_blocks(
+        self, invalid_block_ids: set[int], *args: Any, **kwargs: Any
+    ) -> Collection[str]:
+        """Requests to be ended because blocks of theirs could not be read back."""
+        documents = self.documents
+        if documents is None or documents.tree.windows.whole:
+            found: set[str] = super()._handle_invalid_blocks(  # type: ignore[misc]  # a mixin
+                invalid_block_ids, *args, **kwargs
+            )
+            return found
+        return documents.unread.requests
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Forget all KV caches."""

@@ -15,9 +15,10 @@ from vllm.v1.request import RequestStatus
 
 from ragcache_integrations.engine.in_vllm import host_tier as _host_tier
 from ragcache_integrations.engine.in_vllm.host_tier import Failures, HostTierConnector, Transfers
-from ragcache_integrations.engine.in_vllm.scheduler import RequestsLeftError
+from ragcache_integrations.engine.in_vllm.unread import RequestsLeftError
+from tests.engine.in_vllm.invariants import check_at_rest
 from tests.engine.in_vllm.simulation import Case, Engine
-from tests.engine.in_vllm.traffic import SHAPES, Traffic
+from tests.engine.in_vllm.traffic import SHAPES, Specs, Traffic
 
 SEEDS = 120
 
@@ -26,13 +27,15 @@ SEEDS = 120
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("specs", [None, *SHAPES])
 def test_random_traffic_over_a_tier_that_fails_reads_what_it_should(
-    asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+    specs: Specs | None, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_host_tier, "FAILED_STEPS_TOLERATED", 10_000)
     total: Counter[str] = Counter()
-    for seed in range(SEEDS):
-        traffic = Traffic(seed, asynchronous=asynchronous)
+    seeds = SEEDS // 6 if specs else SEEDS
+    for seed in range(seeds):
+        traffic = Traffic(seed, asynchronous=asynchronous, specs=specs)
         engine = traffic.engine
         engine.worker.copies_fail = 0.3
         with contextlib.ExitStack() as stack:
@@ -48,8 +51,8 @@ def test_random_traffic_over_a_tier_that_fails_reads_what_it_should(
             request.status == RequestStatus.FINISHED_ERROR for request in traffic.engine.ended
         )
     for what in ("failed", "swap_ins", "given up"):
-        assert total[what] >= 10, f"too few {what} to have tried them"
-    assert total["ended"] < SEEDS / 2
+        assert total[what] >= (1 if specs else 10), f"too few {what} to have tried them"
+    assert total["ended"] < seeds / 2
 
 
 def swapped_out(case: Case) -> tuple[Engine, list[int], list[tuple[str, int, int]]]:
@@ -69,8 +72,8 @@ def test_two_who_share_what_cannot_be_read_leave_nothing_wrong() -> None:
     engine.step()
     assert [request.status for request in both] == [RequestStatus.FINISHED_ERROR] * 2
     for request in both:
-        assert engine.documents.take_unread(request.request_id)
-        assert not engine.documents.take_unread(request.request_id)
+        assert engine.documents.unread.take(request.request_id)
+        assert not engine.documents.unread.take(request.request_id)
     assert engine.documents.host_failures == (2, "back")
     engine.worker.copies_fail = 0.0
     read = engine.documents.stats().swap_ins
@@ -79,16 +82,27 @@ def test_two_who_share_what_cannot_be_read_leave_nothing_wrong() -> None:
     assert engine.documents.stats().swap_ins == read, "what was not readable is not read again"
 
 
-def test_with_several_groups_the_engine_ends_since_vllm_cannot_end_single_requests() -> None:
-    engine = Engine(Case(gpu_blocks=23, host_blocks=20, specs=SHAPES[0]))
-    tokens, spans = [*range(100, 108), 1], [("d", 0, 8)]
-    engine.ask(tokens, spans)
+@pytest.mark.parametrize("specs", SHAPES)
+def test_with_windows_whoever_comes_after_what_could_not_be_read_is_ended_too(
+    specs: Specs,
+) -> None:
+    """In the same step, whatever of the first one's blocks it still has."""
+    engine = Engine(Case(gpu_blocks=11 * len(specs) + 1, host_blocks=60, specs=specs))
+    document, spans = list(range(100, 108)), [("d", 0, 8)]
+    engine.ask([*document, 1], spans)
     engine.ask([7] * 43, max_tokens=1)
-    assert engine.documents.stats().swap_outs == 4
+    assert engine.documents.stats().swap_outs >= 2
     engine.worker.copies_fail = 1.0
-    engine.add(tokens, spans)
-    with pytest.raises(RequestsLeftError, match="several KV groups"):
-        engine.run()
+    both = [engine.add([*document, *range(20, 32), number], spans) for number in (50, 51)]
+    engine.step()
+    stats = engine.documents.stats()
+    assert (stats.documents_hit_host, stats.documents_hit_gpu) == (1, 1)
+    assert [request.status for request in both] == [RequestStatus.FINISHED_ERROR] * 2
+    assert all(engine.documents.unread.take(request.request_id) for request in both)
+    engine.worker.copies_fail = 0.0
+    again = engine.ask([*document, *range(20, 32), 51], spans)
+    assert again.status == RequestStatus.FINISHED_STOPPED
+    check_at_rest(engine)
 
 
 def test_a_tier_that_fails_again_and_again_is_left_alone(

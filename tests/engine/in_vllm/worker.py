@@ -159,8 +159,11 @@ class Worker:
     def _misled(self, request: Known, start: int) -> bool:
         """Whether it reads what could not be read back, which nobody could have known."""
         wrong = self.wrong_blocks
-        numbers = request.blocks[0]
-        places = ((numbers[at // self._size], at % self._size) for at in range(start))
+        places = (
+            (numbers[at // self._size], at % self._size)
+            for numbers, window in zip(request.blocks, self._windows, strict=True)
+            for at in range(_first_seen(window, start), start)
+        )
         return any(block in wrong and self.gpu[block][at] == WRONG for block, at in places)
 
     def _take_in(self, plan: Any, salts: Mapping[str, str]) -> None:
@@ -212,7 +215,7 @@ class Worker:
     def _check(self, request: Known, start: int) -> None:
         before = list(names(request.tokens[:start], request.salt))
         for numbers, window in zip(request.blocks, self._windows, strict=True):
-            for place in range(0 if window is None else max(0, start + 1 - window), start):
+            for place in range(_first_seen(window, start), start):
                 found = self.gpu[numbers[place // self._size]][place % self._size]
                 wrong = f"the KV cache is wrong at token {place} of {start}"
                 assert found == before[place], wrong
@@ -221,3 +224,8 @@ class Worker:
         token = END if len(request.tokens) + 1 >= request.length else self._dice.randint(10, 12)
         request.tokens.append(token)
         return [token]
+
+
+def _first_seen(window: int | None, place: int) -> int:
+    """The first token that layers with a window see from a place."""
+    return 0 if window is None else max(0, place + 1 - window)
