@@ -24,7 +24,7 @@ from tests.support.sizes import examples
 from .bounds import bounded
 from .hostile import altered_text, damaged
 
-FORM = Form(2, 1, 4, torch.float32)
+FORM = Form(((2, None),), 1, 4, torch.float32)
 TOKENS = 5
 NAME = "document-0.safetensors"
 LENGTH = 8  # bytes of the header's length

@@ -135,9 +135,6 @@ class DocumentCache:
         self._disk, self.disk_is_off = open_disk(scheduler, settings)
         self._reuse = None if self.reuse_is_off else reuse_of(scheduler, settings, self._disk)
         self._prefixes: StoredPrefixes | None = None
-        if self._disk is not None:
-            self._prefixes = StoredPrefixes(self._disk, scheduler, settings.cache_depth)
-            scheduler.connector.disk, scheduler.connector.prefixes = self._disk, self._prefixes
         self._requests: dict[str, Request] = scheduler.requests
         self._block_size: int = scheduler.block_size
         self._pool = scheduler.kv_cache_manager.block_pool
@@ -173,6 +170,10 @@ class DocumentCache:
         )
         if self._host_tier:
             self._host_tier.attach(self.tree)
+        if self._disk is not None:
+            depth = settings.cache_depth
+            self._prefixes = StoredPrefixes(self._disk, scheduler, self.tree.windows, depth)
+            scheduler.connector.disk, scheduler.connector.prefixes = self._disk, self._prefixes
         self.unread = UnreadBlocks(scheduler, self.tree, self._host_tier, self._in_flight)
         self._free_blocks = DocumentFreeQueue(
             self._pool.free_block_queue.get_all_free_blocks(), self.tree, self._pool

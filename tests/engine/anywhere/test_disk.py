@@ -26,7 +26,7 @@ from ragcache_integrations.engine.in_vllm.anywhere.files import (
 from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 
-FORM = Form(2, 3, 8, torch.float32)
+FORM = Form(((2, None),), 3, 8, torch.float32)
 MODEL, OTHER = b"m" * 16, b"o" * 16
 GIB = 1 << 30
 
@@ -55,10 +55,10 @@ def bytes_in(tmp_path: Path) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_document_is_read_as_it_was_written(tmp_path: Path, dtype: torch.dtype) -> None:
-    form = Form(2, 3, 8, dtype)
+    form = Form(((2, None),), 3, 8, dtype)
     path, written = tmp_path / "a-0.safetensors", document(7, 3, dtype)
     write_document(path, written)
-    assert path.stat().st_size == HEADER_BYTES + 7 * form.token_bytes
+    assert path.stat().st_size == HEADER_BYTES + 7 * form.sizes.token_bytes
     assert same(read_document(path, form, 7), written)
 
 
@@ -81,9 +81,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DocumentFileError, match="8 tokens"):
         read_document(path, FORM, 8)
     with pytest.raises(DocumentFileError, match="float16"):
-        read_document(path, Form(4, 3, 8, torch.float16), 7)
+        read_document(path, Form(((4, None),), 3, 8, torch.float16), 7)
     with pytest.raises(DocumentFileError, match="shape"):
-        read_document(path, Form(3, 2, 8, torch.float32), 7)
+        read_document(path, Form(((3, None),), 2, 8, torch.float32), 7)
     renamed = tmp_path / "b-0.safetensors"
     path.rename(renamed)
     with pytest.raises(DocumentFileError, match="another document"):
@@ -114,16 +114,16 @@ def test_a_secret_that_is_damaged_is_made_anew(tmp_path: Path) -> None:
 
 
 def index_of(folder: DocumentFolder, tokens: int, policy: str = "lru") -> DiskIndex:
-    gib = tokens * FORM.token_bytes / GIB
+    gib = tokens * FORM.sizes.token_bytes / GIB
     settings = CacheSettings(policy, reuse="anywhere", disk_cache_gib=gib)
-    return DiskIndex(folder, settings, FORM.token_bytes, 1)
+    return DiskIndex(folder, settings, FORM.sizes, 1)
 
 
 @pytest.mark.parametrize("policy", ["pgdsf", "lru"])
 def test_what_is_on_disk_fits(tmp_path: Path, policy: str) -> None:
     """Also with files of another model, of another engine, and after starting again."""
     room = 300
-    most = room * FORM.token_bytes
+    most = room * FORM.sizes.token_bytes
     other = folder_of(tmp_path, OTHER)
     for number in range(9):
         path = other.file(other.name(bytes([number])), 0)
@@ -148,9 +148,9 @@ def test_what_is_on_disk_fits(tmp_path: Path, policy: str) -> None:
         assert worker.take_unwritten() == set()
         assert len(index) > 0
         assert bytes_in(tmp_path) <= most
-        files = {name for name, _ in folder.files(FORM.token_bytes)}
+        files = {name for name, _ in folder.files(FORM.sizes.token_bytes)}
         assert len(files) == len(index)
-    assert list(other.files(FORM.token_bytes)) == []
+    assert list(other.files(FORM.sizes.token_bytes)) == []
 
 
 def test_a_smaller_disk_keeps_what_was_used_last(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_what_was_used_counts_after_a_restart_even_where_nothing_was_read(tmp_pa
     worker.touch(index.take_used())
     assert index.take_used() == []
     worker.close()
-    names = [name for name, _ in folder.files(FORM.token_bytes)]
+    names = [name for name, _ in folder.files(FORM.sizes.token_bytes)]
     assert names[-4:] == [folder.name(bytes([number])) for number in (7, 8, 3, 1)]
     smaller = index_of(folder, 40)
     assert [number for number in range(10) if bytes([number]) in smaller] == [1, 3, 8]
@@ -297,7 +297,7 @@ def test_a_file_that_is_about_to_go_is_not_there(tmp_path: Path) -> None:
     assert b"b" in index
     worker.remove(index.take_drops())
     worker.close()
-    assert [name for name, _ in folder.files(FORM.token_bytes)] == [folder.name(b"b")]
+    assert [name for name, _ in folder.files(FORM.sizes.token_bytes)] == [folder.name(b"b")]
 
 
 WRITER = """
@@ -323,12 +323,12 @@ def test_a_process_that_is_killed_leaves_whole_files(tmp_path: Path) -> None:
         while not (any(folder.path.glob(".*.tmp")) and len(list(folder.path.iterdir())) > 3):
             assert time.monotonic() < until
         process.kill()
-    names = dict(folder.files(FORM.token_bytes))
+    names = dict(folder.files(FORM.sizes.token_bytes))
     assert names
     worker = DiskWorker(folder, FORM, 1)
     for number in range(len(names)):
         key = number.to_bytes(4, "little")
-        assert names.pop(folder.name(key)) == 2000
+        assert names.pop(folder.name(key)) == FORM.nbytes(2000)
         assert same(worker.read(key, 2000), document(2000, number))
     for path in folder.path.glob(".*.tmp"):
         os.utime(path, (1, 1))

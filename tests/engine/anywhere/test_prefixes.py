@@ -17,7 +17,7 @@ from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.in_vllm.anywhere.encoded import Encoded
-from ragcache_integrations.engine.in_vllm.anywhere.paged import PagedMemory
+from ragcache_integrations.engine.in_vllm.anywhere.grouped import GroupedMemory, Tables
 from ragcache_integrations.engine.in_vllm.anywhere.prefixes import prefix_keys
 from ragcache_integrations.engine.in_vllm.anywhere.worker import Moves, Save, StoreWorker
 from ragcache_integrations.engine.process import control
@@ -150,16 +150,16 @@ def test_no_name_of_a_tenant_makes_other_tokens_of_its_own() -> None:
 class Memory:
     """Paged memory that nothing is wrong with."""
 
-    def read(self, blocks: tuple[int, ...], begin: int, end: int) -> Encoded:
+    def read(self, blocks: Tables, begin: int, end: int) -> Encoded:
         tensor = torch.zeros(1, end - begin, 1, 1)
         return Encoded(tensor, tensor, begin)
 
 
 def test_nothing_is_kept_that_came_from_blocks_which_could_not_be_filled() -> None:
     """Nor in the steps that were planned before anybody knew."""
-    worker = StoreWorker(cast("PagedMemory", Memory()), 4, steps=2)
+    worker = StoreWorker(cast("GroupedMemory", Memory()), 4, steps=2)
     kept = {"stays": True, "written": False}
-    clean, later = Save(b"clean", 0, 8, (1, 2), **kept), (5, 6, 7)
+    clean, later = Save(b"clean", 0, 8, ((1, 2),), **kept), ((5, 6, 7),)
     for unread, lost in (({6}, True), (set[int](), True), (set(), False)):
         worker.save(Moves(saves=[clean, Save(b"wrong", 8, 12, later, **kept)]), unread)
         assert worker.lost == ({b"wrong"} if lost else set())

@@ -22,12 +22,12 @@ from ragcache_integrations.engine.in_vllm.host_tier import (
     KVConnectorWorkerMetadata,
     Transfers,
 )
-from ragcache_integrations.engine.in_vllm.kv_cache import unsuited
+from ragcache_integrations.engine.in_vllm.kv_cache import unsuited, windows
 
 from .disk import DISK_CACHE_DIR, DISK_CACHE_GIB, DiskIndex, DiskWorker, open_folder
 from .encoded import Form
+from .grouped import GroupedMemory
 from .models import unsuited_for_files
-from .paged import PagedMemory
 from .prefixes import StoredPrefixes
 from .worker import Moves, StoreWorker
 
@@ -92,11 +92,15 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
         if float(extra("host_cache_gib", 0.0)):
             self.host_tier = HostTierConnector(vllm_config, role, kv_cache_config)
         self._block_size = vllm_config.cache_config.block_size
+        self._groups = [group.layer_names for group in kv_cache_config.kv_cache_groups]
         # The scheduler comes to the same conclusion, and then asks for nothing.
         self._unused = (
             unsuited(kv_cache_config, vllm_config.cache_config)
             or unsuited_for_files(vllm_config, kv_cache_config)
         ) is not None
+        self._windows = () if self._unused else windows(kv_cache_config)
+        if self._windows != (None,) and not float(extra(DISK_CACHE_GIB, 0.0)):
+            self._unused = True  # documents of such a model are on disk or nowhere
         self.reuse: Any = None
         self.disk: DiskIndex | None = None
         self.prefixes: StoredPrefixes | None = None
@@ -178,7 +182,8 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
             self.host_tier.register_kv_caches(kv_caches)
         if not self._unused:
             layers = self._vllm_config.compilation_config.static_forward_context
-            memory = PagedMemory(layers, kv_caches, self._block_size)
+            size = self._block_size
+            memory = GroupedMemory(layers, kv_caches, self._groups, self._windows, size)
             steps = self._vllm_config.max_concurrent_batches
             self._store = StoreWorker(memory, self._block_size, steps)
             self._store.disk = self._open_disk(self._store.memory.form)

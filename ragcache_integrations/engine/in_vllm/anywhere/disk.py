@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.engine.arguments import GIB
-from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
 from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from ragcache_integrations.resources.cache import cache_home
 
-from .encoded import Encoded, Form
+from .encoded import Encoded, Form, Sizes
 from .files import (
     HEADER_BYTES,
     DocumentFileError,
@@ -78,9 +77,9 @@ def open_disk(scheduler: Any, settings: CacheSettings) -> tuple[DiskIndex | None
         return None, reason
     profile = settings.prefill_profile
     seconds = PrefillCostModel.from_dict(profile) if profile else None
-    token_bytes = block_bytes(scheduler.kv_cache_config) // scheduler.block_size
+    sizes = Sizes.of(scheduler.kv_cache_config)
     workers = config.parallel_config.world_size
-    return DiskIndex(folder, settings, token_bytes, workers, seconds), None
+    return DiskIndex(folder, settings, sizes, workers, seconds), None
 
 
 def open_folder(config: Any, folder: str | None) -> DocumentFolder | None:
@@ -110,7 +109,7 @@ class DiskIndex:
     Args:
         folder: The model's folder.
         settings: Size and policy.
-        token_bytes: Of a token on one worker.
+        sizes: How large documents are on one worker.
         workers: Among which each document is divided.
         prefill_seconds: Prefill times of the model.
     """
@@ -119,20 +118,20 @@ class DiskIndex:
         self,
         folder: DocumentFolder,
         settings: CacheSettings,
-        token_bytes: int,
+        sizes: Sizes,
         workers: int,
         prefill_seconds: Any = None,
     ) -> None:
         self._folder = folder
-        self._token_bytes = token_bytes
+        self._sizes = sizes
         self._lost: set[bytes] = set()  # names of files that are bad, and may not have gone yet
-        tokens = int(settings.disk_cache_gib * GIB) // (token_bytes * workers)
-        self._header = -(-HEADER_BYTES // token_bytes)
+        tokens = int(settings.disk_cache_gib * GIB) // (sizes.token_bytes * workers)
+        self._header = sizes.units(HEADER_BYTES)
         self._store = DocumentStore(tokens, settings.policy, prefill_seconds)
         self._drops: dict[bytes, None] = {}  # in this order, as those that were used
         self._used: dict[bytes, None] = {}
-        for name, length in folder.files(token_bytes):
-            self._admit(name, length)
+        for name, nbytes in folder.files(sizes.step_bytes):
+            self._admit(name, nbytes)
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, bytes) and self._folder.name(key) in self._store
@@ -147,16 +146,17 @@ class DiskIndex:
 
     def fits(self, tokens: int) -> bool:
         """Whether a document can be here at all."""
-        return tokens + self._header <= self._store.capacity
+        return self._sizes.units(self._sizes.nbytes(tokens)) + self._header <= self._store.capacity
 
     def look(self, key: bytes, tokens: int) -> None:
         """See whether a document's file has come or gone: other engines may use the folder."""
         name = self._folder.name(key)
-        if not has_size(self._folder.file(name, 0), HEADER_BYTES + tokens * self._token_bytes):
+        nbytes = self._sizes.nbytes(tokens)
+        if not has_size(self._folder.file(name, 0), HEADER_BYTES + nbytes):
             self._lost.discard(name)
             self._store.discard([name])
         elif name not in self._lost and name not in self._drops:  # whose file goes soon
-            self._admit(name, tokens)
+            self._admit(name, nbytes)
 
     def add(self, key: bytes, tokens: int, kept: Iterable[bytes]) -> bool:
         """Make room for a document that is about to be written.
@@ -172,7 +172,7 @@ class DiskIndex:
         staying = {self._folder.name(each) for each in kept}
         name = self._folder.name(key)
         self._lost.discard(name)  # the file is removed before it is written
-        return self._admit(name, tokens, staying)
+        return self._admit(name, self._sizes.nbytes(tokens), staying)
 
     def access(self, keys: Iterable[bytes]) -> None:
         """Documents were used in this order, whether they were read here or not."""
@@ -199,8 +199,8 @@ class DiskIndex:
         used, self._used = list(self._used), {}
         return used
 
-    def _admit(self, name: bytes, tokens: int, staying: Collection[bytes] = ()) -> bool:
-        gone = self._store.add(name, tokens + self._header, staying)
+    def _admit(self, name: bytes, nbytes: int, staying: Collection[bytes] = ()) -> bool:
+        gone = self._store.add(name, self._sizes.units(nbytes) + self._header, staying)
         self._drops.update(dict.fromkeys(gone or ()))
         return gone is not None
 
@@ -347,8 +347,7 @@ class DiskWorker:
         self._size -= size * self._workers
 
     def _write(self, path: Path, document: Encoded) -> None:
-        tokens = document.keys.shape[1]
-        if has_size(path, HEADER_BYTES + tokens * self._form.token_bytes):  # by another engine
+        if has_size(path, HEADER_BYTES + document.nbytes):  # by another engine
             return
         write_document(path, document)
         self._failed = False

@@ -89,21 +89,22 @@ class DocumentFolder:
         """A worker's file of a document."""
         return self.path / f"{name.hex()}-{worker}{SUFFIX}"
 
-    def files(self, token_bytes: int) -> Iterator[tuple[bytes, int]]:
-        """Names and tokens of the first worker's files, the latest used last.
+    def files(self, step_bytes: int) -> Iterator[tuple[bytes, int]]:
+        """Names and bytes of the first worker's files, without headers, the latest used last.
 
         Args:
-            token_bytes: Of a token on one worker; files of other sizes are left out.
+            step_bytes: What sizes are multiples of; other files are left out.
         """
         found: list[tuple[int, bytes, int]] = []
         for entry in os.scandir(self.path):
             name = entry.name.removesuffix(f"-0{SUFFIX}")
             with suppress(OSError, ValueError):
                 status = entry.stat(follow_symlinks=False)
-                tokens, rest = divmod(status.st_size - HEADER_BYTES, token_bytes)
-                if name != entry.name and len(name) == 2 * NAME_BYTES and tokens > 0 and not rest:
-                    found.append((status.st_mtime_ns, bytes.fromhex(name), tokens))
-        return ((name, tokens) for _, name, tokens in sorted(found))
+                nbytes = status.st_size - HEADER_BYTES
+                right = nbytes > 0 and nbytes % step_bytes == 0
+                if name != entry.name and len(name) == 2 * NAME_BYTES and right:
+                    found.append((status.st_mtime_ns, bytes.fromhex(name), nbytes))
+        return ((name, nbytes) for _, name, nbytes in sorted(found))
 
     def trim(self, most: float = math.inf) -> int:
         """Remove files of all models until the rest fits, those first that were not used longest.
@@ -186,7 +187,7 @@ def read_document(path: Path, form: Form, tokens: int) -> Encoded:
     with open_regular(path, links=False) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-    right = HEADER_BYTES + tokens * form.token_bytes
+    right = HEADER_BYTES + form.nbytes(tokens)
     if size != right or length != HEADER_BYTES - LENGTH_BYTES:
         msg = f"{path} is damaged: a document of {tokens} tokens takes {right} bytes, not {size}"
         raise DocumentFileError(msg)

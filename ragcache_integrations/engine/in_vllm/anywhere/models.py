@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = ["unsuited_for_files", "unsuited_for_reuse"]
@@ -11,6 +12,8 @@ FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3
 a part of its layers, or scale keys by their place, and would answer wrongly without a word."""
 ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE whose angles do not depend on the length of the prompt."""
+WINDOWED_FAMILIES = ("Gemma3ForCausalLM", "GptOssForCausalLM")
+"""Families of which files hold what was computed, but no key is turned to another position."""
 
 
 def unsuited_for_reuse(config: Any, kv_cache_config: Any) -> str | None:
@@ -23,7 +26,11 @@ def unsuited_for_reuse(config: Any, kv_cache_config: Any) -> str | None:
     # A prompt that is computed at once waits for a whole step, of which rows take a share.
     if not config.scheduler_config.enable_chunked_prefill:
         return "it does not work with prompts that are not computed in chunks"
-    return unsuited_for_files(config, kv_cache_config)
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    kinds = [(type(spec).__name__, getattr(spec, "sliding_window", None)) for spec in specs]
+    if kinds != [("FullAttentionSpec", None)]:
+        return "not all of its layers attend to the whole prompt"
+    return _unsuited(config, FAMILIES)
 
 
 def unsuited_for_files(config: Any, kv_cache_config: Any) -> str | None:
@@ -34,20 +41,25 @@ def unsuited_for_files(config: Any, kv_cache_config: Any) -> str | None:
         kv_cache_config: The same.
     """
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    kinds = [(type(spec).__name__, getattr(spec, "sliding_window", None)) for spec in specs]
-    if kinds != [("FullAttentionSpec", None)]:
-        return "not all of its layers attend to the whole prompt"
+    pages = {(spec.page_size_bytes, getattr(spec, "page_size_padded", None)) for spec in specs}
+    if len(pages) > 1 or pages.pop()[1] is not None:
+        return "its layers' blocks differ in size, or are larger than their keys and values"
+    return _unsuited(config, FAMILIES + WINDOWED_FAMILIES)
+
+
+def _unsuited(config: Any, families: Sequence[str]) -> str | None:
     text = config.model_config.hf_text_config
     family = (config.model_config.architectures or ["unknown"])[0]
-    if family not in FAMILIES:
-        return f"{family} is not among the models that it is right for: {', '.join(FAMILIES)}"
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in ROPES:
-        return f"its RoPE is of type {kind!r}; allowed are {', '.join(ROPES)}"
-    turned = rope.get("partial_rotary_factor") or getattr(text, "partial_rotary_factor", None) or 1
-    if turned != 1:
-        return f"it turns {turned} of each head; allowed is all of it"
+    if family not in families:
+        return f"{family} is not among the models that it is right for: {', '.join(families)}"
+    for rope in _ropes(text):
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        if kind not in ROPES:
+            return f"its RoPE is of type {kind!r}; allowed are {', '.join(ROPES)}"
+        partial = getattr(text, "partial_rotary_factor", None)
+        turned = rope.get("partial_rotary_factor") or partial or 1
+        if turned != 1:
+            return f"it turns {turned} of each head; allowed is all of it"
     parallel = config.parallel_config
     reasons = {
         "speculative decoding": config.speculative_config is not None,
@@ -59,3 +71,10 @@ def unsuited_for_files(config: Any, kv_cache_config: Any) -> str | None:
     }
     wrong = [name for name, present in reasons.items() if present]
     return f"it does not work with {wrong[0]}" if wrong else None
+
+
+def _ropes(text: Any) -> Sequence[Mapping[str, Any]]:
+    """The model's kinds of RoPE: one, or one for each kind of its layers."""
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    kinds = tuple(each for each in rope.values() if isinstance(each, Mapping))
+    return kinds or (rope,)

@@ -33,13 +33,19 @@ class PagedMemory:
         layers: vLLM's attention layers by their names, in the order of the model.
         caches: Their paged memory, of shape ``(blocks, ...)``.
         block_size: Tokens of a block.
+        turns: Whether keys are ever written at other positions than they had.
 
     Raises:
         LayoutError: A layer's blocks, or the model's rotary embedding, aren't understood.
     """
 
     def __init__(
-        self, layers: Mapping[str, Any], caches: Mapping[str, Tensor], block_size: int
+        self,
+        layers: Mapping[str, Any],
+        caches: Mapping[str, Tensor],
+        block_size: int,
+        *,
+        turns: bool = True,
     ) -> None:
         self._layers = [layers[name] for name in caches]
         self._caches = list(caches.values())
@@ -50,13 +56,14 @@ class PagedMemory:
             msg = f"the model's layers differ in their KV caches: {shapes}, {kinds}"
             raise LayoutError(msg)
         ((self._heads, self._head_size),) = shapes
-        self._table = _rotary_table(self._head_size)
+        self._table = _rotary_table(self._head_size) if turns else None
         self._where = self._find_layout()
 
     @property
     def form(self) -> Form:
         """What documents look like."""
-        return Form(len(self._layers), self._heads, self._head_size, self._caches[0].dtype)
+        groups = ((len(self._layers), None),)
+        return Form(groups, self._heads, self._head_size, self._caches[0].dtype)
 
     def read(self, blocks: Sequence[int], begin: int, end: int) -> Encoded:
         """Copy a span of a request's tokens out.
@@ -87,9 +94,17 @@ class PagedMemory:
             first: The first token that is written.
             end: The token after the last.
             blocks: Numbers of all of the request's blocks.
+
+        Raises:
+            LayoutError: Keys would have to be turned, and this does not turn any.
         """
         cut, device = slice(first - begin, end - begin), self._caches[0].device
-        angles = angles_between(self._table, document.position + cut.start, first, end - first)
+        position, angles = document.position + cut.start, None
+        if position != first:
+            if self._table is None:
+                msg = f"keys of position {position} are of no use at {first}"
+                raise LayoutError(msg)
+            angles = angles_between(self._table, position, first, end - first)
         angles = angles if angles is None else angles.to(device)
         places = torch.arange(first, end)
         slots = torch.tensor(blocks)[places // self._size] * self._size + places % self._size

@@ -1,8 +1,10 @@
 """Exact prefixes on disk: what the knowledge tree holds, kept for after a restart.
 
 A file holds the keys and values of one document after one particular text, in whole blocks: what a
-node of the tree holds. It is written as soon as it was computed, not when it is evicted, so that
-neither an eviction nor a crash loses it. A request reads what neither the GPU nor the host has.
+node of the tree holds, of layers with a window their last blocks. So a request reads files up to a
+document's end, where all layers have what they need, and not up to a place within it. A file is
+written as soon as its document was computed, not when it is evicted, so that neither an eviction
+nor a crash loses it. A request reads what neither the GPU nor the host has.
 
 vLLM's names of blocks may differ in the next process, so files have names of our own: a hash of the
 tenant and of all tokens up to the document's end. A key stays at its position and is not turned, so
@@ -19,8 +21,10 @@ from itertools import pairwise
 from typing import Any
 
 from ragcache_integrations.core.prompt import Span
+from ragcache_integrations.knowledge_tree.windows import Windows
 
 from .disk import DiskIndex
+from .grouped import NOBODY, Tables, table
 from .plan import Load
 from .worker import Fetch, Moves, Save
 
@@ -53,18 +57,22 @@ class StoredPrefixes:
     Args:
         disk: What is on disk.
         scheduler: vLLM's scheduler.
+        windows: Which blocks of a document layers keep.
         cache_depth: How many of a request's first documents are kept; ``None`` for all.
     """
 
-    def __init__(self, disk: DiskIndex, scheduler: Any, cache_depth: int | None) -> None:
+    def __init__(
+        self, disk: DiskIndex, scheduler: Any, windows: Windows, cache_depth: int | None
+    ) -> None:
         self._disk = disk
         self._scheduler = scheduler
         self._size: int = scheduler.block_size
+        self._windows = windows
         self._depth = cache_depth
         self._known: dict[str, _Known] = {}
         self._found: tuple[str, list[Load]] = "", []  # of the request that was matched last
         self._fetches: dict[bytes, Fetch] = {}
-        self._loads: list[tuple[Load, tuple[int, ...]]] = []
+        self._loads: list[tuple[Load, Tables]] = []
         self._loaded: dict[str, int] = {}
 
     def enter(self, request: Any, spans: Sequence[Span]) -> None:
@@ -103,6 +111,8 @@ class StoredPrefixes:
             if key not in self._disk:
                 break
             stop = min(end, usable)
+            if stop < end and not self._windows.whole:
+                break  # the window before this place is not in the file
             found.append(Load(key, begin, at, stop, end - begin))
             at = stop
         return at - computed
@@ -127,9 +137,9 @@ class StoredPrefixes:
         self._disk.access(reversed(known.keys))
         if matched != name or not external:
             return 0
-        numbers = tuple(blocks.get_block_ids()[0])
+        tables = table(blocks)
         for load in found:
-            self._loads.append((load, numbers))
+            self._loads.append((load, tables))
             self._fetches[load.key] = Fetch(load.key, load.tokens, stays=False)
         self._loaded[name] = sum(load.end - load.first for load in found)
         return self._loaded[name]
@@ -153,18 +163,28 @@ class StoredPrefixes:
     def _saves(
         self, name: str, known: _Known, computed: int, reading: set[bytes]
     ) -> Iterator[Save]:
-        blocks = tuple(self._scheduler.kv_cache_manager.get_block_ids(name)[0])
+        blocks = table(self._scheduler.kv_cache_manager.get_blocks(name))
         for number, (key, begin, end) in enumerate(known.parts()):
             if number < known.kept:
                 continue
             if end > computed:
                 break
             known.kept += 1
+            if not self._has_all(blocks, begin, end):
+                continue  # it was read, and a window has left some of it behind
             self._disk.look(key, end - begin)
             if key not in self._disk and self._disk.add(key, end - begin, reading):
                 reading.add(key)
                 self._disk.access(reversed(known.keys[:number]))
                 yield Save(key, begin, end, blocks, stays=False, written=True, waits=False)
+
+    def _has_all(self, blocks: Tables, begin: int, end: int) -> bool:
+        """Whether a request still has all blocks that are kept of a document."""
+        first, last = begin // self._size, end // self._size
+        return all(
+            NOBODY not in numbers[self._windows.first(group, first, last) : last]
+            for group, numbers in enumerate(blocks)
+        )
 
 
 def prefix_keys(salt: str, token_ids: Sequence[int], ends: Sequence[int]) -> tuple[bytes, ...]:

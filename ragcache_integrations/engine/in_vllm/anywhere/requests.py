@@ -34,6 +34,7 @@ from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
 from .connector import DocumentConnector
 from .disk import DiskIndex
+from .grouped import Tables, table
 from .models import unsuited_for_reuse
 from .plan import Load, Plan, make_plan
 from .store import DocumentStore
@@ -119,7 +120,7 @@ class Reuse:
         self._waiting: dict[str, int] = {}  # tokens of rows that each of them is thought to need
         self._rows_left = self._tokens_left = 0
         self._fetches: dict[bytes, Fetch] = {}
-        self._loads: list[tuple[Load, tuple[int, ...]]] = []
+        self._loads: list[tuple[Load, Tables]] = []
         self._rows: list[tuple[Request, int, int, tuple[int, ...]]] = []
         self._drops: set[bytes] = set()
         self._counted = 0
@@ -251,7 +252,7 @@ class Reuse:
             return
         plan = plan.after(plan.end - external)
         numbers = tuple(blocks.get_block_ids()[0])
-        self._loads += [(load, numbers) for load in plan.loads]
+        self._loads += [(load, (numbers,)) for load in plan.loads]
         self._fetch(plan.loads)
         self._rows += [(request, first, end, numbers) for first, end in plan.rows]
         keys = [load.key for load in plan.loads]
@@ -278,7 +279,7 @@ class Reuse:
             if request.num_computed_tokens + count < known.spans[-1][2]:
                 continue
             known.saved = True
-            blocks = tuple(self._scheduler.kv_cache_manager.get_block_ids(name)[0])
+            blocks = table(self._scheduler.kv_cache_manager.get_blocks(name))
             for key, (_, begin, end) in zip(known.keys, known.spans, strict=True):
                 stays = key not in self.store and self._keep(key, end - begin, read)
                 written = (

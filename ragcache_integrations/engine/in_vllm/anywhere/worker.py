@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from .disk import DiskWorker
 from .encoded import Encoded
 from .files import DocumentFileError
-from .paged import PagedMemory
+from .grouped import NOBODY, GroupedMemory, Tables
 from .plan import Load
 
 __all__ = ["Moves", "StoreWorker"]
@@ -25,7 +25,7 @@ class Save:
     Attributes:
         key: Its key.
         begin, end: Its span in the request.
-        blocks: Numbers of the request's blocks.
+        blocks: The request's blocks.
         stays: Whether it stays in memory.
         written: Whether it is written to the disk.
         waits: Whether the step waits where much is to be written; else this is left out.
@@ -34,7 +34,7 @@ class Save:
     key: bytes
     begin: int
     end: int
-    blocks: tuple[int, ...]
+    blocks: Tables
     stays: bool
     written: bool
     waits: bool = True
@@ -61,7 +61,7 @@ class Moves:
 
     Attributes:
         fetches: Documents that are brought from the disk.
-        loads: Documents' tokens to be written into requests' blocks, whose numbers come with them.
+        loads: Documents' tokens to be written into requests' blocks, which come with them.
         drops: Documents that are forgotten after the forward pass.
         removals: Names of documents that are removed from the disk after that.
         saves: Documents to be read out and kept after that.
@@ -69,7 +69,7 @@ class Moves:
     """
 
     fetches: list[Fetch] = field(default_factory=list)
-    loads: list[tuple[Load, tuple[int, ...]]] = field(default_factory=list)
+    loads: list[tuple[Load, Tables]] = field(default_factory=list)
     drops: list[bytes] = field(default_factory=list)
     removals: list[bytes] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
@@ -91,7 +91,7 @@ class StoreWorker:
         unread: Numbers of blocks that could not be filled since then.
     """
 
-    def __init__(self, memory: PagedMemory, block_size: int, steps: int = 1) -> None:
+    def __init__(self, memory: GroupedMemory, block_size: int, steps: int = 1) -> None:
         self.memory = memory
         self.disk: DiskWorker | None = None
         self._size = block_size
@@ -117,7 +117,7 @@ class StoreWorker:
                 self._documents.pop(load.key, None)
                 self.lost.add(load.key)
                 first, last = load.first // self._size, -(-load.end // self._size)
-                self.unread.update(blocks[first:last])
+                self.unread |= _numbers(blocks, first, last)
 
     def save(self, moves: Moves, unread: Collection[int] = ()) -> None:
         """Forget and keep documents after the forward pass.
@@ -135,7 +135,7 @@ class StoreWorker:
         if self.disk is not None:
             self.disk.remove(moves.removals)
         for save in moves.saves:
-            if not wrong.isdisjoint(save.blocks[: -(-save.end // self._size)]):
+            if not wrong.isdisjoint(_numbers(save.blocks, 0, -(-save.end // self._size))):
                 self.lost.add(save.key)
                 continue
             if not save.waits and self.disk is not None and self.disk.busy:
@@ -170,7 +170,7 @@ class StoreWorker:
             self.lost.add(fetch.key)
             return None
 
-    def _write(self, document: Encoded, load: Load, blocks: Sequence[int]) -> bool:
+    def _write(self, document: Encoded, load: Load, blocks: Tables) -> bool:
         """Write a document into a request's blocks; ``False``, with an error, if that fails."""
         try:
             self.memory.write(document, load.begin, load.first, load.end, blocks)
@@ -178,3 +178,8 @@ class StoreWorker:
             logger.exception("a stored document could not be read")
             return False
         return True
+
+
+def _numbers(blocks: Tables, first: int, last: int) -> set[int]:
+    """Numbers of a request's blocks in all groups, from the first up to the last."""
+    return {number for group in blocks for number in group[first:last]} - {NOBODY}
