@@ -368,8 +368,9 @@ class VLLM:
         reports = self._engine.collective_rpc(finish_writing)
         for unwritten, _ in reports:
             self._documents.forget_files(unwritten)
-        missing = sum(not self._documents.keeps(key, tokens) for key, tokens in documents)
-        return missing, next((error for _, error in reports if error), "")
+        missing = [tokens for key, tokens in documents if not self._documents.keeps(key, tokens)]
+        why = next((error for _, error in reports if error), "")
+        return len(missing), why or self._documents.why_not_kept(max(missing, default=0))
 
     def submit(self, request: Submit) -> None:
         """Add a request.

@@ -237,6 +237,13 @@ class DocumentCache:
         """Whether a document is kept, to be reused at any place: on the disk, if there is one."""
         return self._reuse is not None and self._reuse.keeps(key, tokens)
 
+    def why_not_kept(self, tokens: int) -> str:
+        """Why no document of this many tokens is kept; empty if some are."""
+        longest = None if self._reuse is None else self._reuse.longest
+        if longest is None or tokens < longest:
+            return ""
+        return f"one has {tokens:,} tokens, and the model's layers have a window of {longest:,}"
+
     def forget_files(self, keys: Iterable[bytes]) -> None:
         """Documents are not on the disk."""
         if self._disk is not None:

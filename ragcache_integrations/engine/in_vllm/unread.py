@@ -155,7 +155,7 @@ class UnreadBlocks:
     ) -> tuple[dict[str, int], set[int]]:
         """For each request with wrong blocks the place of its first, and all wrong blocks.
 
-        Whoever shares a block that was computed from a wrong one has wrong blocks, too.
+        A request that shares a block which was computed from a wrong one has wrong blocks, too.
         """
         wrong, firsts = set(blocks), dict[str, int]()
         tables = {name: self._block_ids(name) for name in requests}

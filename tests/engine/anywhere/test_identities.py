@@ -50,6 +50,13 @@ FAMILIES: dict[str, tuple[type, type[PreTrainedModel], dict[str, object]]] = {
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
+    # All layers have a window, which is longer than the prompts; or one has it, the other not.
+    "mistral with windows": (MistralConfig, MistralForCausalLM, {"sliding_window": 512}),
+    "mistral with a window": (
+        MistralConfig,
+        MistralForCausalLM,
+        {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
 }
 
 
@@ -74,7 +81,7 @@ def model_of(family: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral", "qwen2", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", *FAMILIES])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_of(request.param, tmp_path_factory.mktemp("model"))
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from parts.layer_kinds.models import SHAPES, make_model
+from parts.layer_kinds.models import SHAPES, WINDOW, make_model
 
 from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt
@@ -24,14 +24,17 @@ from ragcache_integrations.engine.in_vllm.anywhere import grouped
 from ragcache_integrations.engine.in_vllm.anywhere.disk import DiskIndex
 from ragcache_integrations.engine.in_vllm.anywhere.encoded import Encoded, Form
 from ragcache_integrations.engine.in_vllm.anywhere.grouped import NOBODY, GroupedMemory
+from ragcache_integrations.engine.in_vllm.anywhere.plan import Load
 from ragcache_integrations.engine.in_vllm.anywhere.prefixes import StoredPrefixes, prefix_keys
 from ragcache_integrations.engine.process import control
+from ragcache_integrations.errors import DocumentsNotKeptError
 from ragcache_integrations.knowledge_tree.windows import Windows
 
 DICE = random.Random(5)
 WORDS = ["".join(DICE.choices(string.ascii_letters, k=4)) for _ in range(200)]
 DOCUMENTS = [" ".join(DICE.choices(WORDS, k=words)) for words in (60, 8, 25, 40)]
 """Some shorter than a window, others longer."""
+SHORT = "One, two, three, four, five."
 PAIRS = list(itertools.permutations(DOCUMENTS, 2))
 FEW = SamplingOptions(max_tokens=8, ignore_eos=True, logprobs=1)
 SETTINGS: dict[str, Any] = {"kv_cache_gib": 0.125, "max_model_len": 1024, "dtype": "float32"}
@@ -135,6 +138,30 @@ def test_what_is_damaged_is_computed_again_without_a_restart(
     assert engine.stats().restarts == restarts
 
 
+@pytest.mark.engine
+def test_what_is_longer_than_a_window_is_not_reused_anywhere(
+    model: str, expected: list[Likelihoods], tmp_path: Path
+) -> None:
+    with RAGCacheEngine(
+        model,
+        reuse="anywhere",
+        link_tokens=0,
+        disk_cache_gib=0.1,
+        disk_cache_dir=tmp_path,
+        vllm_args={"enforce_eager": True},
+        **SETTINGS,
+    ) as engine:
+        off = engine.reuse_is_off
+        if off is None:  # Mistral's: one kind of RoPE for all layers
+            engine.encode([SHORT])
+            with pytest.raises(DocumentsNotKeptError, match=f"window of {WINDOW}"):
+                engine.encode([DOCUMENTS[0]])
+        long = [engine.generate(prompt(*PAIRS[0]), FEW) for _ in range(2)]
+        short = engine.generate(Prompt.rag("Which?", [SHORT]), FEW)
+    assert all(same(answer, expected[0]) for answer in long)
+    assert short.usage.cached_tokens > 0 if off is None else "not among the models" in off
+
+
 @dataclass
 class Files:
     """A disk with all documents but those of these keys."""
@@ -181,7 +208,6 @@ class Layers:
     """Paged memory whose keys are numbers of blocks, and that notes what is written."""
 
     def __init__(self, layers: Any, caches: dict[str, Any], size: int, *, turns: bool) -> None:
-        assert not turns
         self.form = Form(((len(caches), None),), 1, 1, torch.float32)
         self._size = size
         self.written: dict[int, list[float]] = {}
@@ -207,7 +233,7 @@ def test_of_each_group_what_a_follower_needs_is_kept_and_written(
 ) -> None:
     monkeypatch.setattr(grouped, "PagedMemory", Layers)
     groups, windows = [["a", "b"], ["c"], ["d"]], [None, 1, 3]
-    memory = GroupedMemory({}, dict.fromkeys("abcd", None), groups, windows, 4)  # type: ignore[arg-type]  # stand-ins
+    memory = GroupedMemory({}, cast("Any", dict.fromkeys("abcd")), groups, windows, 4, turns=False)
     tables = (tuple(range(10, 18)), tuple(range(20, 28)), tuple(range(30, 38)))
     document = memory.read(tables, 8, 24)
     assert memory.form.shape(16) == document.keys.shape == (2 * 16 + 4 + 12, 1, 1)
@@ -218,7 +244,7 @@ def test_of_each_group_what_a_follower_needs_is_kept_and_written(
         (*[NOBODY] * 5, 55, 56, 57),
         (*[NOBODY] * 4, 64, 65, 66, 67),
     )
-    memory.write(document, 8, 12, 24, there)
+    memory.write(document, Load(b"", 8, 12, 24, 16), there)
     written = [cast("Any", layers).written for layers in memory._memories]
     assert written[0] == {40 + at: [10.0 + at] * 8 for at in (3, 4, 5)}
     assert written[1] == {55: [25.0] * 4}

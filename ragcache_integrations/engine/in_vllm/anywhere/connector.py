@@ -27,7 +27,7 @@ from ragcache_integrations.engine.in_vllm.kv_cache import unsuited, windows
 from .disk import DISK_CACHE_DIR, DISK_CACHE_GIB, DiskIndex, DiskWorker, open_folder
 from .encoded import Form
 from .grouped import GroupedMemory
-from .models import unsuited_for_files
+from .models import unsuited_for_files, unsuited_for_reuse
 from .prefixes import StoredPrefixes
 from .worker import Moves, StoreWorker
 
@@ -99,8 +99,10 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
             or unsuited_for_files(vllm_config, kv_cache_config)
         ) is not None
         self._windows = () if self._unused else windows(kv_cache_config)
-        if self._windows != (None,) and not float(extra(DISK_CACHE_GIB, 0.0)):
-            self._unused = True  # documents of such a model are on disk or nowhere
+        # Keys are turned only where documents are reused anywhere; else there is the disk alone.
+        self._turns = unsuited_for_reuse(vllm_config, kv_cache_config) is None
+        if not self._turns and not float(extra(DISK_CACHE_GIB, 0.0)):
+            self._unused = True
         self.reuse: Any = None
         self.disk: DiskIndex | None = None
         self.prefixes: StoredPrefixes | None = None
@@ -183,7 +185,9 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
         if not self._unused:
             layers = self._vllm_config.compilation_config.static_forward_context
             size = self._block_size
-            memory = GroupedMemory(layers, kv_caches, self._groups, self._windows, size)
+            memory = GroupedMemory(
+                layers, kv_caches, self._groups, self._windows, size, turns=self._turns
+            )
             steps = self._vllm_config.max_concurrent_batches
             self._store = StoreWorker(memory, self._block_size, steps)
             self._store.disk = self._open_disk(self._store.memory.form)

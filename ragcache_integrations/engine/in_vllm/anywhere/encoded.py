@@ -119,5 +119,5 @@ class Sizes:
         return self.rows(tokens) * self.layer_bytes
 
     def units(self, nbytes: int) -> int:
-        """So many bytes as tokens of all layers, rounded up."""
+        """A number of bytes as tokens of all layers, rounded up."""
         return -(-nbytes // self.token_bytes)

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from .encoded import Encoded, Form
 from .paged import LayoutError, PagedMemory
+from .plan import Load
 
 __all__ = ["NOBODY", "GroupedMemory", "Tables", "table"]
 
 NOBODY = -1
-"""In the place of a block that a window has left behind, or never needed."""
+"""In the place of a block that is in no window any more, or that nobody needs."""
 
 Tables = tuple[tuple[int, ...], ...]
 """Numbers of a request's blocks in each group, in order."""
@@ -47,6 +48,7 @@ class GroupedMemory:
         windows: For each group, how many blocks before a place a prompt needs to continue there;
             ``None`` for all.
         block_size: Tokens of a block.
+        turns: Whether keys are ever written at other positions than they had.
 
     Raises:
         LayoutError: A layer's blocks aren't understood, or layers of several groups differ.
@@ -59,9 +61,9 @@ class GroupedMemory:
         groups: Sequence[Sequence[str]],
         windows: Sequence[int | None],
         block_size: int,
+        *,
+        turns: bool,
     ) -> None:
-        # Where there are windows, no key is ever turned.
-        turns = tuple(windows) == (None,)
         self._size = block_size
         self._memories = [
             PagedMemory(layers, {name: caches[name] for name in names}, block_size, turns=turns)
@@ -103,34 +105,31 @@ class GroupedMemory:
         )
         return Encoded(keys, values, begin)
 
-    def write(self, document: Encoded, begin: int, first: int, end: int, blocks: Tables) -> None:
+    def write(self, document: Encoded, load: Load, blocks: Tables) -> None:
         """Write tokens of a document where a request has it, except into blocks of nobody.
 
         Args:
             document: The document.
-            begin: Where it begins in the request.
-            first: The first token that is written.
-            end: The token after the last. Where there are windows, it ends the document.
+            load: What is written of it.
             blocks: All of the request's blocks.
         """
-        if self._kept == [None]:
-            self._memories[0].write(document, begin, first, end, blocks[0])
-            return
+        begin, stop = load.begin, load.begin + load.tokens
         sides = [document.keys.flatten(0, -3), document.values.flatten(0, -3)]
         at = 0
         for memory, kept, numbers in zip(self._memories, self._kept, blocks, strict=True):
-            held = self._first(kept, begin, end)
-            rows = memory.form.layers * (end - held)
+            held = self._first(kept, begin, stop)
+            rows = memory.form.layers * (stop - held)
             keys, values = (
-                side[at : at + rows].view(memory.form.layers, end - held, *side.shape[1:])
+                side[at : at + rows].view(memory.form.layers, stop - held, *side.shape[1:])
                 for side in sides
             )
             at += rows
-            start = max(first, held)
-            while start < end and numbers[start // self._size] == NOBODY:
+            part = Encoded(keys, values, document.position + held - begin)
+            start = max(load.first, held)
+            while start < load.end and numbers[start // self._size] == NOBODY:
                 start = (start // self._size + 1) * self._size
-            if start < end:
-                memory.write(Encoded(keys, values, held), held, start, end, numbers)
+            if start < load.end:
+                memory.write(part, held, start, load.end, numbers)
 
     @staticmethod
     def _first(kept: int | None, begin: int, end: int) -> int:

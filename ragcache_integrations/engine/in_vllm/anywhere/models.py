@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["unsuited_for_files", "unsuited_for_reuse"]
+__all__ = ["longest_reused", "unsuited_for_files", "unsuited_for_reuse"]
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Their keys are turned by their position and by nothing else. A family that isn't listed may turn
@@ -26,11 +26,7 @@ def unsuited_for_reuse(config: Any, kv_cache_config: Any) -> str | None:
     # A prompt that is computed at once waits for a whole step, of which rows take a share.
     if not config.scheduler_config.enable_chunked_prefill:
         return "it does not work with prompts that are not computed in chunks"
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    kinds = [(type(spec).__name__, getattr(spec, "sliding_window", None)) for spec in specs]
-    if kinds != [("FullAttentionSpec", None)]:
-        return "not all of its layers attend to the whole prompt"
-    return _unsuited(config, FAMILIES)
+    return _unsuited(config, kv_cache_config, FAMILIES)
 
 
 def unsuited_for_files(config: Any, kv_cache_config: Any) -> str | None:
@@ -40,14 +36,28 @@ def unsuited_for_files(config: Any, kv_cache_config: Any) -> str | None:
         config: As of :func:`unsuited_for_reuse`.
         kv_cache_config: The same.
     """
+    return _unsuited(config, kv_cache_config, FAMILIES + WINDOWED_FAMILIES)
+
+
+def longest_reused(kv_cache_config: Any) -> int | None:
+    """The most tokens of a prompt in which documents are reused anywhere; ``None`` for any number.
+
+    What is in a window sees all before it, as in a model without windows. Beyond it, a document
+    that was encoded alone would hold what it could not see in its place.
+
+    Args:
+        kv_cache_config: vLLM's ``KVCacheConfig``.
+    """
+    specs = (group.kv_cache_spec for group in kv_cache_config.kv_cache_groups)
+    windows = (getattr(spec, "sliding_window", None) for spec in specs)
+    return min((window for window in windows if window is not None), default=None)
+
+
+def _unsuited(config: Any, kv_cache_config: Any, families: Sequence[str]) -> str | None:
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     pages = {(spec.page_size_bytes, getattr(spec, "page_size_padded", None)) for spec in specs}
     if len(pages) > 1 or pages.pop()[1] is not None:
         return "its layers' blocks differ in size, or are larger than their keys and values"
-    return _unsuited(config, FAMILIES + WINDOWED_FAMILIES)
-
-
-def _unsuited(config: Any, families: Sequence[str]) -> str | None:
     text = config.model_config.hf_text_config
     family = (config.model_config.architectures or ["unknown"])[0]
     if family not in families:

@@ -171,7 +171,7 @@ class StoredPrefixes:
                 break
             known.kept += 1
             if not self._has_all(blocks, begin, end):
-                continue  # it was read, and a window has left some of it behind
+                continue  # it was read, and some of it is in no window any more
             self._disk.look(key, end - begin)
             if key not in self._disk and self._disk.add(key, end - begin, reading):
                 reading.add(key)

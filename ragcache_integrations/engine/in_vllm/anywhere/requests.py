@@ -35,7 +35,7 @@ from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from .connector import DocumentConnector
 from .disk import DiskIndex
 from .grouped import Tables, table
-from .models import unsuited_for_reuse
+from .models import longest_reused, unsuited_for_reuse
 from .plan import Load, Plan, make_plan
 from .store import DocumentStore
 from .worker import Fetch, Moves, Save
@@ -101,6 +101,10 @@ class Reuse:
         scheduler: vLLM's scheduler, right after its ``__init__``. Places of its batch are kept for
             rows.
         disk: What is on disk; ``None`` for no disk.
+
+    Attributes:
+        longest: The most tokens of a prompt with documents that are reused, or of one and a token
+            after it; ``None`` for any number.
     """
 
     def __init__(self, store: DocumentStore, scheduler: Any, disk: DiskIndex | None = None) -> None:
@@ -108,6 +112,8 @@ class Reuse:
         self.disk = disk
         self._scheduler = scheduler
         self._block_size: int = scheduler.block_size
+        self.longest = longest_reused(scheduler.kv_cache_config)
+        self._said = False
         self._budget: int = scheduler.max_num_scheduled_tokens
         self._most_rows = min(ROWS, scheduler.max_num_running_reqs // 2)
         self._most_tokens = int(SHARE * self._budget)
@@ -121,7 +127,7 @@ class Reuse:
         self._rows_left = self._tokens_left = 0
         self._fetches: dict[bytes, Fetch] = {}
         self._loads: list[tuple[Load, Tables]] = []
-        self._rows: list[tuple[Request, int, int, tuple[int, ...]]] = []
+        self._rows: list[tuple[Request, int, int, Tables]] = []
         self._drops: set[bytes] = set()
         self._counted = 0
         self._numbers = itertools.count()
@@ -144,6 +150,9 @@ class Reuse:
             self.make_way()
         encodes, links = arguments.get(ENCODE), arguments.get(LINK_TOKENS)
         if not spans or not (encodes or is_whole(links)) or not is_plain(request):
+            return False
+        # A document comes with a token after it at least.
+        if self._is_too_long(request.num_prompt_tokens + bool(encodes)):
             return False
         self._hasher = request._block_hasher  # noqa: SLF001 - internal requests need one, too
         salt = request.cache_salt or ""
@@ -251,10 +260,10 @@ class Reuse:
         if not external:
             return
         plan = plan.after(plan.end - external)
-        numbers = tuple(blocks.get_block_ids()[0])
-        self._loads += [(load, (numbers,)) for load in plan.loads]
+        tables = table(blocks)
+        self._loads += [(load, tables) for load in plan.loads]
         self._fetch(plan.loads)
-        self._rows += [(request, first, end, numbers) for first, end in plan.rows]
+        self._rows += [(request, first, end, tables) for first, end in plan.rows]
         keys = [load.key for load in plan.loads]
         self.store.access(keys)
         if self.disk is not None:
@@ -301,7 +310,7 @@ class Reuse:
         hits = self._scheduler.connector_prefix_cache_stats
         if hits is not None:
             hits.hits -= counted
-        for request, first, end, blocks in rows:
+        for request, first, end, tables in rows:
             name = f"rows.{next(self._numbers)}"
             tokens = request.prompt_token_ids[: end + 1]
             plan.scheduled_new_reqs.append(
@@ -311,7 +320,9 @@ class Reuse:
                     mm_features=[],
                     sampling_params=GREEDY,
                     pooling_params=None,
-                    block_ids=(list(blocks[: -(-end // self._block_size)]),),
+                    block_ids=tuple(
+                        list(numbers[: -(-end // self._block_size)]) for numbers in tables
+                    ),
                     num_computed_tokens=first,
                     lora_request=None,
                     prefill_token_ids=tokens,
@@ -392,12 +403,27 @@ class Reuse:
         self._drops.discard(key)
         return gone is not None
 
+    def _is_too_long(self, tokens: int) -> bool:
+        """Whether a prompt is longer than a window; the first one is logged."""
+        if self.longest is None or tokens <= self.longest:
+            return False
+        if not self._said:
+            logger.warning(
+                "documents of prompts that are longer than the model's window of %d tokens are not "
+                "reused anywhere but computed exactly; the first such prompt has %d",
+                self.longest,
+                tokens,
+            )
+        self._said = True
+        return True
+
     def _pend_missing(self, plan: Plan, known: _Known, request: Request) -> None:
         """Note documents that are to be encoded when there is nothing else to do."""
         for key, begin, end in plan.missing:
             tokens = request.prompt_token_ids[begin:end]
             on_disk = self.disk is not None and self.disk.fits(len(tokens))
             fits = len(tokens) <= self.store.capacity or on_disk
+            fits = fits and not self._is_too_long(len(tokens) + 1)
             if key in self._encoding or not fits or len(tokens) >= self._scheduler.max_model_len:
                 continue
             self._pending[key] = (known.salt, tokens)

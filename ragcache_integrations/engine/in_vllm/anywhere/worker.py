@@ -173,7 +173,7 @@ class StoreWorker:
     def _write(self, document: Encoded, load: Load, blocks: Tables) -> bool:
         """Write a document into a request's blocks; ``False``, with an error, if that fails."""
         try:
-            self.memory.write(document, load.begin, load.first, load.end, blocks)
+            self.memory.write(document, load, blocks)
         except Exception:
             logger.exception("a stored document could not be read")
             return False
