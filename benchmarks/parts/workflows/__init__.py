@@ -1,0 +1,1 @@
+"""A workflow of three agents, beside the requests of other users."""
