@@ -1,5 +1,6 @@
 """Cached answers: one is served again only where question, documents and settings are the same."""
 
+from .controls import AnswerControls
 from .core import AnswerCore, Near
 from .entries import CachedAnswer, Question, plain_question
 from .flow import AnswerFlow, Lookup, plain_answer, same_text, says_same
@@ -9,6 +10,7 @@ from .types import AnswerExplanation, AnswerStats, AnswerTrace, SharedAnswerStat
 
 __all__ = [
     "AnswerCacheCollector",
+    "AnswerControls",
     "AnswerCore",
     "AnswerExplanation",
     "AnswerFlow",

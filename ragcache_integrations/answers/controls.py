@@ -18,7 +18,7 @@ __all__ = ["AnswerControls"]
 
 
 class AnswerControls:
-    """Statistics of a cache of answers, what it forgets, and its files."""
+    """Statistics of a cache of answers, what it forgets, and its files, in both frameworks."""
 
     if TYPE_CHECKING:
         _flow: AnswerFlow[Any]

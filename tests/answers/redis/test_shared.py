@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.tools import tool
 from langchain_core.vectorstores import InMemoryVectorStore
 from llama_index.core import VectorStoreIndex
@@ -309,7 +309,7 @@ class TestAdapters:
     def test_a_chain_whose_prompt_changes_is_alone(self, server: RealRedis) -> None:
         shared: dict[str, Any] = {"cache": patient(server.url), "tag": new_tag(), "tolerance": 0}
         answers = iter(["one", "two", "three"])
-        model = RunnableLambda(lambda _: next(answers))
+        model: Runnable[Any, str] = RunnableLambda(lambda _: next(answers))
         caches = []
         for _ in range(2):
             store = InMemoryVectorStore.from_texts(["rome"], langchain_embeddings(), ids=["1"])
