@@ -11,7 +11,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.langchain import cached_node
+from ragcache_integrations.langchain import cached_node, hint_steps
 from tests.answers.traffic import langchain_embeddings
 
 
@@ -66,6 +66,13 @@ async def test_a_result_is_served_again_where_what_the_node_reads_is_equal() -> 
     assert (search.calls, node.stats().hits) == (3, 3)
     node.clear()
     assert found(question="rome is it nice") == ["rome is it nice 4"]
+
+
+def test_a_graph_with_hints_shares_what_it_would_share_without() -> None:
+    search = Search()
+    graph = graph_of(cached_node(search, reads=["question"]))
+    for either in (graph, hint_steps(graph), hint_steps(graph)):
+        assert either.invoke({"question": "rome"})["found"] == ["rome 1"]
 
 
 def test_users_and_namespaces_share_nothing() -> None:

@@ -175,6 +175,33 @@ def test_a_pin_beyond_its_quota_is_refused_and_the_next_is_not(server: Server) -
     assert counts["ragcache_tenant_quota"] == pytest.approx(1)
 
 
+def test_steps_of_a_workflow_are_taken_in(server: Server) -> None:
+    rules = {name: " ".join(f"{name} rule {n}." for n in range(60)) for name in ("plan", "write")}
+    before = server.metrics()["ragcache_documents_total"]
+    said: dict[bool, list[str]] = {False: [], True: []}
+    for hints, answers in said.items():
+        for turn in range(3):
+            for name, following in (("plan", "write"), ("write", "plan")):
+                fields = {"step": name, "next_steps": {following: 1}} if hints else {}
+                status, answer = server.chat(
+                    f"{rules[name]} Turn {turn}?", cache_salt=f"workflow {hints}", **fields
+                )
+                assert status == 200, answer
+                answers.append(answer["choices"][0]["message"]["content"])
+    assert said[True] == said[False]
+    # From a step's second request on, what both begin with is kept as a document is.
+    counts = server.metrics_once("ragcache_documents_total", before + 4)
+    assert counts["ragcache_documents_total"] >= before + 4
+    for wrong, words in (
+        ({"step": 3}, "step must be a name, got 3"),
+        ({"step": "a", "next_steps": {"b": 0}}, "must be a whole number of at least 1"),
+        ({"vllm_xargs": {"rag_step": "a"}}, "rag_step is not for clients"),
+    ):
+        status, answer = server.chat("?", **wrong)
+        assert status == 400
+        assert words in answer["error"]["message"]
+
+
 def test_a_plain_client_chats(plain: openai.OpenAI, engine: RAGCacheEngine) -> None:
     ours = engine.generate(RAG, SamplingOptions(max_tokens=8, logprobs=1))
     turns: Any = [{"role": m.role, "content": content_parts(m.parts)} for m in RAG.messages]
