@@ -96,7 +96,8 @@ if its ~= g then
   return {time, {}, 0, 0, 1}
 end
 if redis.call('HLEN', bucket) > tonumber(ARGV[6]) then return refuse() end
-if redis.call('HSTRLEN', bucket, 'e' .. id) > tonumber(ARGV[7]) then return refuse() end
+local size = redis.call('HSTRLEN', bucket, 'e' .. id) + redis.call('HSTRLEN', bucket, 'c' .. id)
+if size > tonumber(ARGV[7]) then return refuse() end
 local same = redis.call('HGET', bucket, 'e' .. id)
 if same and lives(id, same) then
   local cap = redis.call('HGET', bucket, 'c' .. id) or ''
@@ -105,7 +106,8 @@ if same and lives(id, same) then
   return {time, {id, same, cap}, ended, foreign, 0}
 end
 if ARGV[4] ~= '1' then return {time, {}, ended, foreign, 0} end
-local fields, size, caps, found = redis.call('HGETALL', bucket), 0, {}, {}
+local fields, caps, found = redis.call('HGETALL', bucket), {}, {}
+size = 0
 for _, field in ipairs(fields) do size = size + #field end
 if size > tonumber(ARGV[7]) then return refuse() end
 for i = 1, #fields, 2 do
@@ -134,6 +136,12 @@ if redis.pcall('HGET', bucket, 'g') ~= g then
   redis.call('HSET', bucket, 'g', g)
 end
 redis.call('HSET', bucket, 'e' .. id, time .. ARGV[4], 't' .. id, time)
+-- The answer before it may have been wrong. A cap that nobody can read serves the same words alone.
+local cap = redis.call('HGET', bucket, 'c' .. id)
+if cap and not (#cap <= NAME and string.match(cap, '^[%d.e+-]+$') and (tonumber(cap) or -1) >= 0)
+then
+  redis.call('HSET', bucket, 'c' .. id, '0')
+end
 local others = {}
 for _, name in ipairs(redis.call('HKEYS', bucket)) do
   if string.sub(name, 1, 1) == 'e' and name ~= 'e' .. id then
