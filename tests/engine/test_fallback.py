@@ -109,12 +109,13 @@ def test_another_scheduler_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    ("changes", "groups"),
-    [({}, 1), ({"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, 3)],
+    ("changes", "blocks"),
+    # Of a model with windows alone, vLLM 0.27 asks for more memory than it uses.
+    [({}, 28), ({"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, 48)],
     ids=["sliding window", "hybrid"],
 )
 def test_a_model_that_does_not_see_all_of_the_prompt_has_a_tree_and_a_host_tier(
-    changes: dict[str, Any], groups: int, tmp_path: Path
+    changes: dict[str, Any], blocks: int, tmp_path: Path
 ) -> None:
     """The GPU is so small that both tiers are in use, and the process is killed in between."""
     model = model_with_a_window(tmp_path, **changes)
@@ -136,7 +137,7 @@ def test_a_model_that_does_not_see_all_of_the_prompt_has_a_tree_and_a_host_tier(
     with start(model, {"enable_prefix_caching": False}, knowledge_tree=False) as plain:
         expected = ask(plain)
     assert len(set(expected)) > len(expected) / 2
-    small = {"block_size": 32, "num_gpu_blocks_override": 16 * groups}
+    small = {"block_size": 32, "num_gpu_blocks_override": blocks}
     with start(model, small, max_model_len=416, host_cache_gib=0.05) as engine:
         for _ in range(2):
             assert ask(engine) == expected
