@@ -28,12 +28,12 @@ from vllm.v1.request import Request, RequestStatus
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.prompt import ENCODE, LINK_TOKENS, Span, extra_args_from_spans
 from ragcache_integrations.engine.arguments import GIB
-from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
 from ragcache_integrations.engine.protocol import CacheSettings, document_key
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
 from .connector import DocumentConnector
 from .disk import DiskIndex
+from .encoded import Sizes
 from .grouped import Tables, table
 from .models import longest_reused, unsuited_for_reuse
 from .plan import Load, Plan, make_plan
@@ -457,9 +457,9 @@ def reuse_of(scheduler: Any, settings: CacheSettings, disk: DiskIndex | None) ->
     connector = scheduler.connector
     if settings.reuse != "anywhere" or not isinstance(connector, DocumentConnector):
         return None
-    size = block_bytes(scheduler.kv_cache_config)
+    token_bytes = Sizes.of(scheduler.kv_cache_config).token_bytes
     workers = scheduler.vllm_config.parallel_config.world_size
-    tokens = int(settings.document_cache_gib * GIB * scheduler.block_size) // (size * workers)
+    tokens = int(settings.document_cache_gib * GIB) // (token_bytes * workers)
     profile = settings.prefill_profile
     seconds = PrefillCostModel.from_dict(profile) if profile else None
     reuse = Reuse(DocumentStore(tokens, settings.policy, seconds), scheduler, disk)
