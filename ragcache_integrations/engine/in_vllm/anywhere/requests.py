@@ -118,9 +118,10 @@ class Reuse:
         self._most_rows = min(ROWS, scheduler.max_num_running_reqs // 2)
         self._most_tokens = int(SHARE * self._budget)
         scheduler.max_num_running_reqs -= self._most_rows
-        scheduler.max_num_active_reqs = min(
-            scheduler.max_num_active_reqs, scheduler.max_num_running_reqs
-        )
+        if hasattr(scheduler, "max_num_active_reqs"):  # not in older versions
+            scheduler.max_num_active_reqs = min(
+                scheduler.max_num_active_reqs, scheduler.max_num_running_reqs
+            )
         self._secret = secrets.token_hex(16)
         self._known: dict[str, _Known] = {}
         self._waiting: dict[str, int] = {}  # tokens of rows that each of them is thought to need
