@@ -193,6 +193,8 @@ WRONG: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ),
     ("stream_options", ("x", 7, {"include_usage": True})),
     ("priority", ("x", [])),
+    ("step", (7, [], {}, "x" * 300)),
+    ("next_steps", ("x", 7, [1], {"b": 1}, {"b": "1"})),
 )
 
 
