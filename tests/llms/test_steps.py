@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
 from langchain_core.prompts import ChatPromptTemplate
+from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 
@@ -383,6 +384,17 @@ class TestLlamaIndexWorkflows:
 
         assert await llama_index.hint_steps(Open()).run() == ["Yes."] * 2
         assert listener.said == [("first", {"second": 1}), ("second", {})]
+
+    async def test_an_agent_is_a_workflow_whose_model_comes_again_after_its_tools(self) -> None:
+        listener = Listener()
+        llm = llama_index.RAGCacheLLM(engine=listener, is_function_calling_model=True)
+        agent = llama_index.hint_steps(FunctionAgent(tools=[str.upper], llm=llm))
+        assert str(await agent.run("?")) == "Yes."
+        ((name, coming),) = listener.said
+        assert name == "run_agent_step"
+        assert coming is not None
+        assert {"call_tool", "run_agent_step"} <= coming.keys()
+        assert coming["call_tool"] < coming["run_agent_step"]
 
     async def test_steps_of_runs_at_the_same_time_stay_apart(self) -> None:
         listener = Listener()
