@@ -47,7 +47,7 @@ class AnswerControls:
         """Forget the answers for which everything given holds; return how many.
 
         With ``cache`` all processes forget more: all answers of the namespace, regardless
-        of ``ids``, or all answers if none is named. Counted are those that this process fetched.
+        of ``ids``, or all answers if none is named. They are not counted.
 
         Args:
             ids: They come from one of these documents. One without an id has the hash of its text.
@@ -63,6 +63,14 @@ class AnswerControls:
     ) -> int:
         """Async version of :meth:`forget`."""
         return await self._flow.aforget(ids, namespace)
+
+    def close(self) -> None:
+        """Close the connections to Redis, if there are any; they are opened again when needed."""
+        self._flow.close()
+
+    async def aclose(self) -> None:
+        """Async version of :meth:`close`."""
+        await self._flow.aclose()
 
     def save(self, path: str | os.PathLike[str], *, tag: str) -> int:
         """Write the answers, and what has been learnt of the tolerance, to a file.

@@ -139,24 +139,32 @@ class AnswerCore(Generic[A]):
         """The farthest distance at which anything is served or learnt; 0: embeddings are no use."""
         return self.tolerance if self._adaptive is None else self._adaptive.largest
 
-    def find(self, question: Question) -> CachedAnswer[A] | None:
-        """Return the answer to the same words; counts as a lookup."""
+    def find(self, question: Question, among: Group[A] | None = None) -> CachedAnswer[A] | None:
+        """Return the answer to the same words; counts as a lookup.
+
+        Args:
+            question: The question.
+            among: The answers of its key, where they are kept elsewhere.
+        """
         words, key = self._keys(question)
         with self._lock:
             self._counts["lookups"] += 1
-            group = self._live(key)
+            group = self._live(key) if among is None else among
             entry = None if group is None else group.entries.get(words)
             if entry is not None:
                 self._touch(entry)
                 self._counts.update(hits=1, same_words=1)
         return entry
 
-    def nearest(self, question: Question, embedding: Vector) -> Near[A] | None:
+    def nearest(
+        self, question: Question, embedding: Vector, among: Group[A] | None = None
+    ) -> Near[A] | None:
         """Return the nearest entry, and whether it is to be served.
 
         Args:
             question: The question, for whose words :meth:`find` found nothing.
             embedding: Its embedding, of shape ``(dim,)``.
+            among: As for :meth:`find`.
 
         Returns:
             ``None`` where there is no entry of its key.
@@ -164,7 +172,7 @@ class AnswerCore(Generic[A]):
         key = self.key_of(question)
         unit = unit_vector(embedding)
         with self._lock:
-            group = self._live(key)
+            group = self._live(key) if among is None else among
             near = None if group is None else group.nearest(unit)
             if near is None:
                 return None
@@ -212,35 +220,24 @@ class AnswerCore(Generic[A]):
                 entry.cap = before.cap
             self._counts.update(insertions=1, evictions=self._put(words, entry))
 
-    def adopt(
-        self, question: Question, answers: Iterable[tuple[Record[A], float, float]], *, whole: bool
-    ) -> None:
-        """Take over answers of a question's key that are kept elsewhere. Nothing is counted.
+    def group(
+        self, question: Question, answers: Iterable[tuple[Record[A], float, float]]
+    ) -> Group[A]:
+        """Return answers that are kept elsewhere, without those that are too old.
 
         Args:
-            question: The question.
-            answers: Answers, all of them of its key, with their ages in seconds and their caps.
-            whole: Whether there are no others: what is here of that key is forgotten then.
-                Otherwise there are none to the question's own words but these.
+            question: A question.
+            answers: Answers of its key, with their ages in seconds and their caps.
         """
         key, now = self.key_of(question), self._clock()
-        with self._lock:
-            before = self._groups.get(key, Group[A]()).entries
-            caps = {words: entry.cap for words, entry in before.items()}
-            for words in list(before) if whole else [words_of(question)]:
-                if words in before:
-                    self._order.pop(before[words], None)
-                    self._remove(before[words])
-            # Groups have the oldest first.
-            for record, age, cap in sorted(answers, key=lambda answer: -answer[1]):
-                words = words_of(record.question)
-                lower = min(cap, caps.get(words, math.inf))
-                self._put(
-                    words,
-                    CachedAnswer(
-                        record.question, record.answer, record.embedding, now - age, key, lower
-                    ),
-                )
+        group = Group[A]()
+        # Groups have the oldest first.
+        for record, age, cap in sorted(answers, key=lambda answer: -answer[1]):
+            embedding, since = record.embedding, now - age
+            entry = CachedAnswer(record.question, record.answer, embedding, since, key, cap)
+            if not self._is_old(entry):
+                group.add(words_of(record.question), entry)
+        return group
 
     def count(self, what: Counted, by: int = 1) -> None:
         """Count something that the owner did."""
@@ -337,13 +334,15 @@ class AnswerCore(Generic[A]):
                 self._remove(entry)
         return len(chosen)
 
-    def explain(self, question: Question, embedding: Vector | None) -> AnswerExplanation:
+    def explain(
+        self, question: Question, embedding: Vector | None, among: Group[A] | None = None
+    ) -> AnswerExplanation:
         """Explain why a question would be served an answer, or not. Nothing is counted."""
         words, key = self._keys(question)
         unit = None if embedding is None else unit_vector(embedding)
         tolerance = 0.0 if embedding is None else self.tolerance
         with self._lock:
-            group = self._live(key)
+            group = self._live(key) if among is None else among
             same = None if group is None else group.entries.get(words)
             if same is not None:
                 reason = "the same words were answered from the same documents"

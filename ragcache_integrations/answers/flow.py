@@ -19,7 +19,7 @@ from ragcache_integrations.retrievers.keys import FollowUpWarning
 
 from .copies import copy_answer
 from .core import AnswerCore, Near
-from .entries import CachedAnswer, Question, Vector
+from .entries import CachedAnswer, Group, Question, Vector
 from .records import AnswerCodec
 from .redis import SharedAnswers
 from .types import (
@@ -147,21 +147,23 @@ class AnswerFlow(Generic[A]):
         Raises:
             Exception: Any error of the embedding model.
         """
-        if not self._fetch(question, embed):
+        among = self._fetch(question, embed)
+        if among is None and self._shared is not None:
             return self._without_redis(question)
-        entry = self._find(question)
+        entry = self._find(question, among)
         if entry is not None or embed is None or not self.core.farthest:
             return self._without_embedding(question, entry)
-        return self._with_embedding(question, embed())
+        return self._with_embedding(question, embed(), among)
 
     async def alook_up(self, question: Question, embed: Callable[[], Any] | None) -> Lookup[A]:
         """Async version of :meth:`look_up`."""
-        if not await self._waiting(self._fetch, question, embed):
+        among = await self._waiting(self._fetch, question, embed)
+        if among is None and self._shared is not None:
             return self._without_redis(question)
-        entry = self._find(question)
+        entry = self._find(question, among)
         if entry is not None or embed is None or not self.core.farthest:
             return self._without_embedding(question, entry)
-        return self._with_embedding(question, await embed())
+        return self._with_embedding(question, await embed(), among)
 
     async def _waiting(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call what may wait for Redis, in a thread if there is Redis."""
@@ -169,20 +171,20 @@ class AnswerFlow(Generic[A]):
             return function(*args, **kwargs)
         return await in_executor(self._redis_threads, function, *args, **kwargs)
 
-    def _fetch(self, question: Question, embed: object) -> bool:
-        """Fetch what other processes have; return whether the question can be looked up."""
+    def _fetch(self, question: Question, embed: object) -> Group[A] | None:
+        """Return the answers that processes share; ``None``: Redis does not say, or is not used."""
         if self._shared is None:
-            return True
+            return None
         return self._shared.fetch(question, near=embed is not None and self.core.farthest > 0)
 
     def _without_redis(self, question: Question) -> Lookup[A]:
         self.core.count("lookups")
         return Lookup(question, AnswerTrace(hit=False, reason=_AWAY))
 
-    def _find(self, question: Question) -> CachedAnswer[A] | None:
+    def _find(self, question: Question, among: Group[A] | None) -> CachedAnswer[A] | None:
         if not question.context:
             self._follow_ups.hear(question.text)
-        return self.core.find(question)
+        return self.core.find(question, among)
 
     def _without_embedding(self, question: Question, entry: CachedAnswer[A] | None) -> Lookup[A]:
         if entry is None:
@@ -191,10 +193,12 @@ class AnswerFlow(Generic[A]):
         reason = "the same words were answered from the same documents"
         return Lookup(question, self._hit(entry, reason, 0.0), entry)
 
-    def _with_embedding(self, question: Question, embedding: Vector | None) -> Lookup[A]:
+    def _with_embedding(
+        self, question: Question, embedding: Vector | None, among: Group[A] | None
+    ) -> Lookup[A]:
         if embedding is None:
             return self._without_embedding(question, None)
-        near = self.core.nearest(question, embedding)
+        near = self.core.nearest(question, embedding, among)
         if near is None:
             reason = "no such question was answered from these documents before"
             return Lookup(question, AnswerTrace(hit=False, reason=reason), embedding=embedding)
@@ -337,9 +341,10 @@ class AnswerFlow(Generic[A]):
             question: The question.
             embedding: Its embedding, of shape ``(dim,)``; ``None`` where only the same words count.
         """
-        if not self._fetch(question, embedding):
+        among = self._fetch(question, embedding)
+        if among is None and self._shared is not None:
             return unkept_explanation(_AWAY)
-        return self.core.explain(question, embedding)
+        return self.core.explain(question, embedding, among)
 
     async def aexplain(self, question: Question, embedding: Vector | None) -> AnswerExplanation:
         """Async version of :meth:`explain`."""
@@ -366,7 +371,8 @@ class AnswerFlow(Generic[A]):
     def forget(self, ids: Collection[str] | None, namespace: str | None) -> int:
         """Forget the answers for which everything given holds; return how many.
 
-        In Redis, all answers of the namespace are forgotten, or all where there is none.
+        In Redis, all answers of the namespace are forgotten, or all where there is none, and they
+        are not counted.
 
         Args:
             ids: They come from one of these documents.
@@ -383,6 +389,15 @@ class AnswerFlow(Generic[A]):
     async def aforget(self, ids: Collection[str] | None, namespace: str | None) -> int:
         """Async version of :meth:`forget`."""
         return await self._waiting(self.forget, ids, namespace)
+
+    def close(self) -> None:
+        """Close the connections to Redis, if there are any."""
+        if self._shared is not None:
+            self._shared.close()
+
+    async def aclose(self) -> None:
+        """Async version of :meth:`close`."""
+        await self._waiting(self.close)
 
     def check_unshared(self, what: str) -> None:
         """Refuse what a cache that processes share can't do.

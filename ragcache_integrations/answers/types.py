@@ -110,8 +110,8 @@ class AnswerStats:
 class SharedAnswerStats(AnswerStats):
     """What this process did with answers that processes share.
 
-    ``entries`` are those that it fetched last, and ``evictions`` those that had to go for its
-    insertions.
+    ``entries`` is 0: they are not counted. A key has at most ``capacity`` of them, and at most 64.
+    ``evictions`` are those that had to go for this process's insertions.
 
     Attributes:
         failed: Questions that the chain answered because Redis failed or did not answer in time.

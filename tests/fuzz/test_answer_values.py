@@ -111,6 +111,8 @@ def test_forged_values(
             else:
                 assert served is not None
                 assert served.startswith(f"{question.scope[0]}: ")
+        for process in (one, other):
+            process.flow.close()
 
 
 @given(st.binary(max_size=200))
@@ -121,11 +123,11 @@ def test_whatever_else_there_may_be(content: bytes) -> None:
 
 ANSWERS = [
     *(b"$-1\r\n", b":1\r\n", b"+OK\r\n", b"-ERR no\r\n", b"*0\r\n", b"*5\r\n:1\r\n", b"x\r\n"),
-    b"*5\r\n:1\r\n*1\r\n$1\r\nx\r\n:0\r\n:0\r\n:1\r\n",
-    b"*5\r\n:1\r\n*3\r\n$1\r\nx\r\n$1\r\nx\r\n$1\r\nx\r\n:0\r\n:0\r\n:1\r\n",
-    b"*5\r\n:-1\r\n*0\r\n:0\r\n:0\r\n:1\r\n",
-    b"*5\r\n:99999999999999999999999\r\n*0\r\n:0\r\n:0\r\n:1\r\n",
-    b"*5\r\n:1\r\n:1\r\n:0\r\n:0\r\n:1\r\n",
+    b"*4\r\n:1\r\n*1\r\n$1\r\nx\r\n:0\r\n:0\r\n",
+    b"*4\r\n:1\r\n*3\r\n$1\r\nx\r\n$1\r\nx\r\n$1\r\nx\r\n:0\r\n:0\r\n",
+    b"*4\r\n:-1\r\n*0\r\n:0\r\n:0\r\n",
+    b"*4\r\n:99999999999999999999999\r\n*0\r\n:0\r\n:0\r\n",
+    b"*4\r\n:1\r\n:1\r\n:0\r\n:0\r\n",
     b"$999999999999\r\n",
 ]
 
@@ -139,6 +141,7 @@ def test_whatever_a_server_says_is_a_miss(reply: bytes) -> None:
         lookup = process.look_up(QUESTIONS[0])
         process.flow.keep(lookup, "yes")
         assert process.served(QUESTIONS[0]) is None
+        process.flow.close()
 
 
 def test_a_server_that_sends_without_end_is_left() -> None:
@@ -146,3 +149,4 @@ def test_a_server_that_sends_without_end_is_left() -> None:
         process = Process(patient(url, timeout=1.0), new_tag())
         assert process.served(QUESTIONS[0]) is None
         assert process.stats().failed == 1
+        process.flow.close()

@@ -16,11 +16,13 @@ import math
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from ragcache_integrations.answers.core import AnswerCore
 from ragcache_integrations.answers.entries import (
     CachedAnswer,
+    Group,
     Question,
     Vector,
     unit_vector,
@@ -33,6 +35,7 @@ from ragcache_integrations.answers.records import (
     encode_record,
 )
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.files import encode_key
 from ragcache_integrations.query_cache.redis import (
@@ -60,6 +63,8 @@ _LARGEST_RECORD = 1 << 17
 _LARGEST_KEY = 1 << 24
 """Bytes of a key's answers, a quarter of what one operation may read."""
 _MOST_FIELDS = 3 * _MOST_ANSWERS + 1 + 64
+_MOST_LOWERED = 1000
+"""Caps that a process remembers itself."""
 _LARGEST_NUMBER = 1 << 53
 _STAMP = 16  # digits
 _LONGEST_CAP = 32  # characters
@@ -81,7 +86,7 @@ class _Call:
 
 
 class SharedAnswers(Generic[A]):
-    """Fetches answers from Redis into a cache, and puts them there. Thread-safe.
+    """Fetches answers from Redis, and puts them there. Thread-safe.
 
     Where Redis is slow or gone, fetching says so after the server's ``timeout``, and nothing is
     raised.
@@ -113,9 +118,11 @@ class SharedAnswers(Generic[A]):
         agreed = (_FORMAT, codec.kind, knobs.tag, self._shards)
         self._begin = f"{server.prefix}:{{answers:{_hash(json.dumps(agreed))}"
         self._link = Link(server, "answer cache", "questions are answered without it")
-        self._debts = Debts(self._link, self._clearing)
+        # No method of this object: it is to go, and close its connections, without the collector.
+        self._debts = Debts(self._link, partial(_clearing, self._begin))
         self._lock = make_lock()
         self._counts: Counter[str] = Counter()
+        self._lowered: Memo[tuple[str, bytes], float] = Memo(_MOST_LOWERED)
         self._warned = False
         renew_after_fork(self)
 
@@ -128,31 +135,30 @@ class SharedAnswers(Generic[A]):
             names = ("failed", "skipped", "lost", "corrupt")
             return {name: self._counts[name] for name in names} | {"owed": len(self._debts)}
 
-    def fetch(self, question: Question, *, near: bool) -> bool:
-        """Fetch the answers that a question may be served into the cache; one round trip.
+    def fetch(self, question: Question, *, near: bool) -> Group[A] | None:
+        """Fetch the answers that a question may be served; one round trip.
 
         Args:
             question: The question.
             near: Whether answers to other words are wanted if there is none to the same ones.
 
         Returns:
-            Whether Redis said what there is.
+            The answers; ``None``: Redis did not say what there is.
         """
         place = self._place(question)
         if place is None:
-            return False
+            return None
         limits = (self._lasts, _MOST_FIELDS, _LARGEST_KEY)
         try:
             reply = self._call(LOOK_UP, question, place, _id_of(question), int(near), *limits)
         except UnreachableError as error:
             self._count("failed" if error.called else "skipped")
-            return False
+            return None
         try:
-            self._take(question, reply)
+            return self._take(question, place, reply)
         except (ArithmeticError, LookupError, TypeError, ValueError):
             self._note_corrupt(1)
-            return False
-        return True
+            return None
 
     def insert(self, question: Question, embedding: Vector | None, answer: A) -> bool:
         """Put an answer into Redis, in the place of an earlier one to the same words.
@@ -185,11 +191,13 @@ class SharedAnswers(Generic[A]):
     def lower(self, entry: CachedAnswer[A]) -> None:
         """Lower for all processes how far an answer may be served, after it was wrong."""
         question = entry.question
-        place = self._place(question)
+        place, name = self._place(question), _id_of(question)
         if place is None:
             return
+        with self._lock:  # this process knows it even if Redis does not hear of it
+            self._lowered[place, name] = min(entry.cap, self._lowered.get((place, name), math.inf))
         try:
-            self._call(LOWER, question, place, _id_of(question), repr(float(entry.cap)))
+            self._call(LOWER, question, place, name, repr(float(entry.cap)))
         except UnreachableError:
             self._lose()
 
@@ -204,7 +212,7 @@ class SharedAnswers(Generic[A]):
         budget = self._link.budget(patient=True)
         try:
             for shard in shards:
-                call = self._clearing(shard)
+                call = _clearing(self._begin, shard)
                 if namespace is not None:
                     call = replace(call, script=FORGET, arguments=(_token(), _hash(namespace)))
                 self._link.call(call, budget)
@@ -214,21 +222,19 @@ class SharedAnswers(Generic[A]):
         finally:
             self._debts.add(owed)
 
-    def _clearing(self, shard: int) -> _Call:
-        """Return the call that clears a shard."""
-        return _Call(CLEAR, (self._state(shard),), (_token(),))
+    def close(self) -> None:
+        """Close the connections, which are opened again when needed, and try to clear no more."""
+        self._debts.close()
+        self._link.close()
 
     def _call(self, script: Script, question: Question, place: str, *arguments: Any) -> Any:
         shard = int(place[:8], 16) % self._shards
         if shard in self._debts:
             self._debts.add(())  # should nobody be trying, as after close()
             raise UnreachableError(called=False)
-        keys = (self._state(shard), f"{self._begin}:{shard}}}:{place}")
+        keys = (_state(self._begin, shard), f"{self._begin}:{shard}}}:{place}")
         begin = (_token(), _hash(str(question.scope[0])))
         return self._link.call(_Call(script, keys, (*begin, *arguments)), self._link.budget())
-
-    def _state(self, shard: int) -> str:
-        return f"{self._begin}:{shard}}}:state"
 
     def _place(self, question: Question) -> str | None:
         """Return the hash of a question's key; ``None``: it means nothing in another process."""
@@ -241,14 +247,14 @@ class SharedAnswers(Generic[A]):
             return None
         return _hash(json.dumps(encoded, sort_keys=True))
 
-    def _take(self, question: Question, reply: Any) -> None:
-        """Put what Redis answered into the cache.
+    def _take(self, question: Question, place: str, reply: Any) -> Group[A]:
+        """Return the answers that a reply holds.
 
         Raises:
             TypeError, ValueError: It is no answer of our script.
         """
-        now, found, ended, foreign, whole = reply
-        for number in (now, ended, foreign, whole):
+        now, found, ended, foreign = reply
+        for number in (now, ended, foreign):
             if type(number) is not int or not 0 <= number < _LARGEST_NUMBER:
                 msg = "numbers must be those of a server's script"
                 raise ValueError(msg)
@@ -258,12 +264,16 @@ class SharedAnswers(Generic[A]):
         answers = []
         for name, value, cap in zip(found[::3], found[1::3], found[2::3], strict=True):
             try:
-                answers.append(self._read(question, now, name, value, cap))
+                record, age, farthest = self._read(question, now, name, value, cap)
             except ValueError:
                 foreign += 1
+            else:
+                with self._lock:
+                    lowered = self._lowered.get((place, name), math.inf)
+                answers.append((record, age, min(farthest, lowered)))
         self._note_corrupt(foreign)
         self._core.count("expired", ended)
-        self._core.adopt(question, answers, whole=bool(whole))
+        return self._core.group(question, answers)
 
     def _read(
         self, question: Question, now: int, name: bytes, value: bytes, cap: bytes
@@ -312,6 +322,16 @@ class SharedAnswers(Generic[A]):
             "It is not used: these are misses, counted as corrupt",
             self._link.server.where,
         )
+
+
+def _state(begin: str, shard: int) -> str:
+    """Return the name of a shard's own key."""
+    return f"{begin}:{shard}}}:state"
+
+
+def _clearing(begin: str, shard: int) -> _Call:
+    """Return the call that clears a shard."""
+    return _Call(CLEAR, (_state(begin, shard),), (_token(),))
 
 
 def _id_of(question: Question) -> bytes:

@@ -43,6 +43,7 @@ def run(results: Queue[dict[str, Any]], url: str, versions: Any, together: Barri
         elif lookup.entry.answer != answer:
             wrong.append(f"{lookup.entry.answer} instead of {answer}")
     stats = process.stats()
+    process.flow.close()
     results.put(
         {
             "wrong": wrong,

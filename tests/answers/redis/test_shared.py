@@ -61,7 +61,7 @@ def test_what_one_process_answered_another_serves(both: Both) -> None:
     assert one.served(ask(WORDS[0])) == "yes"
     stats = other.stats()
     assert (stats.lookups, stats.hits, stats.same_words) == (2, 2, 1)
-    assert (one.stats().insertions, one.stats().hits, one.stats().entries) == (1, 1, 1)
+    assert (one.stats().insertions, one.stats().hits, one.stats().entries) == (1, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +153,25 @@ def test_a_wrong_answer_is_wrong_for_all(server: RealRedis) -> None:
     fetched = one.look_up(ask(WORDS[0])).entry
     assert fetched is not None
     assert (fetched.answer, fetched.cap) == ("yes, very", cap)
+
+
+def test_a_process_remembers_what_was_wrong_if_redis_does_not(
+    both: Both, server: RealRedis
+) -> None:
+    one, other = both
+    one.answer(ask(WORDS[0]), "yes")
+    near = one.look_up(ask(WORDS[1])).near
+    assert near is not None
+    one.flow._learn(near, wrong=True)
+    assert other.served(ask(WORDS[1])) is None
+    with server.client() as client:
+        for name in client.scan_iter():
+            for field in client.hkeys(name):
+                if field[:1] == b"c":
+                    client.hdel(name, field)
+    assert one.served(ask(WORDS[1])) is None
+    assert one.served(ask(WORDS[0])) == "yes"
+    assert other.served(ask(WORDS[1])) == "yes"
 
 
 def test_what_is_forgotten_is_forgotten_by_all(both: Both, server: RealRedis) -> None:
@@ -302,6 +321,7 @@ class TestAdapters:
             served = other.invoke(question)
             assert served == answer
             assert type(served) is type(answer)
+        other.close()  # and connected again when needed
         assert other.explain("rome is it pretty").hit
         with pytest.raises(RuntimeError, match="the chain was called"):
             other.invoke("rome is it nice", namespace="another")
@@ -347,8 +367,10 @@ class TestAdapters:
         await one.aforget(namespace="another")
         assert await other.ainvoke("rome is it nice") == "old"
         await one.aclear()
+        await other.aclose()
         with pytest.raises(RuntimeError, match="the chain was called"):
             await other.ainvoke("rome is it nice")
+        assert other.stats().misses == 1
         streamed = cache_of("new", **shared)
         assert [piece async for piece in streamed.astream("rome is it nice")] == ["new"]
         assert await other.ainvoke("rome is it nice") == "new"
@@ -410,6 +432,31 @@ class TestArguments:
             "a", cache=f"redis://me:{PASSWORD.replace('/', '%2F')}@localhost", tag="a"
         )
         assert "s3cret" not in repr(cached)
+
+
+def test_nothing_comes_back_that_was_forgotten(both: Both) -> None:
+    writer, reader = both
+    forgotten, wrong = [-1], list[str]()
+
+    def read() -> None:
+        while forgotten[-1] < 60:
+            last = forgotten[-1]
+            for question in (ask(WORDS[0]), ask(WORDS[1])):
+                served = reader.served(question)
+                if served is not None and int(served) <= last:
+                    wrong.append(f"{served} after {last} was forgotten")
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(61):
+        writer.flow.keep(writer.look_up(ask(WORDS[0])), str(number))
+        writer.flow.clear()
+        forgotten.append(number)
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert reader.stats().failed == 0
 
 
 def test_threads_of_several_processes_ask_while_all_changes(own_server: RealRedis) -> None:
