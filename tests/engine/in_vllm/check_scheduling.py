@@ -156,14 +156,18 @@ LOOKS_AHEAD = hasattr(VllmConfig, AHEAD)
 """From vLLM 0.33 on, hashes cover tokens behind a block where a draft model needs them."""
 
 
-@pytest.mark.parametrize("ahead", [None, 3] if LOOKS_AHEAD else [None])
-@pytest.mark.parametrize("specs", [None, *SHAPES])
+# The last shape is left out of the latter: vLLM itself looks for hashes that are not there yet.
+SPECULATIVE: list[tuple[Specs | None, int | None]] = [
+    *((specs, None) for specs in (None, *SHAPES)),
+    *((specs, 3) for specs in (None, *SHAPES[:-1]) if LOOKS_AHEAD),
+]
+
+
+@pytest.mark.parametrize(("specs", "ahead"), SPECULATIVE)
 def test_random_traffic_with_eagle_reads_what_it_should(
     specs: Specs | None, ahead: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ahead is not None:
-        if specs == SHAPES[-1]:
-            pytest.skip("vLLM itself looks for hashes that are not there yet")
         monkeypatch.setattr(VllmConfig, AHEAD, property(lambda _: ahead))
     total: Counter[str] = Counter()
     for seed in range(SEEDS // (15 if specs else 3)):
