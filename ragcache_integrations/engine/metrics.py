@@ -51,6 +51,7 @@ TREE_GAUGES = {
     "longest_overtaking": "The most requests by which one request was overtaken",
     "pins": "Beginnings of prompts that are pinned",
     "pinned_blocks": "Blocks of the GPU that are kept for them",
+    "hints": "Steps of workflows that are expected",
 }
 # Name, meaning, and the field of each tier.
 TIER_COUNTERS = {

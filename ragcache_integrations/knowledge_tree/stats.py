@@ -80,6 +80,7 @@ class TreeStats:
         pins: Paths that are pinned.
         refused_pins: Pins for which there was no room.
         pinned_blocks: Blocks that are kept for them in the GPU.
+        hints: Steps of workflows that are expected, and whose prompts' beginnings are kept for it.
         shares: Of tenants with quotas, and of all others together; empty without quotas.
     """
 
@@ -111,6 +112,7 @@ class TreeStats:
     pins: int = 0
     refused_pins: int = 0
     pinned_blocks: int = 0
+    hints: int = 0
     shares: tuple[ShareStats, ...] = ()
 
     @property

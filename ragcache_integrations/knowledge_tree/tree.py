@@ -504,6 +504,7 @@ class KnowledgeTree(Generic[Slot]):
             gpu_blocks=self.gpu_blocks,
             pins=len(self.pins),
             pinned_blocks=self.pins.blocks,
+            hints=len(self.hints),
             shares=self._share_stats(),
         )
 

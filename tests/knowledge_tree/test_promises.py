@@ -139,8 +139,9 @@ class TestHints:
         library = Library(20)
         waiting = library.arrive("D1")
         assert library.tree.hint("step", waiting.path, 1, 60)
+        assert library.tree.stats().hints == 1
         library.driver.clear()
-        assert (len(library.tree.hints), library.tree.hints.steps("step")) == (0, math.inf)
+        assert (library.tree.stats().hints, library.tree.hints.steps("step")) == (0, math.inf)
         assert not library.tree.hint("step", waiting.path, 1, 60), "its path is void"
         library.tree.end_hint("step")
         assert library.ask("D1") == Found(gpu=0, host=0)

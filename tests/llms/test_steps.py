@@ -468,7 +468,9 @@ def hints_arrived(engine: RAGCacheEngine, namespace: str) -> bool:
         tree = engine.tree()
         assert tree is not None
         (root,) = (root for root in tree.roots if root.name == namespace)
-        return {"writer", "critic"} <= {node.name for node in root.children}
+        stats = engine.stats().tree
+        expected = stats is not None and stats.hints > 0
+        return expected and {"writer", "critic"} <= {node.name for node in root.children}
 
     wait_until(arrived)
     return True

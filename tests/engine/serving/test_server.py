@@ -192,6 +192,7 @@ def test_steps_of_a_workflow_are_taken_in(server: Server) -> None:
     # From a step's second request on, what both begin with is kept as a document is.
     counts = server.metrics_once("ragcache_documents_total", before + 4)
     assert counts["ragcache_documents_total"] >= before + 4
+    assert counts["ragcache_hints"] >= 1
     for wrong, words in (
         ({"step": 3}, "step must be a name, got 3"),
         ({"step": "a", "next_steps": {"b": 0}}, "must be a whole number of at least 1"),
