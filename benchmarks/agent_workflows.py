@@ -38,6 +38,7 @@ from parts.workflows.serving import Schedule, serve_run
 
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
+from ragcache_integrations.evaluation.scores.intervals import Interval
 from ragcache_integrations.workload_report.model import read_model_facts
 
 BLOCK = 32
@@ -130,11 +131,11 @@ class Bench:
 class Measured(dict[str, tuple[Served, Served]]):
     """What each system did: the agents' steps, and the other requests."""
 
-    def ratio(self, baseline: str, *, users: bool = False, median: bool = False) -> list[float]:
+    def ratio(self, baseline: str, *, users: bool = False, median: bool = False) -> Interval:
         """The baseline's time to the first token over that with hints."""
         average = median_ratio if median else mean_ratio
         slow, fast = (self[name][users].ttft for name in (baseline, HINTS))
-        return average(slow, fast).as_list(4)
+        return average(slow, fast)
 
 
 def measure(bench: Bench, engines: dict[str, RAGCacheEngine], seeds: int) -> Measured:
@@ -174,13 +175,15 @@ def measure(bench: Bench, engines: dict[str, RAGCacheEngine], seeds: int) -> Mea
 def report(measured: Measured) -> dict[str, Any]:
     """Print what was measured, and return it."""
     print(
-        f"\n{'agents':8} {'mean TTFT':>12} {'median':>12} {'cached':>8} {'others: mean TTFT':>18}"
+        f"\n{'agents':8} {'mean TTFT':>12} {'median':>12} {'cached':>8}"
+        f" {'others: mean TTFT':>18}  mean TTFT / hints"
     )
     for name, (agents, users) in measured.items():
         mean, median = statistics.fmean(agents.ttft), statistics.median(agents.ttft)
         print(
             f"{name:8} {1e3 * mean:9.1f} ms {1e3 * median:9.1f} ms {agents.cached_share:8.3f}"
             f" {1e3 * statistics.fmean(users.ttft):15.1f} ms"
+            f"  {'-' if name == HINTS else measured.ratio(name)}"
         )
     equal = [
         len(set(answers)) == 1
@@ -190,9 +193,9 @@ def report(measured: Measured) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name in measured.keys() - {HINTS}:
         key = name.lower()
-        result[f"{key}_over_hints"] = measured.ratio(name)
-        result[f"{key}_over_hints_median"] = measured.ratio(name, median=True)
-        result[f"{key}_over_hints_others"] = measured.ratio(name, users=True)
+        result[f"{key}_over_hints"] = measured.ratio(name).as_list(4)
+        result[f"{key}_over_hints_median"] = measured.ratio(name, median=True).as_list(4)
+        result[f"{key}_over_hints_others"] = measured.ratio(name, users=True).as_list(4)
     return {
         **dict(sorted(result.items())),
         "cached_share": {
