@@ -64,24 +64,31 @@ class ToolCalls(Generic[R]):
         """Return the same: copies of a tool share its results."""
         return self
 
-    def question(self, arguments: Mapping[str, Any]) -> Question | None:
+    def question(
+        self, arguments: Mapping[str, Any], settings: Mapping[str, Any] | None = None
+    ) -> Question | None:
         """Return a call as a question; ``None`` where its arguments can't be compared.
 
         That is so, too, where the query is missing, as it may have a default, or is no text.
+
+        Args:
+            arguments: What the tool is called with.
+            settings: What else the tool can see of the run that calls it.
         """
         others = dict(arguments)
         text = ""
         if self._query_argument is not None:
             text = others.pop(self._query_argument, None)
-        frozen = freeze_arguments(others)
-        if frozen.opaque or not isinstance(text, str):
+        # Apart from each other, as an argument may have any name.
+        frozen, around = freeze_arguments(others), freeze_arguments(settings or {})
+        if frozen.opaque or around.opaque or not isinstance(text, str):
             self.flow.core.count("unkept")
             return None
-        return Question(text, frozenset(), (self._namespace, frozen.key))
+        return Question(text, frozenset(), (self._namespace, frozen.key, around.key))
 
     def serve(
         self,
-        arguments: Mapping[str, Any],
+        question: Question | None,
         embed: Callable[[str], Vector] | None,
         call: Callable[[], R],
         again: Callable[[], R],
@@ -89,7 +96,7 @@ class ToolCalls(Generic[R]):
         """Return the result of an earlier call, or call.
 
         Args:
-            arguments: What the tool is called with.
+            question: The call, see :meth:`question`.
             embed: Embeds the query; ``None`` where only the same words count.
             call: Calls the tool.
             again: Calls it in the background, unheard.
@@ -97,7 +104,6 @@ class ToolCalls(Generic[R]):
         Raises:
             Exception: Any error of the tool or the embedding model.
         """
-        question = self.question(arguments)
         if question is None:
             return call()
         embedded = None if embed is None else partial(embed, question.text)
@@ -109,14 +115,13 @@ class ToolCalls(Generic[R]):
 
     async def aserve(
         self,
-        arguments: Mapping[str, Any],
+        question: Question | None,
         aembed: Callable[[str], Awaitable[Vector]] | None,
         acall: Callable[[], Awaitable[R]],
         again: Callable[[], R],
         aagain: Callable[[], Coroutine[Any, Any, R]],
     ) -> R:
         """Async version of :meth:`serve`."""
-        question = self.question(arguments)
         if question is None:
             return await acall()
         embedded = None if aembed is None else partial(aembed, question.text)

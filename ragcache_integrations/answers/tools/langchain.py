@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -23,7 +24,7 @@ from langchain_core.tools import BaseTool
 from pydantic import PrivateAttr
 from typing_extensions import override
 
-from ragcache_integrations.answers.entries import Vector
+from ragcache_integrations.answers.entries import Question, Vector
 from ragcache_integrations.answers.knobs import AnswerKnobArguments
 from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError
@@ -78,7 +79,7 @@ class CachedTool(BaseTool):
         child = _child_config(config, run_manager)
         call, silent = self._call(arguments), _silent(child)
         return self._calls.serve(
-            arguments,
+            self._calls.question(arguments, _settings_of(config)),
             _embed_with(self._embeddings),
             lambda: self._result(self._tool.invoke(call, child)),
             lambda: self._result(self._tool.invoke(call, silent)),
@@ -99,7 +100,7 @@ class CachedTool(BaseTool):
             return self._result(await self._tool.ainvoke(call, config))
 
         return await self._calls.aserve(
-            arguments,
+            self._calls.question(arguments, _settings_of(config)),
             _aembed_with(self._embeddings),
             partial(invoke, child),
             lambda: self._result(self._tool.invoke(call, silent)),
@@ -142,7 +143,8 @@ def cached_tool(
     With ``embeddings``, a query in other words gets an earlier result up to a tolerance that is
     learnt, as :class:`~ragcache_integrations.langchain.AnswerCache` does, but only if results of
     near queries turn out to be equal. Arguments that can't be compared, such as an injected
-    runtime, are never cached, nor are errors.
+    runtime, are never cached, nor are errors. The ``configurable`` values of the run count, other
+    than LangGraph's own: a tool may read from them whose data it is to search.
 
     Args:
         tool: The tool: one that only reads, and whose results may be as old as ``ttl``.
@@ -195,7 +197,7 @@ class CachedNode(Runnable[Any, Any]):
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         config = ensure_config(config)
         return self._calls.serve(
-            self._arguments(input, config, kwargs),
+            self._question(input, config, kwargs),
             _embed_with(self._embeddings),
             lambda: self._node.invoke(input, config, **kwargs),
             lambda: self._node.invoke(input, _silent(config), **kwargs),
@@ -209,20 +211,22 @@ class CachedNode(Runnable[Any, Any]):
             return await self._node.ainvoke(input, _silent(config), **kwargs)
 
         return await self._calls.aserve(
-            self._arguments(input, config, kwargs),
+            self._question(input, config, kwargs),
             _aembed_with(self._embeddings),
             lambda: self._node.ainvoke(input, config, **kwargs),
             lambda: self._node.invoke(input, _silent(config), **kwargs),
             again,
         )
 
-    def _arguments(
+    def _question(
         self, state: Any, config: RunnableConfig, arguments: dict[str, Any]
-    ) -> dict[str, Any]:
-        read = state.get if isinstance(state, Mapping) else partial(_attribute, state)
-        configurable = settings_of(config.get("configurable") or {})
-        others = {"arguments": arguments, "configurable": configurable}
-        return {name: read(name) for name in self._reads} | {_OTHERS: others}
+    ) -> Question | None:
+        # What the state does not have is left out: a node may take it for something else than None.
+        mapping = isinstance(state, Mapping)
+        has, get = (operator.contains, operator.getitem) if mapping else (hasattr, getattr)
+        read = {name: get(state, name) for name in self._reads if has(state, name)}
+        settings = {"arguments": arguments, "configurable": _settings_of(config)}
+        return self._calls.question(read, settings)
 
 
 def cached_node(
@@ -274,12 +278,9 @@ def cached_node(
     return CachedNode(node, tuple(reads), calls, embeddings)
 
 
-_OTHERS = "the run"
-"""Name of what a node's result depends on besides the state."""
-
-
-def _attribute(state: object, name: str) -> Any:
-    return getattr(state, name, None)
+def _settings_of(config: RunnableConfig) -> dict[str, Any]:
+    """Return what of a run's configuration its tools and nodes may read."""
+    return settings_of(config.get("configurable") or {})
 
 
 def _embed_with(model: Embeddings | None) -> Callable[[str], Vector] | None:

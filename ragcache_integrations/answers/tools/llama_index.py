@@ -18,7 +18,7 @@ from llama_index.core.tools import (
 from llama_index.core.tools.function_tool import FunctionTool
 from typing_extensions import override
 
-from ragcache_integrations.answers.entries import Vector
+from ragcache_integrations.answers.entries import Question, Vector
 from ragcache_integrations.answers.knobs import AnswerKnobArguments
 from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError
@@ -56,15 +56,15 @@ class CachedTool(AsyncBaseTool):
     def call(self, *args: Any, **kwargs: Any) -> ToolOutput:
         call = partial(self._tool.call, *args, **kwargs)
         embed = None if self._embed_model is None else self._embed
-        return self._calls.serve(self._arguments(args, kwargs), embed, call, call)
+        return self._calls.serve(self._question(args, kwargs), embed, call, call)
 
     @override
     async def acall(self, *args: Any, **kwargs: Any) -> ToolOutput:
         call = partial(self._tool.call, *args, **kwargs)
         acall = partial(self._tool.acall, *args, **kwargs)
         aembed = None if self._embed_model is None else self._aembed
-        arguments = self._arguments(args, kwargs)
-        return await self._calls.aserve(arguments, aembed, acall, call, acall)
+        question = self._question(args, kwargs)
+        return await self._calls.aserve(question, aembed, acall, call, acall)
 
     def _embed(self, text: str) -> Vector:
         assert self._embed_model is not None  # noqa: S101 - passed on only if there is a model
@@ -74,11 +74,11 @@ class CachedTool(AsyncBaseTool):
         assert self._embed_model is not None  # noqa: S101 - as in _embed
         return np.asarray(await self._embed_model.aget_query_embedding(text), np.float32)
 
-    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _question(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Question | None:
         schema = self.metadata.fn_schema
         names = () if schema is None else tuple(schema.model_fields)
         by_place = dict(zip((*names, *map(str, range(len(args)))), args, strict=False))
-        return by_place | kwargs
+        return self._calls.question(by_place | kwargs)
 
 
 def cached_tool(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import ToolMessage
+from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import InjectedToolArg, ToolException, tool
 
 from ragcache_integrations.errors import ConfigurationError
@@ -49,6 +50,31 @@ async def test_equal_calls_are_made_once(calls: list[Any]) -> None:
     assert cached.invoke({"query": "rome is it nice", "count": 1}) == ["rome 0"]
     assert calls == [("rome is it nice", 3), ("rome is it nice", 1)]
     assert cached.stats().hits == 2
+
+
+@tool
+def mail(query: str, config: RunnableConfig) -> str:
+    """Search the user's mail."""
+    CALLS.append(query)
+    return f"mail of {config['configurable'].get('user', 'nobody')}"
+
+
+async def test_each_user_of_a_tool_that_reads_the_run_s_values_has_results_of_their_own() -> None:
+    cached = cached_tool(mail, query_argument="query")
+
+    def config(**values: str) -> RunnableConfig:
+        return {"configurable": values}
+
+    for user in ("ann", "bob"):
+        for conversation in ("1", "2"):
+            of_user = config(user=user, thread_id=conversation)
+            assert cached.invoke({"query": "rome"}, of_user) == f"mail of {user}"
+            assert await cached.ainvoke({"query": "rome"}, of_user) == f"mail of {user}"
+    assert cached.invoke({"query": "rome"}) == "mail of nobody"
+    around = RunnableLambda(lambda question: cached.invoke({"query": question}))
+    assert around.invoke("rome", config(user="ann")) == "mail of ann"
+    assert around.invoke("rome", config(user="eve")) == "mail of eve"
+    assert len(CALLS) == 4
 
 
 def test_a_call_of_a_model_gets_its_message() -> None:

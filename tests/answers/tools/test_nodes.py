@@ -85,6 +85,18 @@ def test_users_and_namespaces_share_nothing() -> None:
     assert search.calls == 3
 
 
+def test_a_state_s_values_may_have_any_name() -> None:
+    for name in ("the run", "arguments", "configurable"):
+        node = cached_node(lambda state: {"found": list(state.values())}, reads=[name])
+        assert [node.invoke({name: text})["found"] for text in "ab"] == [["a"], ["b"]]
+
+
+def test_a_value_that_is_missing_is_not_none() -> None:
+    node = cached_node(lambda state: {"found": state.get("count", 3)}, reads=["count"])
+    assert node.invoke({"count": None}) == {"found": None}
+    assert node.invoke({}) == {"found": 3}
+
+
 def test_what_is_empty_is_kept_only_if_somebody_says_so() -> None:
     search = Search()
     for keep, calls in ((None, 2), (lambda _: True, 3)):
