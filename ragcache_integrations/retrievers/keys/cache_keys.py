@@ -15,6 +15,7 @@ import datetime as dt
 import decimal
 import fractions
 import functools
+import math
 import pathlib
 import types
 import uuid
@@ -148,6 +149,8 @@ class _Freezer:
 
 def _atom(value: Any) -> tuple[Hashable, ...] | None:
     """Return the identity of a value without parts; ``None`` where it has parts, or is opaque."""
+    if type(value) is float and (math.isnan(value) or not value):
+        return (repr(value),)  # NaN equals nothing, not even itself, and -0.0 equals 0.0
     if type(value) in _SCALARS:
         return (value,)
     if type(value) in _PRINTED:

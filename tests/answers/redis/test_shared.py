@@ -15,6 +15,7 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import TextNode
 
 from ragcache_integrations.answers import Question
+from ragcache_integrations.answers.documents import document_identity
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import AnswerCache, ApproximateCacheRetriever, cached_tool
 from ragcache_integrations.llama_index import AnswerCache as AnswerCacheEngine
@@ -83,6 +84,18 @@ def test_nothing_is_served_for_another_key(both: Both, other: Question, server: 
     lax = Process(server, new_tag(), tolerance=2)
     lax.answer(ask(WORDS[0]), "yes")
     assert lax.served(other) is None
+
+
+def test_a_number_that_is_none_is_shared_as_others_are(both: Both) -> None:
+    one, other = both
+
+    def question() -> Question:
+        identity = document_identity("1", "a text", {"year": float("nan")})
+        return ask(WORDS[0], documents=frozenset({identity}))
+
+    one.answer(question(), "yes")
+    assert other.served(question()) == "yes"
+    assert other.stats().corrupt == 0
 
 
 def test_other_tags_and_other_settings_share_nothing(both: Both, server: RealRedis) -> None:
