@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--model", help="path or hub name; a tiny random one by default")
     parser.add_argument("--dtype", default="float32", help="float32 lets answers be compared")
     parser.add_argument("--kv-cache-gib", type=float, default=0.5, help="is cut to the tier's size")
-    parser.add_argument("--gpu-tokens", type=int, default=3000, help="of the GPU's tier")
+    parser.add_argument("--gpu-tokens", type=int, default=4500, help="of the GPU's tier")
     parser.add_argument("--host-tokens", type=int, default=3000, help="of the host's tier")
     parser.add_argument("--rules-tokens", type=int, default=800, help="of each agent's fixed part")
     parser.add_argument("--sections", type=int, default=2, help="of a text; five steps each")
