@@ -34,6 +34,7 @@ from ragcache_integrations.retrievers.keys import (
 )
 
 from .entries import CachedAnswer, Group, Question, Vector, nearest, unit_vector, words_of
+from .forgettings import Forgettings
 from .knobs import AnswerKnobs
 from .records import Record
 from .types import AnswerExplanation, AnswerStats
@@ -114,6 +115,7 @@ class AnswerCore(Generic[A]):
         self._order: Memo[CachedAnswer[A], None] = Memo(knobs.capacity)
         # The entries of a key by their normalised words.
         self._groups: dict[Hashable, Group[A]] = {}
+        self._forgettings = Forgettings()
         self._counts: Counter[str] = Counter()
         self._adaptive: AdaptiveTolerance | None = None
         if knobs.tolerance == "auto":
@@ -201,7 +203,14 @@ class AnswerCore(Generic[A]):
                 # Rephrasings of one near-duplicate scatter around its distance.
                 entry.cap = min(entry.cap, distance / 2)
 
-    def insert(self, question: Question, embedding: Vector | None, answer: A) -> None:
+    @property
+    def moment(self) -> int:
+        """A number that grows whenever something is forgotten, see :meth:`insert`."""
+        return self._forgettings.count
+
+    def insert(
+        self, question: Question, embedding: Vector | None, answer: A, moment: int | None = None
+    ) -> bool:
         """Keep an answer, in the place of an earlier one to the same words.
 
         Args:
@@ -209,28 +218,40 @@ class AnswerCore(Generic[A]):
             embedding: The question's embedding, of shape ``(dim,)``; ``None`` where only the same
                 words count.
             answer: The answer. It must not be changed afterwards.
+            moment: What :attr:`moment` was before the question was answered. An answer that was
+                to be forgotten meanwhile is not kept.
+
+        Returns:
+            Whether it is kept.
         """
         words, key = self._keys(question)
         unit = None if embedding is None else unit_vector(embedding)
         entry = CachedAnswer(question, answer, unit, self._clock(), key)
         with self._lock:
+            if moment is not None and self._forgettings.concern(question, moment):
+                return False
             group = self._groups.get(key)
             before = None if group is None else group.entries.get(words)
             if before is not None:
                 entry.cap = before.cap
             self._counts.update(insertions=1, evictions=self._put(words, entry))
+        return True
 
     def group(
-        self, question: Question, answers: Iterable[tuple[Record[A], float, float]]
+        self,
+        question: Question,
+        answers: Iterable[tuple[Record[A], float, float]],
+        moment: bytes = b"",
     ) -> Group[A]:
         """Return answers that are kept elsewhere, without those that are too old.
 
         Args:
             question: A question.
             answers: Answers of its key, with their ages in seconds and their caps.
+            moment: See :class:`Group`.
         """
         key, now = self.key_of(question), self._clock()
-        group = Group[A]()
+        group = Group[A](moment)
         # Groups have the oldest first.
         for record, age, cap in sorted(answers, key=lambda answer: -answer[1]):
             embedding, since = record.embedding, now - age
@@ -306,6 +327,7 @@ class AnswerCore(Generic[A]):
         with self._lock:
             self._order.clear()
             self._groups.clear()
+            self._forgettings.add(lambda _: True)
 
     def forget(self, *, namespace: str | None = None, ids: Collection[str] | None = None) -> int:
         """Forget the answers for which everything given holds; return how many.
@@ -322,13 +344,14 @@ class AnswerCore(Generic[A]):
             raise ConfigurationError(msg)
         held = None if ids is None else frozenset(ids)
 
-        def matches(entry: CachedAnswer[A]) -> bool:
-            return (namespace is None or entry.question.scope[0] == namespace) and (
-                held is None or any(name in held for name, _ in entry.question.documents)
+        def matches(question: Question) -> bool:
+            return (namespace is None or question.scope[0] == namespace) and (
+                held is None or any(name in held for name, _ in question.documents)
             )
 
         with self._lock:
-            chosen = [entry for entry in self._order if matches(entry)]
+            self._forgettings.add(matches)
+            chosen = [entry for entry in self._order if matches(entry.question)]
             for entry in chosen:
                 del self._order[entry]
                 self._remove(entry)

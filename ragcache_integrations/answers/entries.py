@@ -86,14 +86,19 @@ are near, and not the same."""
 class Group(Generic[A]):
     """The entries of a key, and their embeddings as rows of one array.
 
+    Args:
+        moment: See :attr:`moment`.
+
     Attributes:
         entries: By their normalised words, the oldest first.
+        moment: Where they are kept elsewhere: what changes there when they are forgotten.
     """
 
     _SLACK = 1e-4
     """Differences of products that rounding may make."""
 
-    def __init__(self) -> None:
+    def __init__(self, moment: bytes = b"") -> None:
+        self.moment = moment
         self.entries: dict[str, CachedAnswer[A]] = {}
         self._embedded: list[CachedAnswer[A]] = []
         self._rows: dict[CachedAnswer[A], int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Coroutine
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -85,6 +85,8 @@ class Lookup(Generic[A]):
         entry: The answer that is to be served; ``None`` where it has to be answered.
         near: The nearest entry of its key, if there is one.
         embedding: The question's, where it was needed.
+        moment: When that was, as the cache counts it, in memory or in Redis: an answer that was to
+            be forgotten since is not kept. ``None`` where Redis does not say.
     """
 
     question: Question
@@ -92,6 +94,7 @@ class Lookup(Generic[A]):
     entry: CachedAnswer[A] | None = None
     near: Near[A] | None = None
     embedding: Vector | None = None
+    moment: Any = None
 
 
 class AnswerFlow(Generic[A]):
@@ -147,23 +150,29 @@ class AnswerFlow(Generic[A]):
         Raises:
             Exception: Any error of the embedding model.
         """
+        moment = self.core.moment
         among = self._fetch(question, embed)
         if among is None and self._shared is not None:
             return self._without_redis(question)
         entry = self._find(question, among)
         if entry is not None or embed is None or not self.core.farthest:
-            return self._without_embedding(question, entry)
-        return self._with_embedding(question, embed(), among)
+            lookup = self._without_embedding(question, entry)
+        else:
+            lookup = self._with_embedding(question, embed(), among)
+        return replace(lookup, moment=moment if among is None else among.moment)
 
     async def alook_up(self, question: Question, embed: Callable[[], Any] | None) -> Lookup[A]:
         """Async version of :meth:`look_up`."""
+        moment = self.core.moment
         among = await self._waiting(self._fetch, question, embed)
         if among is None and self._shared is not None:
             return self._without_redis(question)
         entry = self._find(question, among)
         if entry is not None or embed is None or not self.core.farthest:
-            return self._without_embedding(question, entry)
-        return self._with_embedding(question, await embed(), among)
+            lookup = self._without_embedding(question, entry)
+        else:
+            lookup = self._with_embedding(question, await embed(), among)
+        return replace(lookup, moment=moment if among is None else among.moment)
 
     async def _waiting(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call what may wait for Redis, in a thread if there is Redis."""
@@ -237,12 +246,15 @@ class AnswerFlow(Generic[A]):
         await self._waiting(self.keep, lookup, answer)
 
     def _insert(self, lookup: Lookup[A], answer: A) -> bool:
-        """Put an answer in; return whether that was possible."""
+        """Put an answer in; return whether there is something to learn from it."""
+        question, embedding, moment = lookup.question, lookup.embedding, lookup.moment
         if self._shared is None:
-            self.core.insert(lookup.question, lookup.embedding, answer)
-            return True
+            kept = self.core.insert(question, embedding, answer, moment)
+            if not kept:
+                self.leave_out()
+            return kept
         try:
-            self._shared.insert(lookup.question, lookup.embedding, answer)
+            self._shared.insert(question, embedding, answer, moment)
         except ConfigurationError as error:
             self.leave_out(str(error))
             return False

@@ -80,7 +80,7 @@ class AnswerStats:
         evictions: Answers that made room for others.
         expired: Answers that reached their time to live.
         unkept: Answers that could not be kept: nobody knows which documents they come from, or
-            what they depend on.
+            what they depend on, or such answers were forgotten before they were there.
         tolerance: The largest distance at which an answer is served, now.
         learning: What is known of the share of wrong answers; ``None`` for a fixed tolerance.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -241,6 +242,32 @@ def test_answers_are_forgotten_by_tenant_and_by_document() -> None:
         core.forget(ids="1")
     core.clear()
     assert served(core, "rome") is None
+
+
+@pytest.mark.parametrize(
+    ("forget", "kept"),
+    [
+        (lambda flow: flow.clear(), False),
+        (lambda flow: flow.forget(None, None), False),
+        (lambda flow: flow.forget(None, ""), False),
+        (lambda flow: flow.forget(["2"], ""), False),
+        (lambda flow: flow.forget(None, "another"), True),
+        (lambda flow: flow.forget(["3"], None), True),
+        (lambda flow: [flow.forget(["3"], None) for _ in range(100)], False),  # nobody knows
+    ],
+)
+def test_an_answer_that_is_forgotten_before_it_is_there_is_not_kept(
+    forget: Callable[[AnswerFlow[str]], object], kept: bool
+) -> None:
+    flow = AnswerFlow(AnswerCore[str](AnswerKnobs(tolerance=0)), same_text)
+    before = flow.look_up(ask("rome"), None)
+    forget(flow)
+    flow.keep(before, "old")
+    assert (flow.look_up(ask("rome"), None).entry is not None) == kept
+    assert flow.stats().unkept == (not kept)
+    if not kept:
+        flow.keep(flow.look_up(ask("rome"), None), "new")
+        assert flow.look_up(ask("rome"), None).trace.hit
 
 
 def test_explanations_name_what_differs() -> None:

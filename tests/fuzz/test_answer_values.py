@@ -123,11 +123,13 @@ def test_whatever_else_there_may_be(content: bytes) -> None:
 
 ANSWERS = [
     *(b"$-1\r\n", b":1\r\n", b"+OK\r\n", b"-ERR no\r\n", b"*0\r\n", b"*5\r\n:1\r\n", b"x\r\n"),
-    b"*4\r\n:1\r\n*1\r\n$1\r\nx\r\n:0\r\n:0\r\n",
-    b"*4\r\n:1\r\n*3\r\n$1\r\nx\r\n$1\r\nx\r\n$1\r\nx\r\n:0\r\n:0\r\n",
-    b"*4\r\n:-1\r\n*0\r\n:0\r\n:0\r\n",
-    b"*4\r\n:99999999999999999999999\r\n*0\r\n:0\r\n:0\r\n",
-    b"*4\r\n:1\r\n:1\r\n:0\r\n:0\r\n",
+    b"*4\r\n:1\r\n*0\r\n:0\r\n:0\r\n",
+    b"*5\r\n:1\r\n*1\r\n$1\r\nx\r\n:0\r\n:0\r\n$1\r\ng\r\n",
+    b"*5\r\n:1\r\n*3\r\n$1\r\nx\r\n$1\r\nx\r\n$1\r\nx\r\n:0\r\n:0\r\n$1\r\ng\r\n",
+    b"*5\r\n:-1\r\n*0\r\n:0\r\n:0\r\n$1\r\ng\r\n",
+    b"*5\r\n:99999999999999999999999\r\n*0\r\n:0\r\n:0\r\n$1\r\ng\r\n",
+    b"*5\r\n:1\r\n:1\r\n:0\r\n:0\r\n$1\r\ng\r\n",
+    b"*5\r\n:1\r\n*0\r\n:0\r\n:0\r\n:1\r\n",
     b"$999999999999\r\n",
 ]
 

@@ -57,7 +57,7 @@ def _script(body: str) -> Script:
 #   microseconds to live (0: for ever), how many fields and bytes there may be, beyond which the key
 #   is deleted unread.
 # Returns the time; for each answer its id, its time and record, and its cap; how many had ended,
-#   and how many values were foreign.
+#   and how many values were foreign; the values under which answers are put in now.
 LOOK_UP = _script("""
 local g, time = epoch(), now()
 local bucket, id, lasts = KEYS[2], ARGV[3], tonumber(ARGV[5])
@@ -65,7 +65,7 @@ local ended, foreign = 0, 0
 
 local function refuse()
   redis.call('UNLINK', bucket)
-  return {time, {}, 0, 1}
+  return {time, {}, 0, 1, g}
 end
 
 local function drop(one)
@@ -88,12 +88,12 @@ end
 local its = redis.pcall('HGET', bucket, 'g')
 if not its then
   if redis.call('EXISTS', bucket) == 1 then return refuse() end
-  return {time, {}, 0, 0}
+  return {time, {}, 0, 0, g}
 end
 if type(its) == 'table' then return refuse() end
 if its ~= g then
   redis.call('UNLINK', bucket)
-  return {time, {}, 0, 0}
+  return {time, {}, 0, 0, g}
 end
 if redis.call('HLEN', bucket) > tonumber(ARGV[6]) then return refuse() end
 local size = redis.call('HSTRLEN', bucket, 'e' .. id) + redis.call('HSTRLEN', bucket, 'c' .. id)
@@ -103,9 +103,9 @@ if same and lives(id, same) then
   local cap = redis.call('HGET', bucket, 'c' .. id) or ''
   redis.pcall('HSET', bucket, 't' .. id, string.format('%016.0f', time))  -- if there is room
   redis.call('PEXPIRE', bucket, WEEK)
-  return {time, {id, same, cap}, ended, foreign}
+  return {time, {id, same, cap}, ended, foreign, g}
 end
-if ARGV[4] ~= '1' then return {time, {}, ended, foreign} end
+if ARGV[4] ~= '1' then return {time, {}, ended, foreign, g} end
 local fields, caps, found = redis.call('HGETALL', bucket), {}, {}
 size = 0
 for _, field in ipairs(fields) do size = size + #field end
@@ -122,14 +122,16 @@ for i = 1, #fields, 2 do
   end
 end
 if #found > 0 then redis.call('PEXPIRE', bucket, WEEK) end
-return {time, found, ended, foreign}
+return {time, found, ended, foreign, g}
 """)
 
-# ARGV: the question's id, the record, how many answers a key may have.
-# Returns how many had to go, those of the least recent use.
+# ARGV: the question's id, the record, how many answers a key may have, and the values of when the
+#   question was looked up: what was forgotten since is not put in.
+# Returns how many had to go, those of the least recent use; -1: it is not put in.
 INSERT = _script("""
 local g, time = epoch(), string.format('%016.0f', now())
 local bucket, id = KEYS[2], ARGV[3]
+if g ~= ARGV[6] then return -1 end
 redis.call('HSET', KEYS[1], 'g', string.match(g, '^[^:]*'))  -- which a full Redis refuses
 if redis.pcall('HGET', bucket, 'g') ~= g then
   redis.call('UNLINK', bucket)

@@ -160,8 +160,18 @@ class SharedAnswers(Generic[A]):
             self._note_corrupt(1)
             return None
 
-    def insert(self, question: Question, embedding: Vector | None, answer: A) -> bool:
+    def insert(
+        self, question: Question, embedding: Vector | None, answer: A, moment: bytes | None
+    ) -> bool:
         """Put an answer into Redis, in the place of an earlier one to the same words.
+
+        Args:
+            question: What it was given to.
+            embedding: The question's, of shape ``(dim,)``, or ``None``.
+            answer: The answer.
+            moment: That of the group that was fetched before the question was answered: if the
+                group has been forgotten since, the answer is not put in. ``None`` where there was
+                none, so that nobody knows.
 
         Returns:
             Whether it is there, as far as is known.
@@ -178,8 +188,11 @@ class SharedAnswers(Generic[A]):
         if len(content) > _LARGEST_RECORD:
             msg = f"an answer can't be shared, as it takes more than {_LARGEST_RECORD} bytes"
             raise ConfigurationError(msg)
+        if moment is None:
+            return self._lose()
+        name = _id_of(question)
         try:
-            reply = self._call(INSERT, question, place, _id_of(question), content, self._most)
+            reply = self._call(INSERT, question, place, name, content, self._most, moment)
         except UnreachableError:
             return self._lose()
         if type(reply) is not int or not 0 <= reply < _LARGEST_NUMBER:
@@ -253,12 +266,13 @@ class SharedAnswers(Generic[A]):
         Raises:
             TypeError, ValueError: It is no answer of our script.
         """
-        now, found, ended, foreign = reply
+        now, found, ended, foreign, moment = reply
         for number in (now, ended, foreign):
             if type(number) is not int or not 0 <= number < _LARGEST_NUMBER:
                 msg = "numbers must be those of a server's script"
                 raise ValueError(msg)
-        if not all(type(value) is bytes for value in found) or len(found) > 3 * _MOST_FIELDS:
+        texts = (moment, *found)
+        if not all(type(text) is bytes for text in texts) or len(found) > 3 * _MOST_FIELDS:
             msg = "an answer must have an id, a record and a cap"
             raise TypeError(msg)
         answers = []
@@ -273,7 +287,7 @@ class SharedAnswers(Generic[A]):
                 answers.append((record, age, min(farthest, lowered)))
         self._note_corrupt(foreign)
         self._core.count("expired", ended)
-        return self._core.group(question, answers)
+        return self._core.group(question, answers, moment)
 
     def _read(
         self, question: Question, now: int, name: bytes, value: bytes, cap: bytes

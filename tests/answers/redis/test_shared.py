@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,12 +158,13 @@ def test_a_wrong_answer_is_wrong_for_all(server: RealRedis) -> None:
     assert "an answer of that entry" in third.flow.explain(ask(WORDS[1]), vector(WORDS[1])).reason
     assert third.served(ask(WORDS[0])) == "yes"
     # Nor does a farther one raise the cap again, nor another answer to the same words.
-    entry = third.look_up(ask(WORDS[0])).entry
+    lookup = third.look_up(ask(WORDS[0]))
+    entry = lookup.entry
     assert entry is not None
     cap, entry.cap = entry.cap, 1.5
     assert third.flow._shared is not None
     third.flow._shared.lower(entry)
-    third.flow._shared.insert(ask(WORDS[0]), vector(WORDS[0]), "yes, very")
+    third.flow.keep(replace(lookup, embedding=vector(WORDS[0])), "yes, very")
     fetched = one.look_up(ask(WORDS[0])).entry
     assert fetched is not None
     assert (fetched.answer, fetched.cap) == ("yes, very", cap)
@@ -207,6 +209,31 @@ def test_what_is_forgotten_is_forgotten_by_all(both: Both, server: RealRedis) ->
     assert strict.served(ask(WORDS[3], "")) is None
     one.answer(ask(WORDS[3], "b"), "again")
     assert other.served(ask(WORDS[3], "b")) == "again"
+
+
+@pytest.mark.parametrize("tenant", [None, "", "another"])
+def test_an_answer_that_is_forgotten_before_it_is_there_is_not_put_in(
+    both: Both, tenant: str | None
+) -> None:
+    one, other = both
+    before = one.look_up(ask(WORDS[0]))
+    other.flow.clear() if tenant is None else other.flow.forget(None, tenant)
+    one.flow.keep(before, "old")
+    kept = tenant == "another"
+    assert other.served(ask(WORDS[0])) == ("old" if kept else None)
+    assert (one.stats().insertions, one.stats().lost) == (int(kept), int(not kept))
+    one.flow.keep(one.look_up(ask(WORDS[3])), "new")
+    assert other.served(ask(WORDS[3])) == "new"
+
+
+def test_what_redis_did_not_say_is_not_put_in_afterwards(own_server: RealRedis) -> None:
+    one = Process(RedisServer(own_server.url, timeout=0.2, failures=9), new_tag())
+    one.served(ask(WORDS[3]))  # connects
+    own_server.run("CLIENT", "PAUSE", "1000", "ALL")
+    before = one.look_up(ask(WORDS[0]))  # perhaps it was forgotten meanwhile
+    own_server.run("PING")
+    one.flow.keep(before, "old")
+    assert (one.stats().failed, one.stats().lost, one.stats().insertions) == (1, 1, 0)
 
 
 def age_all(server: RealRedis, seconds: int) -> None:
