@@ -41,6 +41,7 @@ class Question:
         documents: What it is answered from.
         scope: Tenant, other inputs: plain data, in this order.
         context: The turns of the conversation before it, compared as its words are.
+        form: What says whose turns these are; in another form, the same words are near ones.
         version: Which of the settings that this process had gives the answer: a number that says
             nothing to other processes.
     """
@@ -50,6 +51,7 @@ class Question:
     scope: tuple[Hashable, ...] = ("",)
     context: str = ""
     version: int = 0
+    form: str = ""
 
     @property
     def whole(self) -> str:
@@ -143,7 +145,8 @@ class Group(Generic[A]):
 
 def words_of(question: Question) -> str:
     """Return the words that make two questions the same."""
-    return in_context(plain_question(question.text), normalize_text(question.context))
+    words = in_context(plain_question(question.text), normalize_text(question.context))
+    return f"{words}\n{question.form}" if question.form else words
 
 
 _FACTOR = re.compile(r"[\d)]$|\b\w$")

@@ -34,7 +34,7 @@ A = TypeVar("A")
 Path = str | os.PathLike[str]
 
 _KIND = "answer cache"
-_FORMAT = 1
+_FORMAT = 2
 """Raised with every change that an older version misreads."""
 _MEMBERS = ("header", "records", "sizes", "ages", "caps")
 _LARGEST_FILE = 1 << 30

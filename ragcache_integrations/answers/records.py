@@ -73,6 +73,7 @@ def encode_record(record: Record[A], codec: AnswerCodec[A]) -> bytes:
     saved = {
         "text": question.text,
         "context": question.context,
+        "form": question.form,
         "scope": encode_key(question.scope),
         "documents": encode_key(question.documents),
         "embedding": None if embedding is None else _as_text(embedding),
@@ -114,10 +115,10 @@ def decode_record(content: bytes, codec: AnswerCodec[A]) -> Record[A]:
 
 
 def _question(saved: Any) -> Question:
-    text, context = saved["text"], saved["context"]
+    text, context, form = saved["text"], saved["context"], saved["form"]
     scope, documents = decode_key(saved["scope"]), decode_key(saved["documents"])
-    if not (isinstance(text, str) and isinstance(context, str)):
-        msg = "a question and its context must be texts"
+    if not all(isinstance(part, str) for part in (text, context, form)):
+        msg = "a question, its context and its form must be texts"
         raise TypeError(msg)
     if not (isinstance(scope, tuple) and scope and isinstance(scope[0], str)):
         msg = "a scope must be a tuple that begins with the namespace"
@@ -125,7 +126,7 @@ def _question(saved: Any) -> Question:
     if not (isinstance(documents, frozenset) and all(map(_is_document, documents))):
         msg = "documents must be a set of pairs of an id and its content"
         raise TypeError(msg)
-    return Question(text, documents, scope, context)
+    return Question(text, documents, scope, context, form=form)
 
 
 def _is_document(value: Hashable) -> TypeGuard[tuple[str, Hashable]]:

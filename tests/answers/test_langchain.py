@@ -200,6 +200,55 @@ def test_a_follow_up_is_served_in_like_conversations_alone(
     assert "without the turns before it" in caplog.text
 
 
+CALL = {"name": "search", "args": {"query": "rome"}, "id": "1"}
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [HumanMessage("rome fell\nYes."), HumanMessage("so")],
+        [HumanMessage("rome fell"), AIMessage("Yes. so")],
+        [HumanMessage("rome"), AIMessage("fell Yes."), HumanMessage("so")],
+        [HumanMessage("rome fell"), HumanMessage("Yes."), HumanMessage("so")],
+        [SystemMessage("rome fell"), AIMessage("Yes."), HumanMessage("so")],
+        [HumanMessage("rome fell", name="ann"), AIMessage("Yes."), HumanMessage("so")],
+        [HumanMessage("rome fell"), AIMessage("Yes.", tool_calls=[CALL]), HumanMessage("so")],
+        "rome fell\nYes.\nso",
+    ],
+)
+@pytest.mark.parametrize("tolerance", [0, 1e-5])
+def test_no_turn_passes_for_another_one(turns: Any, tolerance: float) -> None:
+    cached = AnswerCache(
+        chain=RunnableLambda(lambda inputs: repr(inputs["chat_history"])),
+        retriever=RunnableLambda(lambda _: [Document("rome", id="1")]),
+        documents_key="context",
+        context_key="chat_history",
+        embeddings=langchain_embeddings(),
+        tolerance=tolerance,
+    )
+
+    def answers(turns: Any) -> Any:
+        return cached.invoke({"input": "and later", "chat_history": turns})
+
+    def conversation(call: str = "1", reply: str = "Yes.") -> list[Any]:
+        ids = {"id": call, "response_metadata": {"seconds": call}}
+        return [HumanMessage("rome fell", id=call), AIMessage(reply, **ids), HumanMessage("so")]
+
+    assert answers(conversation()) == repr(conversation())
+    assert answers(turns) == repr(turns)
+    assert answers(conversation("2", "yes. ")) == repr(conversation())
+    assert cached.stats().hits == 1
+
+
+def test_an_input_without_a_name_is_no_context() -> None:
+    cached = AnswerCache(
+        chain=RunnableLambda(lambda inputs: inputs[""]),
+        retriever=RunnableLambda(lambda _: [Document("rome", id="1")]),
+        documents_key="context",
+    )
+    assert cached.invoke({"input": "and later", "": 5}) == 5
+
+
 def test_turns_that_are_no_context_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     cached = given_documents(lambda _: "yes")
     for _ in range(2):

@@ -47,6 +47,7 @@ from ragcache_integrations.retrievers.keys import (
     context_text,
     freeze_arguments,
     in_context,
+    turns_form,
     window_of,
 )
 from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
@@ -357,7 +358,10 @@ class _Call:
             raise ConfigurationError(msg)
         self._namespace = cache.namespace if namespace is None else namespace
         self._text, self._others = read_input(value, cache.input_key)
-        self._context = context_text(self._others.pop(cache.context_key or "", None))
+        key = cache.context_key
+        turns = None if key is None else self._others.pop(key, None)
+        self._context = context_text(turns)
+        self._roles, self._form = turns_form(turns)
         self._whole = in_context(self._text, self._context)
         self._documents: list[Document] = []
         self._question: Question | None = None
@@ -403,8 +407,10 @@ class _Call:
         )
         if identities is None or frozen.opaque:
             return None
-        scope = (self._namespace, frozen.key)
-        self._question = Question(self._text, identities, scope, self._context, self._version)
+        scope = (self._namespace, frozen.key, self._roles)
+        self._question = Question(
+            self._text, identities, scope, self._context, self._version, self._form
+        )
         return self._question
 
     @property

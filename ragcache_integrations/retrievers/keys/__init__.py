@@ -11,7 +11,7 @@ from .cache_keys import (
     opaque_values,
     request_key,
 )
-from .question_context import FollowUpWarning, context_text, in_context
+from .question_context import FollowUpWarning, context_text, in_context, turns_form
 from .question_guard import QuestionMarks, question_difference, question_marks
 from .snapshots import Snapshot, Snapshots
 from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
@@ -38,6 +38,7 @@ __all__ = [
     "question_difference",
     "question_marks",
     "request_key",
+    "turns_form",
     "window_of",
     "wrapped_settings",
 ]

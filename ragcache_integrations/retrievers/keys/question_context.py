@@ -9,12 +9,15 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["FollowUpWarning", "context_text", "in_context"]
+from .text_identity import normalize_text
+
+__all__ = ["FollowUpWarning", "context_text", "in_context", "turns_form"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +58,55 @@ def context_text(turns: object) -> str:
     """
     if turns is None or isinstance(turns, str):
         return turns or ""
+    return "\n".join(map(_turn_text, _each(turns)))
+
+
+def _each(turns: object) -> Iterable[Any]:
     if not isinstance(turns, Iterable) or isinstance(turns, bytes | Mapping):
         raise _refused(turns)
-    return "\n".join(map(_turn_text, turns))
+    return turns
+
+
+def turns_form(turns: object) -> tuple[tuple[str, ...], str]:
+    """Return what the text of turns does not show: who says what, and which tools are called.
+
+    :func:`context_text` is the same where one turn quotes the answer to it as where there are two.
+
+    Args:
+        turns: As for :func:`context_text`.
+
+    Returns:
+        The role of each turn, and a hash that only the same turns have, but for differences of
+        case and white space. Neither has anything where they are a text.
+
+    Raises:
+        ConfigurationError: As for :func:`context_text`.
+    """
+    if turns is None or isinstance(turns, str):
+        return (), ""
+    every = [(*_speaker(turn), normalize_text(_turn_text(turn))) for turn in _each(turns)]
+    return tuple(role for role, *_ in every), content_id(repr(every)) if every else ""
+
+
+def _speaker(turn: Any) -> tuple[str, str, str]:
+    """Return the role of a turn, the name of who has it, and the calls of tools in it."""
+    if isinstance(turn, str):
+        return "", "", ""
+    if isinstance(turn, tuple):
+        return str(turn[0]), "", ""
+    read = turn.get if isinstance(turn, Mapping) else partial(_attribute, turn)
+    role = read("role") or read("type") or ""
+    # Identifiers of calls are others each time.
+    calls = [
+        (call.get("name"), call.get("args"), call.get("function"))
+        for call in read("tool_calls") or ()
+        if isinstance(call, Mapping)
+    ]
+    return str(getattr(role, "value", role)), str(read("name") or ""), repr(calls) if calls else ""
+
+
+def _attribute(turn: object, name: str) -> Any:
+    return getattr(turn, name, None)
 
 
 def _turn_text(turn: Any) -> str:
