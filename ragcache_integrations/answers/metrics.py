@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ragcache_integrations.core.metric_families import MetricFamilies
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.metrics import learning_metrics
 
 from .types import AnswerStats, SharedAnswerStats
@@ -49,6 +50,7 @@ LEARNING_GAUGES = {
 }
 
 
+@runtime_checkable
 class AnswerSource(Protocol):
     """A cache of answers, of either framework, or a cached tool."""
 
@@ -69,10 +71,14 @@ class AnswerCacheCollector:
             registered in one process.
 
     Raises:
+        ConfigurationError: The source is another one, or Prometheus allows no such labels.
         MissingExtraError: prometheus_client is not installed.
     """
 
     def __init__(self, source: AnswerSource, labels: Mapping[str, str] | None = None) -> None:
+        if not isinstance(source, AnswerSource) or not isinstance(source.stats(), AnswerStats):
+            msg = f"source must be an AnswerCache or a cached tool or node, got {source!r:.100}"
+            raise ConfigurationError(msg)
         self._source = source
         self._families = MetricFamilies(labels)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from langchain_core.tools import tool
@@ -17,7 +18,7 @@ from ragcache_integrations.answers import (
     SharedAnswerStats,
     metrics,
 )
-from ragcache_integrations.errors import MissingExtraError
+from ragcache_integrations.errors import ConfigurationError, MissingExtraError
 from ragcache_integrations.langchain import cached_tool
 from ragcache_integrations.query_cache.tolerance import ToleranceReport
 
@@ -126,3 +127,34 @@ def test_what_brings_prometheus_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingExtraError, match=r"ragcache-integrations\[prometheus\]"):
         AnswerCacheCollector(Source(STATS))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"a-b": "x"}, "a label's name must have letters, digits and _, .* got 'a-b'"),
+        ({"": "x"}, "got ''"),
+        ({"__name": "x"}, "got '__name'"),
+        ({"1st": "x"}, "got '1st'"),
+        ({"bound": "x"}, "and not be 'bound', got 'bound'"),
+        ({3: "x"}, "got 3"),
+        ({"chain": 3}, "the value of the label 'chain' must be a string in Unicode, got 3"),
+        ({"chain": "\ud800"}, "the value of the label 'chain' must be"),
+        (["chain"], "labels must be a dict of strings"),
+    ],
+)
+def test_labels_that_would_break_every_scrape_are_refused(labels: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        AnswerCacheCollector(Source(STATS), labels)
+
+
+def test_values_of_labels_may_have_any_characters() -> None:
+    name = 'quotes " and \\ and\nlines, ü'
+    scraped = scrape(AnswerCacheCollector(Source(STATS), {"chain": name}))
+    assert scraped[f"ragcache_answer_cache_capacity[chain={name}]"] == COUNTS["capacity"]
+
+
+def test_what_has_no_such_stats_is_refused() -> None:
+    for source in (3, Source(LEARNING)):  # type: ignore[arg-type] # the point
+        with pytest.raises(ConfigurationError, match="source must be an AnswerCache"):
+            AnswerCacheCollector(source)  # type: ignore[arg-type] # the point
