@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
@@ -43,6 +44,9 @@ class Hints:
         self._size = size
         self._now = now
         self._hints: dict[Hashable, _Hint] = {}
+        # Both save searching all hints for a node: paths may have thousands of them.
+        self._steps: dict[Node, list[int]] = {}
+        self._blocks: Counter[object] = Counter()  # that the hints of a share keep
 
     def __len__(self) -> int:
         return len(self._hints)
@@ -54,7 +58,7 @@ class Hints:
 
         Args:
             name: Of the hint.
-            nodes: Of its path, and what is before them; all of one tenant's.
+            nodes: Of its path, and what is before them, each once; all of one tenant's.
             steps: How many steps are before it.
             ttl: Seconds for which it holds.
             most: Blocks that all hints of this tenant may keep.
@@ -64,16 +68,21 @@ class Hints:
         """
         gone = set(self.remove(name))
         share = nodes[-1].share
-        while self._blocks(nodes, share) > most:
+        more = sum(self._size(node) for node in nodes if not node.hints)
+        while self._blocks[share] + more > most:
             others = [key for key, hint in self._hints.items() if hint.nodes[-1].share is share]
             farthest = max(others, key=lambda key: self._hints[key].steps, default=None)
             if farthest is None or self._hints[farthest].steps <= steps:
                 return False, tuple(gone)
-            gone.update(self.remove(farthest))
+            spared = set(self.remove(farthest))
+            more += sum(self._size(node) for node in nodes if node in spared)
+            gone |= spared
         self._hints[name] = _Hint(nodes, steps, self._now() + ttl)
+        self._blocks[share] += more
         for node in nodes:
             node.hints += 1
-            node.nearness = max(node.nearness, 1 / (1 + steps))
+            self._steps.setdefault(node, []).append(steps)
+            node.nearness = max(node.nearness, _nearness(steps))
         return True, tuple(node for node in gone if not node.hints)
 
     def remove(self, name: Hashable) -> tuple[Node, ...]:
@@ -85,12 +94,15 @@ class Hints:
         hint = self._hints.pop(name, None)
         if hint is None:
             return ()
+        share = hint.nodes[-1].share
         for node in hint.nodes:
             node.hints -= 1
-            node.nearness = max(
-                (1 / (1 + other.steps) for other in self._hints.values() if node in other.nodes),
-                default=0.0,
-            )
+            steps = self._steps[node]
+            steps.remove(hint.steps)
+            if not steps:
+                del self._steps[node]
+                self._blocks[share] -= self._size(node)
+            node.nearness = _nearness(min(steps)) if steps else 0.0
             self._spare(node)
         return tuple(node for node in hint.nodes if not node.hints)
 
@@ -105,10 +117,6 @@ class Hints:
         hint = self._hints.get(name)
         return math.inf if hint is None else hint.steps
 
-    def _blocks(self, nodes: tuple[Node, ...], share: object) -> int:
-        """Blocks that hints of a share would keep with these nodes."""
-        kept = set(nodes)
-        for hint in self._hints.values():
-            if hint.nodes[-1].share is share:
-                kept.update(hint.nodes)
-        return sum(map(self._size, kept))
+
+def _nearness(steps: int) -> float:
+    return 1 / (1 + steps)

@@ -11,6 +11,8 @@ import pytest
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import POLICIES, KnowledgeTree
+from ragcache_integrations.knowledge_tree.hints import Hints
+from ragcache_integrations.knowledge_tree.node import Node
 from ragcache_integrations.knowledge_tree.simulation.simulator import SimulationResult, simulate
 from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest, zipf_ranks
 
@@ -165,6 +167,55 @@ class TestHints:
         assert library.tree.hints.steps(1) == 1
         nodes = [node for node in library.tree.nodes() if node.hints]
         assert sum(len(node.keys) for node in nodes) <= 15
+
+    def test_what_they_keep_and_what_is_nearest_is_known_at_any_time(self) -> None:
+        dice = random.Random(5)
+        library = Library(40)
+        hints: dict[int, tuple[set[Node], int]] = {}
+        refused = 0
+        for _ in range(300):
+            name, steps = dice.randrange(12), dice.randrange(1, 9)
+            names = [f"D{dice.randrange(6)}" for _ in range(3)]
+            path = library.arrive(*dict.fromkeys(names)).path
+            if dice.random() < 0.3:
+                library.tree.end_hint(name)
+                hints.pop(name, None)
+            elif library.tree.hint(name, path, steps, 60):
+                hints[name] = set(path.nodes), steps
+            else:
+                hints.pop(name, None)
+                refused += 1
+            known = library.tree.hints.steps
+            hints = {name: hint for name, hint in hints.items() if known(name) < math.inf}
+            for node in library.tree.nodes():
+                near = [1 / (1 + steps) for nodes, steps in hints.values() if node in nodes]
+                assert (node.hints, node.nearness) == (len(near), max(near, default=0))
+            kept = {node for nodes, _ in hints.values() for node in nodes}
+            assert sum(len(node.keys) for node in kept) <= 30
+            assert len(library.tree.hints) == len(hints)
+        assert refused > 10
+
+    def test_a_hint_costs_what_its_own_path_has(self) -> None:
+        documents = 100
+        sizes = 0
+
+        def size(_: Node) -> int:
+            nonlocal sizes
+            sizes += 1
+            return 1
+
+        hints = Hints(lambda _: None, size, lambda: 0.0)
+        for number in range(64):
+            nodes = tuple(Node((str(at), (number, at)), None, None, ()) for at in range(documents))
+            sizes = 0
+            assert hints.add(number, nodes, 1, 60, 64 * documents)[0]
+            assert sizes <= documents, "not what all hints have"
+        sizes = 0
+        hints.remove(0)
+        assert sizes <= documents
+        assert not hints.add(
+            "more", (*nodes, Node(("", 0), None, None, ())), 1, 60, 63 * documents
+        )[0]
 
 
 class TestPriorities:
