@@ -10,7 +10,7 @@ is nothing else to do; a request that comes meanwhile ends that.
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from ragcache_integrations.core.prompt import (
     MOST_NEXT_STEPS,
     NEXT_STEPS,
     STEP,
+    STEP_CHARACTERS,
     STEPS_BEFORE,
     Span,
     extra_args_from_spans,
@@ -34,7 +35,8 @@ from .anywhere.requests import is_plain
 __all__ = ["Steps"]
 
 KNOWN = 64
-"""Steps whose prompts are remembered; of more the ones that came longest ago are forgotten."""
+"""Steps whose prompts are remembered. Of more the tenant with the most forgets the one that came
+longest ago: what one tenant sends takes nothing from tenants with fewer steps."""
 SECONDS = 60.0
 """For how long a step is expected after the last request that said so."""
 AHEAD_TOKENS = 128
@@ -88,7 +90,7 @@ class Steps:
         self._in_gpu = in_gpu
         self._ahead = ahead
         self._budget: int = scheduler.max_num_scheduled_tokens
-        self._steps: OrderedDict[Name, _Step] = OrderedDict()
+        self._steps: dict[Name, _Step] = {}  # those that came latest last
         self._current: tuple[str, Name] | None = None  # the request that computes ahead, and what
         self._hasher: Any = None
         self._numbers = itertools.count()
@@ -105,7 +107,9 @@ class Steps:
             return spans
         self.make_way()
         name = arguments.get(STEP)
-        if not isinstance(name, str) or not name or not is_plain(request):
+        if not isinstance(name, str) or not 0 < len(name) <= STEP_CHARACTERS:
+            return spans
+        if not is_plain(request):
             return spans
         salt = request.cache_salt or ""
         self._hasher = request._block_hasher  # noqa: SLF001 - internal requests need one, too
@@ -197,9 +201,16 @@ class Steps:
         tokens = list(request.prompt_token_ids or ())[: end + 1]
         step = self._steps[salt, name] = _Step(request.request_id, keys, begins, tokens, within)
         while len(self._steps) > KNOWN:
-            forgotten, _ = self._steps.popitem(last=False)
-            self._tree.end_hint(forgotten)
+            self._forget()
         return step
+
+    def _forget(self) -> None:
+        """Forget a step of the tenant with the most, the one that came longest ago."""
+        count = Counter(salt for salt, _ in self._steps)
+        most = max(count.values())
+        forgotten = next(name for name in self._steps if count[name[0]] == most)
+        del self._steps[forgotten]
+        self._tree.end_hint(forgotten)
 
     def _expect(self, salt: str, arguments: Mapping[str, Any], priority: int) -> None:
         """Note which steps come next."""

@@ -14,7 +14,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request
 
+from ragcache_integrations.core.prompt import STEP_CHARACTERS
 from ragcache_integrations.engine.in_vllm.scheduler import FIRST_GROUP
+from ragcache_integrations.engine.in_vllm.steps import KNOWN
 from ragcache_integrations.engine.protocol import CacheSettings
 from tests.engine.in_vllm.invariants import check, check_at_rest
 from tests.engine.in_vllm.simulation import Case, Engine, make_scheduler
@@ -92,6 +94,22 @@ def test_random_traffic_with_steps_reads_what_it_should_and_loses_nothing(
     for what in ("ahead", "aborts", "swap_ins", "hit"):
         assert total[what] >= 20, f"too few {what} to have tried them"
     assert total["resets"] >= 10
+
+
+def test_a_tenant_with_many_steps_forgets_its_own() -> None:
+    engine = Engine(Case(gpu_blocks=60))
+    steps = engine.documents._steps._steps
+    for name in ("planner", "writer"):
+        engine.ask([*DOCUMENT, 5], max_tokens=1, step=name, salt="few")
+    for number in range(KNOWN + 5):
+        engine.ask([*DOCUMENT, 5], max_tokens=1, step=f"{number}", salt="many")
+    assert len(steps) == KNOWN
+    assert [name for salt, name in steps if salt == "few"] == ["planner", "writer"]
+    assert ("many", "0") not in steps
+    assert ("many", f"{KNOWN + 4}") in steps
+    engine.ask([*DOCUMENT, 5], max_tokens=1, step="x" * (STEP_CHARACTERS + 1))
+    assert len(steps) == KNOWN, "no name that a server's client may not send"
+    assert steps.keys() >= {("few", "planner")}
 
 
 def test_a_step_that_waits_while_the_cache_is_emptied_is_learnt_once() -> None:
