@@ -44,6 +44,7 @@ from .requests import (
     pass_steps_on,
     pin_ticket,
     read_body,
+    refuse_marks,
     with_strict_tools,
 )
 from .settings import SCHEDULER, TREE_SETTINGS, ServingSettings
@@ -323,6 +324,8 @@ class ServingMiddleware:
         if path in GENERATING:
             prepared = pass_steps_on(self._reuse.apply(prepared))
             prepared = pass_pin_on(prepared, pins=self._pins)
+        else:
+            refuse_marks(body)
         if path == CHAT_PATH:
             prepared = with_strict_tools(prepared)
         options = body.get("stream_options")

@@ -201,6 +201,10 @@ def test_steps_of_a_workflow_are_taken_in(server: Server) -> None:
         status, answer = server.chat("?", **wrong)
         assert status == 400
         assert words in answer["error"]["message"]
+    for path in ("/v1/responses", "/v1/messages", "/v1/chat/completions/batch"):
+        smuggled = {"model": MODEL, "input": "?", "vllm_xargs": {"rag_step": "a", "rag_pin": 9}}
+        status, answer = server.ask("POST", path, smuggled)
+        assert (status, "is not for clients" in str(answer)) == (400, True), path
 
 
 def test_a_plain_client_chats(plain: openai.OpenAI, engine: RAGCacheEngine) -> None:

@@ -1,7 +1,7 @@
 """Requests to the server, read and checked."""
 
 from .documents import CHAT_PATH, COMPLETION_PATH, DocumentReader, check_spans
-from .fields import check_fields, has_grammar, with_strict_tools
+from .fields import check_fields, has_grammar, refuse_marks, with_strict_tools
 from .guard import MarkupGuard, is_guarded
 from .pins import pass_pin_on, pin_ticket
 from .reading import DISCARDED, parse_json, read_body
@@ -24,5 +24,6 @@ __all__ = [
     "pass_steps_on",
     "pin_ticket",
     "read_body",
+    "refuse_marks",
     "with_strict_tools",
 ]

@@ -8,6 +8,7 @@ from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.requests.fields import (
     check_fields,
     has_grammar,
+    refuse_marks,
     with_strict_tools,
 )
 
@@ -16,6 +17,15 @@ from ragcache_integrations.engine.serving.requests.fields import (
 def test_structured_outputs_that_are_no_object(value: Any) -> None:
     with pytest.raises(RequestRefusedError, match="structured_outputs must be an object"):
         check_fields({"structured_outputs": value})
+
+
+@pytest.mark.parametrize("name", ["rag_step", "rag_next_steps", "rag_pin", "rag_encode"])
+def test_marks_of_ours_that_clients_send_to_other_routes(name: str) -> None:
+    for body in ({"vllm_xargs": {name: 1}}, {"sampling_params": {"extra_args": {name: 1}}}):
+        with pytest.raises(RequestRefusedError, match=f"{name} is not for clients"):
+            refuse_marks(body)
+    for fine in ({}, {"vllm_xargs": [name]}, {"sampling_params": {"extra_args": None}}):
+        refuse_marks({**fine, "input": name})
 
 
 @pytest.mark.parametrize(
