@@ -254,6 +254,35 @@ class TestLangGraph:
         last = ("last", dict[str, int]())
         assert listener.said == [*team, last, *team, last, *WRITING, (None, None)]
 
+    @pytest.mark.parametrize("called", [False, True], ids=["as a node", "called by it"])
+    def test_so_it_is_if_its_nodes_have_names_of_the_outer_graph(self, called: bool) -> None:
+        listener = Listener()
+        chat = langchain.ChatRAGCache(engine=listener)
+        inner = writing_graph(lambda _, question: str(chat.invoke(question).content))
+        builder = graphs.StateGraph(State)
+        builder.add_node("team", (lambda _: inner.invoke({"answers": []})) if called else inner)
+        builder.add_node("writer", lambda _: {"answers": [str(chat.invoke("?").content)]})
+        builder.add_edge(graphs.START, "team")
+        builder.add_edge("team", "writer")
+        langchain.hint_steps(builder.compile()).invoke({"answers": []})
+        assert listener.said == [*[("team", {"writer": 1})] * 5, ("writer", {})]
+
+    def test_a_condition_s_targets_are_known_by_its_annotation(self) -> None:
+        listener = Listener()
+        chat = langchain.ChatRAGCache(engine=listener)
+
+        def end(state: State) -> Any:
+            return graphs.END if len(state["answers"]) > 1 else "only"
+
+        for annotation in (Any, Literal["only", "__end__"]):
+            end.__annotations__["return"] = annotation
+            builder = graphs.StateGraph(State)
+            builder.add_node("only", lambda _: {"answers": [str(chat.invoke("?").content)]})
+            builder.add_edge(graphs.START, "only")
+            builder.add_conditional_edges("only", end)
+            langchain.hint_steps(builder.compile()).invoke({"answers": []})
+        assert listener.said == [("only", {})] * 2 + [("only", {"only": 1})] * 2
+
     def test_a_command_goes_where_its_annotation_says(self) -> None:
         listener = Listener()
         chat = langchain.ChatRAGCache(engine=listener)

@@ -29,7 +29,9 @@ def hint_steps(graph: Graph) -> Graph:
         graph = hint_steps(builder.compile())
         graph.invoke({"messages": [HumanMessage("A text on the moon.")]})
 
-    A graph that is a node of this one counts as that node. A node that goes somewhere by
+    A graph in a node of this one, or that a node's function or tool calls, counts as that node,
+    even if it has hints of its own. A condition's targets are known by LangGraph's map, or by its
+    annotation ``-> Literal[...]``. A node that goes somewhere by
     ``Command`` needs LangGraph's annotation ``Command[Literal[...]]``: its edges are known by it.
 
     Args:
@@ -64,8 +66,9 @@ def graph_step() -> StepHint:
     hints = configurable.get(HINTS)
     if not isinstance(hints, dict):
         return NO_STEP
-    # A place such as "writer:<task>|model:<task>": the innermost node that the graph knows.
+    # A place such as "writer:<task>|model:<task>", in which the hints of the outermost graph that
+    # has some hold. A graph in one of its nodes may have nodes of the same names, as agents do.
     place = str(configurable.get("checkpoint_ns") or "")
     names = [part.partition(":")[0] for part in place.split("|")]
-    hint = next((hints[name] for name in reversed(names) if name in hints), NO_STEP)
+    hint = next((hints[name] for name in names if name in hints), NO_STEP)
     return hint if isinstance(hint, StepHint) else NO_STEP
