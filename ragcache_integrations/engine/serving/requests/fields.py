@@ -44,7 +44,7 @@ def object_in(body: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def refuse_marks(body: dict[str, Any]) -> None:
-    """Refuse what only this server tells the scheduler, on routes without fields of ours.
+    """Refuse what only this server passes to the scheduler, on routes without fields of ours.
 
     vLLM passes ``vllm_xargs`` on unchecked from there, too, and ``extra_args`` of sampling
     parameters.
