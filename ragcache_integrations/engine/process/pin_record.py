@@ -17,13 +17,17 @@ from ragcache_integrations.engine.protocol import Submit
 
 __all__ = ["PinRecord"]
 
+FEW = 64
+"""So many pins are kept in any case."""
+
 _Place = tuple[str, tuple[tuple[str, int, int], ...], tuple[int, ...]]
 
 
 class PinRecord:
     """The requests that pinned documents. Thread-safe.
 
-    It is no larger than the pins, for which the KV cache has a limit.
+    It is at most about twice as large as the pins, for which the KV cache has a limit: those whose
+    time is over are forgotten whenever it has doubled.
 
     Args:
         now: Clock, in seconds.
@@ -32,7 +36,11 @@ class PinRecord:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._pins: dict[_Place, tuple[Submit, float]] = {}
+        self._full = FEW
         self._lock = make_lock()
+
+    def __len__(self) -> int:
+        return len(self._pins)
 
     def note(self, request: Submit) -> None:
         """Record a request that was answered; one that pins nothing is ignored."""
@@ -40,6 +48,9 @@ class PinRecord:
             until = math.inf if request.pin >= FOREVER else self._now() + request.pin
             with self._lock:
                 self._pins[_place(request)] = request, until
+                if len(self._pins) >= self._full:
+                    self._forget_ended(self._now())
+                    self._full = max(FEW, 2 * len(self._pins))
 
     def forget(self, request: Submit) -> None:
         """Its documents are not pinned any more."""
@@ -55,15 +66,14 @@ class PinRecord:
         """The requests that pin again what is pinned now, for the time that is left."""
         with self._lock:
             now = self._now()
-            self._pins = {
-                place: (request, until)
-                for place, (request, until) in self._pins.items()
-                if until > now
-            }
+            self._forget_ended(now)
             return [
                 replace(request, pin=min(FOREVER, until - now), attempt=0)
                 for request, until in self._pins.values()
             ]
+
+    def _forget_ended(self, now: float) -> None:
+        self._pins = {place: pin for place, pin in self._pins.items() if pin[1] > now}
 
 
 def _place(request: Submit) -> _Place:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import FOREVER
-from ragcache_integrations.engine.process.pin_record import PinRecord
+from ragcache_integrations.engine.process.pin_record import FEW, PinRecord
 from ragcache_integrations.engine.protocol import Submit
 
 REQUEST = Submit(7, [1, 2, 3, 4, 5], SamplingOptions(), "tenant", (("a", 1, 4),), pin=60.0)
@@ -34,3 +34,17 @@ def test_pins_come_again_for_the_time_that_is_left() -> None:
     assert [again.namespace for again in record.requests()] == [""], "that was another place"
     record.clear()
     assert record.requests() == []
+
+
+def test_pins_whose_time_is_over_are_not_kept() -> None:
+    time = 100.0
+    record = PinRecord(lambda: time)
+    record.note(replace(REQUEST, namespace="stays", pin=FOREVER))
+    for number in range(1000):
+        record.note(replace(REQUEST, namespace=f"{number}", pin=10.0))
+        time += 1
+        assert len(record) <= 2 * FEW
+    assert {again.namespace for again in record.requests()} == {
+        "stays",
+        *(f"{number}" for number in range(991, 1000)),
+    }
