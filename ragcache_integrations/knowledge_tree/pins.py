@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ragcache_integrations.errors import ConfigurationError
 
 from .node import Node, in_group
+from .shares import Share
 from .tier import Tier
 
 __all__ = ["Pins", "chain"]
@@ -27,7 +29,8 @@ class Pins:
     A pin keeps all blocks of its path in the GPU, from the beginning of the prompt to the end of
     its last document: without those before it, a block is of no use. Blocks that are not computed
     yet are kept as soon as they are. The room for all of them is set aside at once, so that a pin
-    that was accepted is never broken.
+    that was accepted is never broken. A tenant has no more pins than its share has blocks: those of
+    documents that are shorter than a block need no room, but are remembered, too.
 
     Args:
         gpu: The tier in which they stay.
@@ -58,6 +61,7 @@ class Pins:
         self._groups = groups
         self._size = size
         self._pins: dict[Node, _Pin] = {}
+        self._numbers: Counter[Share | None] = Counter()  # of the pins of each share
         self._next_end = math.inf
         self.blocks = 0
 
@@ -74,7 +78,7 @@ class Pins:
 
         Raises:
             ConfigurationError: There would be no room for the longest request, or the pins would
-                exceed the tenant's quota.
+                exceed the tenant's quota, or there are too many.
         """
         until = math.inf if ttl is None else self._now() + ttl
         pin = self._pins.get(nodes[-1])
@@ -88,6 +92,7 @@ class Pins:
                     for key in list(node.gpu.idle):
                         self._gpu.hold(node, key)
             pin = self._pins[nodes[-1]] = _Pin(kept, until)
+            self._numbers[nodes[-1].share] += 1
         pin.until = until
         self._next_end = min(self._next_end, until)
 
@@ -100,6 +105,7 @@ class Pins:
         pin = self._pins.pop(last, None)
         if pin is None:
             return ()
+        self._numbers[last.share] -= 1
         for node in pin.nodes:
             node.pins -= 1
             if not node.pins:
@@ -129,7 +135,12 @@ class Pins:
                 left[node] = max(left.get(node, 0.0), pin.until - now)
         return left
 
-    def _check(self, kept: Iterable[Node], *, quotas: bool) -> None:
+    def _check(self, kept: Sequence[Node], *, quotas: bool) -> None:
+        share = kept[0].share
+        most = self._capacity if share is None else share.blocks(self._capacity)
+        if self._numbers[share] >= most:
+            msg = f"there are {most} pins already, and may be no more than the cache has blocks"
+            raise ConfigurationError(msg + " for this tenant" * quotas)
         new = [node for node in kept if not node.pins]
         blocks = sum(self._size(len(node.keys)) for node in new)
         if not blocks:
@@ -142,7 +153,6 @@ class Pins:
                 f"room for the longest request of {self._blocks(self._longest)}"
             )
             raise ConfigurationError(msg)
-        share = new[0].share
         if quotas and share is not None:
             most = share.blocks(self._capacity)
             if share.pinned + blocks > most:

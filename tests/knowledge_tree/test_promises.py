@@ -98,6 +98,19 @@ class TestPins:
             library.tree.pin(library.arrive("D1", "D2", tenant="one").path)
         library.tree.pin(library.arrive("D1", "D2").path)
 
+    def test_pins_of_documents_shorter_than_a_block_are_bounded(self) -> None:
+        library = Library(20, block_size=4, quotas={"one": 0.3}, lengths={"S": 4})
+        for number in range(6):
+            library.tree.pin(library.arrive(f"D{number}", tenant="one").path)
+        one_more = library.arrive("D6", tenant="one").path
+        with pytest.raises(ConfigurationError, match=r"6 pins already, .* blocks for this tenant"):
+            library.tree.pin(one_more)
+        library.tree.pin(library.arrive("D0", tenant="one").path)  # again
+        library.tree.pin(library.arrive("D6").path)  # of all others
+        assert (library.tree.stats().pins, library.tree.stats().pinned_blocks) == (7, 2)
+        library.tree.unpin(library.arrive("D0", tenant="one").path)
+        library.tree.pin(one_more)
+
     def test_they_end_when_everything_is_forgotten(self) -> None:
         library = Library(20)
         request = library.begin("D1")
