@@ -77,8 +77,8 @@ class CachedTool(AsyncBaseTool):
     def _question(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Question | None:
         schema = self.metadata.fn_schema
         names = () if schema is None else tuple(schema.model_fields)
-        by_place = dict(zip((*names, *map(str, range(len(args)))), args, strict=False))
-        return self._calls.question(by_place | kwargs)
+        by_place = dict(zip(names, args, strict=False))
+        return self._calls.question(by_place | kwargs, {"more": args[len(names) :]})
 
 
 def cached_tool(

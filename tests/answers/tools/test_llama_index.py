@@ -95,3 +95,12 @@ def test_a_call_without_a_query_is_as_without_the_cache() -> None:
     cached = cached_tool(tool, query_argument="query")
     assert [cached.call().raw_output, cached.call(3).raw_output] == ["found all", "found 3"]
     assert cached.stats().unkept == 2
+
+
+def test_arguments_without_a_name_are_others_than_those_with_one() -> None:
+    tool = FunctionTool.from_defaults(fn=lambda *args, **kwargs: [args, kwargs], name="find")
+    cached = cached_tool(tool)
+    for _ in range(2):
+        assert cached.call("a", "b").raw_output == [("a", "b"), {}]
+        assert cached.call("a", **{"1": "b"}).raw_output == [("a",), {"1": "b"}]
+    assert cached.stats().hits == 2
