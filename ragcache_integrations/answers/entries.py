@@ -155,9 +155,11 @@ _FACTOR = re.compile(r"[\d)]$|\b\w$")
 
 def plain_question(text: str) -> str:
     """Return a question's words without differences of case, white space and punctuation around."""
-    words = normalize_text(text).lstrip("\u00bf\u00a1").rstrip("?.\u2026 ")
+    whole = normalize_text(text)
+    words = whole.lstrip("\u00bf\u00a1").rstrip("?.\u2026 ")
     calm = words.rstrip("?!.\u2026 ")
-    return words if _FACTOR.search(calm) else calm
+    # Punctuation alone is all that such a question says.
+    return words if _FACTOR.search(calm) else calm or whole
 
 
 def unit_vector(embedding: Vector) -> Vector | None:
