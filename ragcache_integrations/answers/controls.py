@@ -54,7 +54,7 @@ class AnswerControls:
             namespace: They are this tenant's.
 
         Raises:
-            ConfigurationError: ``ids`` is a single text.
+            ConfigurationError: An argument is something else, such as a single text for ``ids``.
         """
         return self._flow.forget(ids, namespace)
 

@@ -337,9 +337,12 @@ class AnswerCore(Generic[A]):
             ids: They come from one of these documents.
 
         Raises:
-            ConfigurationError: ``ids`` is a single text.
+            ConfigurationError: An argument is something else, such as a single text for ``ids``.
         """
-        if isinstance(ids, str):
+        if not isinstance(namespace, str | None):
+            msg = f"namespace must be a string or None, got {namespace!r:.100}"
+            raise ConfigurationError(msg)
+        if ids is not None and not _are_texts(ids):
             msg = f"ids must be several strings, got {ids!r:.100}"
             raise ConfigurationError(msg)
         held = None if ids is None else frozenset(ids)
@@ -452,6 +455,12 @@ class AnswerCore(Generic[A]):
             group.remove(words)
         if not group.entries:
             del self._groups[entry.key]
+
+
+def _are_texts(values: object) -> bool:
+    if isinstance(values, str | bytes) or not isinstance(values, Collection):
+        return False
+    return all(isinstance(value, str) for value in values)
 
 
 def _explain_near(entry: CachedAnswer[Any], distance: float, tolerance: float) -> AnswerExplanation:

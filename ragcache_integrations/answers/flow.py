@@ -256,7 +256,8 @@ class AnswerFlow(Generic[A]):
         try:
             self._shared.insert(question, embedding, answer, moment)
         except ConfigurationError as error:
-            self.leave_out(str(error))
+            reason, _, details = str(error).partition(": ")
+            self.leave_out(reason, details)
             return False
         return True
 
@@ -283,21 +284,27 @@ class AnswerFlow(Generic[A]):
             self.leave_out(_UNCOPYABLE)
             return ()
 
-    def leave_out(self, warning: str | None = None) -> None:
+    def leave_out(self, reason: str | None = None, details: str = "") -> None:
         """Count an answer that can't be kept.
 
         Args:
-            warning: Why, for the log, which has it once; ``None`` where the trace says so.
+            reason: Why, for the log, which has it once; ``None`` where the trace says so.
+            details: As for :meth:`warn`.
         """
         self.core.count("unkept")
-        if warning is not None:
-            self.warn(f"An answer is not kept: {warning}")
+        if reason is not None:
+            self.warn(f"An answer is not kept: {reason}", details)
 
-    def warn(self, warning: str) -> None:
-        """Log a warning, once."""
+    def warn(self, warning: str, details: str = "") -> None:
+        """Log a warning, once.
+
+        Args:
+            warning: The warning.
+            details: What is said with it, and may be something else each time.
+        """
         if warning not in self._warned:
             self._warned.add(warning)
-            logger.warning("%s", warning)
+            logger.warning("%s%s", warning, f": {details}" if details else "")
 
     def check(
         self,
@@ -391,7 +398,7 @@ class AnswerFlow(Generic[A]):
             namespace: They are of this tenant.
 
         Raises:
-            ConfigurationError: ``ids`` is a single text.
+            ConfigurationError: An argument is something else, such as a single text for ``ids``.
         """
         count = self.core.forget(namespace=namespace, ids=ids)
         if self._shared is not None:

@@ -86,7 +86,8 @@ def encode_record(record: Record[A], codec: AnswerCodec[A]) -> bytes:
         msg = f"an answer can't be saved: {error!r:.300}"
         raise ConfigurationError(msg) from error
     if not same:
-        msg = f"an answer can't be saved, as it would come back another one: {record.answer!r:.100}"
+        kind = type(record.answer).__name__  # what it says is nobody else's business
+        msg = f"an answer can't be saved, as it would not come back as it is: it is a {kind}"
         raise ConfigurationError(msg)
     if len(content) > LARGEST_RECORD:
         msg = f"an answer can't be saved, as it takes more than {LARGEST_RECORD} bytes"

@@ -99,6 +99,9 @@ def test_the_guard_is_stronger_than_any_nearness() -> None:
         ("what is (n)!", "what is (n)", False),
         ("how much is 5!", "How much is 5!?", True),
         ("how nice is rome!", "how nice is rome?", True),
+        ("?", "!", False),
+        ("?", "", False),
+        ("¿?", " ¿? ", True),
     ],
 )
 @pytest.mark.parametrize("guard", [True, False])
@@ -238,8 +241,12 @@ def test_answers_are_forgotten_by_tenant_and_by_document() -> None:
     assert core.forget(namespace="tenant", ids=["9"]) == 0
     assert core.forget(namespace="tenant") == 1
     assert served(core, "rome") == "1"
-    with pytest.raises(ConfigurationError, match="ids must be several strings, got '1'"):
-        core.forget(ids="1")
+    for ids in ("1", "", b"1", 3, [3], ["1", None]):
+        with pytest.raises(ConfigurationError, match="ids must be several strings, got"):
+            core.forget(ids=ids)  # type: ignore[arg-type] # the point
+    for namespace in (3, b"tenant", ["tenant"]):
+        with pytest.raises(ConfigurationError, match="namespace must be a string or None, got"):
+            core.forget(namespace=namespace)  # type: ignore[arg-type] # the point
     core.clear()
     assert served(core, "rome") is None
 

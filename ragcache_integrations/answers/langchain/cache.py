@@ -65,9 +65,8 @@ ANSWER_CACHE_EVENT = "answer_cache"
 _INCOMPARABLE = "the input or a document's metadata hold values that can't be compared"
 _UNKEPT = AnswerTrace(hit=False, reason=_INCOMPARABLE)
 _OTHER_DOCUMENTS = (
-    "the chain did not answer from what the retriever finds for the "
-    "question, but from %s. Give the chain the documents with documents_key=, or the answer cache "
-    "the retriever that the chain has"
+    "the chain did not answer from what the retriever finds for the question. Give the chain the "
+    "documents with documents_key=, or the answer cache the retriever that the chain has"
 )
 
 _BARE = (
@@ -526,7 +525,7 @@ class _Call:
         if lookup is None or output is None:
             self._flow.leave_out()
         elif self._cache.documents_key is None and not self._heard.only(lookup.question.documents):
-            self._flow.leave_out(_OTHER_DOCUMENTS % self._heard.told())
+            self._flow.leave_out(_OTHER_DOCUMENTS, f"it had {self._heard.told()}")
         elif self._watch.version() != self._version:
             self._flow.leave_out(CHANGED)
         else:

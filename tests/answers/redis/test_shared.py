@@ -291,6 +291,18 @@ def test_answers_that_cannot_be_shared_are_left_out(
     assert (one.stats().unkept, one.stats().insertions) == (3, 0)
 
 
+def test_the_log_says_once_what_is_left_out_and_no_answer(
+    server: RealRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Process(server, new_tag())
+    for number, words in enumerate(WORDS):
+        one.answer(ask(words), ("secret", float("nan"), number))  # type: ignore[arg-type] # the point
+    assert one.stats().unkept == len(WORDS)
+    assert len(caplog.records) == 1
+    assert "would not come back as it is" in caplog.text
+    assert "secret" not in caplog.text
+
+
 class TestWithoutRedis:
     def test_the_chain_answers_and_nobody_waits_for_long(self, own_server: RealRedis) -> None:
         tag = new_tag()
