@@ -18,7 +18,7 @@ from ragcache_integrations.engine.protocol import Submit
 __all__ = ["PinRecord"]
 
 FEW = 64
-"""So many pins are kept in any case."""
+"""Of a record this short nothing is forgotten while it grows."""
 
 _Place = tuple[str, tuple[tuple[str, int, int], ...], tuple[int, ...]]
 
