@@ -216,7 +216,7 @@ class AnswerCache(AnswerControls, QueryEngine):
             )
             for node in nodes
         ]
-        frozen = freeze_arguments({"image": query.image_path})
+        frozen = freeze_arguments({"image": query.image_path, "streams": self._streams})
         if None in identities or frozen.opaque:
             return None
         scope = (self._namespace, frozen.key)
@@ -269,6 +269,13 @@ class AnswerCache(AnswerControls, QueryEngine):
     def _has_embedding(self, query: QueryBundle) -> bool:
         """Whether the embedding that LlamaIndex's retrievers note in a query is the one to use."""
         return query.embedding is not None and self._embed_model is None
+
+    @property
+    def _streams(self) -> bool | None:
+        """Whether the engine answers with streams, as another process's may; ``None``: unknown."""
+        synthesizer = getattr(self._query_engine, "_response_synthesizer", None)
+        streams = getattr(synthesizer, "_streaming", None)
+        return streams if isinstance(streams, bool) else None
 
     @property
     def _retriever(self) -> Any:

@@ -13,6 +13,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 from langchain_core.tools import tool
 from langchain_core.vectorstores import InMemoryVectorStore
 from llama_index.core import VectorStoreIndex
+from llama_index.core.base.response.schema import Response
 from llama_index.core.schema import TextNode
 
 from ragcache_integrations.answers import Question
@@ -450,6 +451,23 @@ class TestAdapters:
         assert (await one.aexplain("oslo is it pretty")).hit
         await one.aclear()
         assert str(other.query("rome is it nice")) == "answer 2"
+
+    def test_engines_of_llama_index_that_stream_share_nothing_with_others(
+        self, server: RealRedis
+    ) -> None:
+        tag, nodes = new_tag(), [TextNode(text="rome", id_="1")]
+        index = VectorStoreIndex(nodes, embed_model=llama_index_embeddings())
+        one, other = (
+            AnswerCacheEngine(
+                engine_of(index, Model(), streaming=streaming), cache=patient(server.url), tag=tag
+            )
+            for streaming in (True, False)
+        )
+        for _ in range(2):
+            assert str(one.query("rome is it nice")) == "answer 1"
+            response = other.query("rome is it nice")
+            assert isinstance(response, Response)
+            assert response.response == "answer 1"
 
 
 class TestArguments:
