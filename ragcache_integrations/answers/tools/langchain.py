@@ -20,7 +20,7 @@ from langchain_core.runnables import (
     ensure_config,
     patch_config,
 )
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, InjectedToolCallId
 from pydantic import PrivateAttr
 from typing_extensions import override
 
@@ -154,11 +154,14 @@ def cached_tool(
         **knobs: See :class:`~ragcache_integrations.answers.AnswerKnobs`.
 
     Raises:
-        ConfigurationError: A knob is unknown or out of range, or the tool is none, or has no such
-            argument.
+        ConfigurationError: A knob is unknown or out of range, or the tool is none, has no such
+            argument, or gets the id of each call.
     """
     if not isinstance(tool, BaseTool):
         msg = f"tool must be a BaseTool, got {tool!r:.100}"
+        raise ConfigurationError(msg)
+    if _gets_call_id(tool):
+        msg = f"{tool.name} gets the id of each call, so its results depend on more"
         raise ConfigurationError(msg)
     check_parts(keep, "embeddings", embeddings, Embeddings)
     judge = keep or is_something
@@ -169,6 +172,12 @@ def cached_tool(
 
     calls = ToolCalls[Any](tool.name, list(tool.args), query_argument, knobs, keeps, _same)
     return CachedTool(tool, calls, embeddings)
+
+
+def _gets_call_id(tool: BaseTool) -> bool:
+    fields: dict[str, Any] = getattr(tool.args_schema, "model_fields", None) or {}
+    parts = [part for field in fields.values() for part in getattr(field, "metadata", ())]
+    return any(part is InjectedToolCallId or type(part) is InjectedToolCallId for part in parts)
 
 
 class CachedNode(Runnable[Any, Any]):

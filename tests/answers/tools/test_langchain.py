@@ -9,7 +9,7 @@ import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import ToolMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
-from langchain_core.tools import InjectedToolArg, ToolException, tool
+from langchain_core.tools import InjectedToolArg, InjectedToolCallId, ToolException, tool
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import cached_tool
@@ -197,3 +197,14 @@ async def test_a_text_alone_and_a_default_are_as_without_the_cache(calls: list[A
 def test_what_is_no_embedding_model_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="embeddings must be Embeddings or None, got 3"):
         cached_tool(search, embeddings=3)  # type: ignore[arg-type]
+
+
+@tool
+def hand_over(query: str, call: Annotated[str, InjectedToolCallId]) -> str:
+    """Answer a call."""
+    return call
+
+
+def test_a_tool_that_gets_the_id_of_its_call_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="hand_over gets the id of each call"):
+        cached_tool(hand_over)
