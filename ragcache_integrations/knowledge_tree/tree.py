@@ -159,7 +159,13 @@ class KnowledgeTree(Generic[Slot]):
     # Requests
 
     def enter(
-        self, namespace: str, spans: Sequence[Span], keys: Sequence[Key], priority: int = 0
+        self,
+        namespace: str,
+        spans: Sequence[Span],
+        keys: Sequence[Key],
+        priority: int = 0,
+        *,
+        named: bool = True,
     ) -> Path:
         """Find a request's path, making what nodes are missing.
 
@@ -170,6 +176,7 @@ class KnowledgeTree(Generic[Slot]):
                 that is before it.
             priority: Of the request, as vLLM counts: documents that only requests with higher
                 numbers had are evicted first.
+            named: Whether an id stands for a text, so that other text of the same id has changed.
 
         Raises:
             ValueError: There are no documents.
@@ -183,7 +190,7 @@ class KnowledgeTree(Generic[Slot]):
         boundaries = [(namespace, kept[0][1]), *((name, end) for name, _, end in kept)]
         for name, token_end in boundaries:
             end = min(max(0, token_end - self._lookahead) // self.block_size, len(keys))
-            node = self._child(node, name, keys, begin, end)
+            node = self._child(node, name, keys, begin, end, named=named)
             node.tokens = token_end - start
             node.requests += 1
             node.urgency = max(node.urgency, -priority)
@@ -567,10 +574,16 @@ class KnowledgeTree(Generic[Slot]):
         """Whether all was forgotten since the path was entered."""
         return path.nodes[0].under is not self.root
 
-    def _child(self, under: Node, name: str, keys: Sequence[Key], begin: int, end: int) -> Node:
+    def _child(
+        self, under: Node, name: str, keys: Sequence[Key], begin: int, end: int, *, named: bool
+    ) -> Node:
         label = (name, keys[end - 1] if end > begin else None)
         child = under.children.get(label)
-        return child or self._new_node(under, label, keys, begin, end)
+        if child is None:
+            child = self._new_node(under, label, keys, begin, end)
+            if named:
+                self._note_version(under, label)
+        return child
 
     def _new_node(
         self,
@@ -596,7 +609,6 @@ class KnowledgeTree(Generic[Slot]):
         if node.keys and (history := self._history.pop(node.keys[-1], None)) is not None:
             node.history = history
         self._count_nodes += 1
-        self._note_version(under, label)
         return node
 
     def _note_version(self, under: Node, label: tuple[str, Key | None]) -> None:

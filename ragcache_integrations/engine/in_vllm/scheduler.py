@@ -201,10 +201,14 @@ class DocumentCache:
             return
         if self._reuse is not None and self._reuse.enter(request, spans, extra_args or {}):
             return  # what is approximate is not for the tree
-        spans = self._steps.enter(request, spans, extra_args or {})
+        documents, spans = spans, self._steps.enter(request, spans, extra_args or {})
         if spans:
             path = self._paths[request.request_id] = self.tree.enter(
-                request.cache_salt or "", spans, request.block_hashes, request.priority
+                request.cache_salt or "",
+                spans,
+                request.block_hashes,
+                request.priority,
+                named=bool(documents) and not self._steps.is_ahead(request.request_id),
             )
             self._pin(request, path, (extra_args or {}).get(PIN))
             if self._prefixes is not None and is_plain(request):

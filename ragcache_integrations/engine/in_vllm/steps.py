@@ -56,6 +56,7 @@ class _Step:
         begins: How many of them the prompt before had, too.
         tokens: Of these, and one more.
         spans: Documents within these; all of them as one document if there are none.
+        named: Whether there are, with ids of their own.
         ready: Whether there is nothing to get ready any more.
     """
 
@@ -64,6 +65,7 @@ class _Step:
     begins: int
     tokens: list[int]
     spans: tuple[Span, ...]
+    named: bool
     ready: bool = False
 
 
@@ -197,9 +199,12 @@ class Steps:
         pairs = zip(keys, () if known is None else known.keys, strict=False)
         begins = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         end = begins * size
-        within = tuple(span for span in spans if span[2] <= end) or ((name, 0, max(1, end)),)
+        documents = tuple(span for span in spans if span[2] <= end)
+        within = documents or ((name, 0, max(1, end)),)
         tokens = list(request.prompt_token_ids or ())[: end + 1]
-        step = self._steps[salt, name] = _Step(request.request_id, keys, begins, tokens, within)
+        step = self._steps[salt, name] = _Step(
+            request.request_id, keys, begins, tokens, within, named=bool(documents)
+        )
         while len(self._steps) > KNOWN:
             self._forget()
         return step
@@ -223,7 +228,9 @@ class Steps:
             step = self._steps.get((salt, name))
             if step is None or not step.begins:
                 continue
-            path = self._tree.enter(salt, step.spans, step.keys[: step.begins], priority)
+            path = self._tree.enter(
+                salt, step.spans, step.keys[: step.begins], priority, named=step.named
+            )
             self._tree.hint((salt, name), path, max(0, steps), SECONDS)
             self._tree.leave(path)
             step.ready = False

@@ -96,6 +96,16 @@ def test_random_traffic_with_steps_reads_what_it_should_and_loses_nothing(
     assert total["resets"] >= 10
 
 
+def test_a_step_of_a_conversation_that_grows_is_no_document_that_changes() -> None:
+    engine = Engine(Case(gpu_blocks=60))
+    turns = list(range(100, 140))
+    for length in (10, 20, 30, 40):
+        engine.ask(turns[:length], max_tokens=1, step="a", next_steps=[("a", 1)])
+    stats = engine.documents.tree.stats()
+    assert stats.documents_hit_gpu == 3, "what its latest two prompts have in common"
+    assert stats.changed_documents == 0
+
+
 def test_a_tenant_with_many_steps_forgets_its_own() -> None:
     engine = Engine(Case(gpu_blocks=60))
     steps = engine.documents._steps._steps
