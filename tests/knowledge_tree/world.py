@@ -174,13 +174,18 @@ class World:
             assert share is not None
             own = sum(len(n.keys) for n in self.tree.nodes() if n.pins and n.share is share)
             fits &= own + new <= share.quota * self.setting.gpu_blocks + 1e-6
+        share = path.nodes[0].share
+        assert share is not None
+        others = sum(node.share is share for node in self.pins)
+        again = path.nodes[-1] in self.pins
+        room = again or others < share.blocks(self.setting.gpu_blocks)
         if path.nodes[0] not in self.tree.root.children.values():
             self.tree.pin(path, ttl)  # void
-        elif fits or not new:
+        elif (fits or not new) and room:
             self.tree.pin(path, ttl)
             self.pins[path.nodes[-1]] = math.inf if ttl is None else self.time + ttl
         else:
-            with pytest.raises(ConfigurationError, match="cannot be pinned"):
+            with pytest.raises(ConfigurationError, match=r"cannot be pinned|pins already"):
                 self.tree.pin(path, ttl)
 
     def unpin(self, which: int) -> None:
