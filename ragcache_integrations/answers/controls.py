@@ -26,7 +26,7 @@ class AnswerControls:
 
     def _codec(self) -> AnswerCodec[Any]:
         """Return how answers are written."""
-        raise NotImplementedError
+        raise NotImplementedError  # each framework's cache has its own
 
     def stats(self) -> AnswerStats:
         """Return what was done so far. Touches memory alone."""

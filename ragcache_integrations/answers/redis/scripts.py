@@ -14,7 +14,7 @@ the time of its last use, ``c`` and its id the farthest distance at which it may
 
 from __future__ import annotations
 
-from ragcache_integrations.query_cache.redis import Script
+from ragcache_integrations.query_cache.redis import EVICT_OLDEST, Script
 
 __all__ = ["CLEAR", "FORGET", "INSERT", "LOOK_UP", "LOWER"]
 
@@ -128,7 +128,9 @@ return {time, found, ended, foreign, g}
 # ARGV: the question's id, the record, how many answers a key may have, and the values of when the
 #   question was looked up: what was forgotten since is not put in.
 # Returns how many had to go, those of the least recent use; -1: it is not put in.
-INSERT = _script("""
+INSERT = _script(
+    EVICT_OLDEST
+    + """
 local g, time = epoch(), string.format('%016.0f', now())
 local bucket, id = KEYS[2], ARGV[3]
 if g ~= ARGV[6] then return -1 end
@@ -144,26 +146,11 @@ if cap and not (#cap <= NAME and string.match(cap, '^[%d.e+-]+$') and (tonumber(
 then
   redis.call('HSET', bucket, 'c' .. id, '0')
 end
-local others = {}
-for _, name in ipairs(redis.call('HKEYS', bucket)) do
-  if string.sub(name, 1, 1) == 'e' and name ~= 'e' .. id then
-    local one = string.sub(name, 2)
-    local stamp = tonumber(redis.call('HGET', bucket, 't' .. one) or 0) or 0
-    if stamp ~= stamp then stamp = 0 end  -- NaN, by which nothing can be sorted
-    others[#others + 1] = {stamp, one}
-  end
-end
-local over = #others + 1 - tonumber(ARGV[5])
-if over > 0 then
-  table.sort(others, function(a, b) return a[1] < b[1] end)
-  for i = 1, over do
-    local one = others[i][2]
-    redis.call('HDEL', bucket, 'e' .. one, 't' .. one, 'c' .. one)
-  end
-end
+local over = evict_oldest(bucket, id, tonumber(ARGV[5]))
 redis.call('PEXPIRE', bucket, WEEK)
-return math.max(over, 0)
-""")
+return over
+"""
+)
 
 # ARGV: the question's id, a distance. However often it runs, the smallest one remains.
 LOWER = _script("""

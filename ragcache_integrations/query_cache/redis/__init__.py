@@ -8,11 +8,12 @@ from .cache import (
 )
 from .debts import Debts
 from .link import Link, UnreachableError
-from .scripts import Script
+from .scripts import EVICT_OLDEST, Script
 from .server import as_server
 from .settings import shared_settings
 
 __all__ = [
+    "EVICT_OLDEST",
     "Debts",
     "DocumentSource",
     "Link",

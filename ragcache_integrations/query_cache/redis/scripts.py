@@ -19,7 +19,16 @@ from dataclasses import dataclass
 
 from .records import LARGEST_CHANGE
 
-__all__ = ["CHANGE", "CLEAR", "DELETE", "INSERT", "LOOK_UP", "MOST_CHANGES", "Script"]
+__all__ = [
+    "CHANGE",
+    "CLEAR",
+    "DELETE",
+    "EVICT_OLDEST",
+    "INSERT",
+    "LOOK_UP",
+    "MOST_CHANGES",
+    "Script",
+]
 
 MOST_CHANGES = 256
 """Changes that a shard remembers, as a cache in memory does."""
@@ -82,6 +91,30 @@ _NUMBERS = {
 }
 
 
+EVICT_OLDEST = """
+-- Deletes what was used longest ago, but never one id, where a bucket has more; returns how many.
+local function evict_oldest(bucket, id, most)
+  local others = {}
+  for _, name in ipairs(redis.call('HKEYS', bucket)) do
+    if string.sub(name, 1, 1) == 'e' and name ~= 'e' .. id then
+      local one = string.sub(name, 2)
+      local stamp = tonumber(redis.call('HGET', bucket, 't' .. one) or 0) or 0
+      if stamp ~= stamp then stamp = 0 end  -- NaN, by which nothing can be sorted
+      others[#others + 1] = {stamp, one}
+    end
+  end
+  local over = math.max(#others + 1 - most, 0)
+  table.sort(others, function(a, b) return a[1] < b[1] end)
+  for i = 1, over do
+    local one = others[i][2]
+    redis.call('HDEL', bucket, 'e' .. one, 't' .. one, 'c' .. one)
+  end
+  return over
+end
+"""
+"""For insertions, also of answers, which have a field ``c`` besides."""
+
+
 def _script(body: str) -> Script:
     """Return a script that begins with what all have in common, numbers in the place of names."""
     text = _COMMON + body
@@ -142,7 +175,9 @@ return {g, base, time, changes, found, foreign}
 # KEYS: the shard's, the bucket.
 # ARGV: a new generation, the generation and version that the search was made in, the entry's id,
 #   the entry, how many entries a bucket may have, whether nothing may have changed since.
-INSERT = _script("""
+INSERT = _script(
+    EVICT_OLDEST
+    + """
 local state, time = shard(ARGV[1]), string.format('%016.0f', now())
 local version = tonumber(ARGV[3])
 if state[1] ~= ARGV[2] or version < state[3] then return {0, 0} end
@@ -154,25 +189,11 @@ if redis.pcall('HGET', bucket, 'g') ~= state[1] then
   redis.call('HSET', bucket, 'g', state[1])
 end
 redis.call('HSET', bucket, 'e' .. id, time .. ARGV[5], 't' .. id, time)
-local others = {}
-for _, name in ipairs(redis.call('HKEYS', bucket)) do
-  if string.sub(name, 1, 1) == 'e' and name ~= 'e' .. id then
-    local one = string.sub(name, 2)
-    local stamp = tonumber(redis.call('HGET', bucket, 't' .. one) or 0) or 0
-    if stamp ~= stamp then stamp = 0 end  -- NaN, by which nothing can be sorted
-    others[#others + 1] = {stamp, one}
-  end
-end
-local over = #others + 1 - tonumber(ARGV[6])
-if over > 0 then
-  table.sort(others, function(a, b) return a[1] < b[1] end)
-  for i = 1, over do
-    redis.call('HDEL', bucket, 'e' .. others[i][2], 't' .. others[i][2])
-  end
-end
+local over = evict_oldest(bucket, id, tonumber(ARGV[6]))
 keep(3)
-return {1, math.max(over, 0)}
-""")
+return {1, over}
+"""
+)
 
 # ARGV: a new generation, the change, how many of them and of their bytes are remembered.
 CHANGE = _script("""
