@@ -30,7 +30,16 @@ from .settings import EvalSettings, grid
 from .systems import Builder
 from .workloads import make_workload
 
-__all__ = ["aevaluate", "aevaluate_grid", "evaluate", "evaluate_grid", "run_name"]
+__all__ = [
+    "OUT",
+    "aevaluate",
+    "aevaluate_configurations",
+    "aevaluate_grid",
+    "evaluate",
+    "evaluate_grid",
+    "run_name",
+    "until_done",
+]
 
 T = TypeVar("T")
 
@@ -96,7 +105,7 @@ def evaluate(
         MissingExtraError: A package that is needed is not installed.
         Exception: The retriever or the model raised it. The run can be resumed.
     """
-    runs = _wait(
+    runs = until_done(
         lambda: aevaluate_grid(
             dataset,
             {},
@@ -137,7 +146,7 @@ def evaluate_grid(
         MissingExtraError: As for :func:`evaluate`.
         Exception: As for :func:`evaluate`.
     """
-    return _wait(lambda: aevaluate_grid(dataset, sweep, **arguments))
+    return until_done(lambda: aevaluate_grid(dataset, sweep, **arguments))
 
 
 async def aevaluate_grid(
@@ -158,9 +167,6 @@ async def aevaluate_grid(
     **knobs: Any,
 ) -> list[EvalRun]:
     """Async version of :func:`evaluate_grid`; arguments as :func:`evaluate` has them."""
-    check_number("checkpoint_seconds", checkpoint_seconds, 0, unit="seconds")
-    if isinstance(prices, Mapping):
-        prices = PriceTable.from_dict(prices)
     if isinstance(retriever, str):
         knobs["retriever"], retriever = retriever, None
     if isinstance(model, str | Path):
@@ -168,7 +174,67 @@ async def aevaluate_grid(
     name = dataset if isinstance(dataset, str) else dataset.name
     if isinstance(dataset, str):
         check_choice("dataset", dataset, list(DATASETS))
-    configurations = grid(EvalSettings(dataset=name).set(**knobs), sweep)
+    return await aevaluate_configurations(
+        dataset,
+        grid(EvalSettings(dataset=name).set(**knobs), sweep),
+        shown=sorted(sweep),
+        retriever=retriever,
+        model=model,
+        reference=reference,
+        random_weights=random_weights,
+        out=out,
+        prices=prices,
+        fresh=fresh,
+        checkpoint_seconds=checkpoint_seconds,
+        show_progress=show_progress,
+        label=label,
+        command=command,
+    )
+
+
+async def aevaluate_configurations(
+    dataset: str | EvalDataset,
+    configurations: Sequence[EvalSettings],
+    *,
+    shown: Sequence[str] = (),
+    retriever: Any = None,
+    model: Any = None,
+    reference: Any = None,
+    random_weights: bool | None = None,
+    out: str | Path = OUT,
+    prices: PriceTable | Mapping[str, float] | None = None,
+    fresh: bool = False,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    show_progress: bool = False,
+    label: str = "",
+    command: str = "",
+) -> list[EvalRun]:
+    """Run configurations one after another, each as a run in a folder of ``out``.
+
+    Args:
+        dataset: As for :func:`evaluate`.
+        configurations: The configurations, in their order.
+        shown: Names of the knobs that the folders' names show.
+        retriever: A retriever, or a function that makes one; ``None`` for that of the settings.
+        model: A model, or a function that makes one; ``None`` for that of the settings.
+        reference: As for :func:`evaluate`, like all that follow.
+        random_weights: As there.
+        out: As there.
+        prices: As there.
+        fresh: As there.
+        checkpoint_seconds: As there.
+        show_progress: As there.
+        label: As there.
+        command: As there.
+
+    Raises:
+        ConfigurationError: As for :func:`evaluate`; of all configurations before the first is run.
+        MissingExtraError: As for :func:`evaluate`.
+        Exception: As for :func:`evaluate`.
+    """
+    check_number("checkpoint_seconds", checkpoint_seconds, 0, unit="seconds")
+    if isinstance(prices, Mapping):
+        prices = PriceTable.from_dict(prices)
     builder = Builder(
         dataset=None if isinstance(dataset, str) else dataset,
         retriever=retriever,
@@ -193,7 +259,7 @@ async def aevaluate_grid(
             show_progress=show_progress,
         )
         return [
-            await evaluation.run(settings, Path(out) / run_name(settings, sorted(sweep), label))
+            await evaluation.run(settings, Path(out) / run_name(settings, shown, label))
             for settings in configurations
         ]
     finally:
@@ -388,7 +454,7 @@ async def _ask_once(plan: Plan, documents: Sequence[PromptDocument]) -> None:
     await answerer.answer(plan.questions[0], WARM_UP, retrieve)
 
 
-def _wait(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def until_done(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine to its end, also if an event loop is already running, as in a notebook."""
     try:
         asyncio.get_running_loop()

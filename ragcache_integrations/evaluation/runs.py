@@ -26,7 +26,15 @@ from .scores import (
 )
 from .settings import EvalSettings
 
-__all__ = ["Comparison", "EvalRun", "Throughput", "answer_scores", "compare", "throughputs"]
+__all__ = [
+    "Comparison",
+    "EvalRun",
+    "Throughput",
+    "answer_scores",
+    "compare",
+    "series",
+    "throughputs",
+]
 
 _SCORES = TypeAdapter(Score)
 _OF_ALL = ("cache_hit_rate", "k_recall", "gold_recall", "cached_tokens", *LATENCIES)
@@ -239,7 +247,7 @@ def answer_scores(runs: Sequence[EvalRun]) -> list[str]:
 def _compare(base: EvalRun, other: EvalRun, metric: str, seed: int) -> Comparison | None:
     values = [
         (first, second)
-        for first, second in zip(_series(base, metric), _series(other, metric), strict=True)
+        for first, second in zip(series(base, metric), series(other, metric), strict=True)
         if first is not None and second is not None
     ]
     if not values:
@@ -262,8 +270,15 @@ def _full_name(metric: str) -> str:
     return f"{metric}_ms" if metric in LATENCIES else metric
 
 
-def _series(run: EvalRun, metric: str) -> list[float | None]:
-    """A number for each question, in the order of the stream; ``None`` if it has none."""
+def series(run: EvalRun, metric: str) -> list[float | None]:
+    """Return a number for each question, in the order of the stream; ``None`` if it has none.
+
+    Args:
+        run: The run.
+        metric: A score of its answers, ``cache_hit_rate``, ``cached_tokens``, ``k_recall``,
+            ``gold_recall``, or a time: ``retrieval``, ``ttft``, ``model_ttft``, ``tpot`` or
+            ``end_to_end``, in milliseconds and ``None`` where it was disturbed.
+    """
     if metric in LATENCIES:
         latency = LATENCIES[metric]
         times = [None if record.disturbed else latency(record) for record in run.records]

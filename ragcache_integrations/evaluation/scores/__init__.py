@@ -1,7 +1,7 @@
 """Scores of answers, figures of runs, and confidence intervals."""
 
 from .figures import LATENCIES, PriceTable, read_prices, throughput_under_limit
-from .intervals import Interval, paired_intervals
+from .intervals import Interval, bootstrap_interval, paired_intervals
 from .scoring import MECHANICS_ONLY, Score, scores_of, summarise
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Interval",
     "PriceTable",
     "Score",
+    "bootstrap_interval",
     "paired_intervals",
     "read_prices",
     "scores_of",
