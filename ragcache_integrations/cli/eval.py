@@ -14,6 +14,7 @@ from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 
 from .options import add_json
+from .presets import add_presets, check_presets, run_preset
 
 __all__ = ["add_eval"]
 
@@ -60,7 +61,7 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             "Send the questions of a data set to a retriever and a model, ours by default, and "
             "measure how good and how fast the answers are. Each run is a folder; repeat the "
             "command to resume it. DIR/report.html compares the runs of this command; ragcache "
-            "report compares any others."
+            "report compares any others. --preset repeats a paper's experiment."
         ),
     )
     parser.set_defaults(command=_eval)
@@ -71,7 +72,6 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--retriever",
         metavar="NAME",
-        default="cache",
         help=(
             "cache, plain or none; or MODULE:FUNCTION, a function of settings and documents that "
             "returns a retriever of either framework (default: cache)"
@@ -100,6 +100,7 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         default=[],
         help="one run for each value, such as tolerance=0,0.2,0.4; repeat it for a grid",
     )
+    add_presets(parser)
     parser.add_argument(
         "--prices",
         metavar="PRICES",
@@ -140,6 +141,7 @@ def _eval(options: argparse.Namespace) -> None:
         parse_sweep,
     )
 
+    check_presets(options)
     chosen = vars(options)
     typed = [f"{name}={chosen[name]}" for name in FLAGS if name in chosen]
     knobs = dict(map(parse_assignment, (*typed, *options.settings)))
@@ -157,21 +159,29 @@ def _eval(options: argparse.Namespace) -> None:
 
     from ragcache_integrations.evaluation.report import show  # noqa: PLC0415 - an extra
 
-    runs = evaluate_grid(
-        options.dataset,
-        sweep,
-        retriever=_part("--retriever", options.retriever),
+    parts = {
+        "retriever": _part("--retriever", options.retriever),
         # A server's names may have colons, too.
-        model=options.model if "base_url" in knobs else _part("--model", options.model),
-        out=options.out,
-        prices=prices,
-        fresh=options.fresh,
-        checkpoint_seconds=options.checkpoint_seconds,
-        show_progress=True,
-        command=shlex.join(["ragcache", *options.typed]),
+        "model": options.model if "base_url" in knobs else _part("--model", options.model),
+    }
+    for name, part in parts.items():
+        if part is not None and (name in knobs or name in sweep):
+            msg = f"{name} must be given once, by --{name} or otherwise"
+            raise ConfigurationError(msg)
+    arguments = {name: part for name, part in parts.items() if part is not None} | {
+        "out": options.out,
+        "prices": prices,
+        "fresh": options.fresh,
+        "checkpoint_seconds": options.checkpoint_seconds,
+        "show_progress": True,
+        "command": shlex.join(["ragcache", *options.typed]),
         **knobs,
-    )
+    }
     console = Console()
+    if options.preset is not None:
+        run_preset(options, arguments, console)
+        return
+    runs = evaluate_grid(options.dataset, sweep, **arguments)
     show(runs, console)
     for run in runs:
         console.print(f"Run: {run.path}", highlight=False, markup=False, soft_wrap=True)

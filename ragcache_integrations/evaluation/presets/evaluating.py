@@ -1,0 +1,213 @@
+"""Runs presets, and makes their tables."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ragcache_integrations.core.files import replacing
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation.datasets import EvalDataset
+from ragcache_integrations.evaluation.evaluate import (
+    OUT,
+    aevaluate_configurations,
+    until_done,
+)
+from ragcache_integrations.evaluation.report import FOLLOWED
+from ragcache_integrations.evaluation.runs import EvalRun
+from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
+
+from .base import Table, Tables
+from .plan import PresetPlan, plan_preset
+from .results import Results
+from .tables import markdown
+
+__all__ = ["PresetResult", "aevaluate_preset", "evaluate_preset", "knobs_among"]
+
+_PARTS = (
+    *("retriever", "model", "reference", "random_weights", "out", "prices", "fresh"),
+    *("checkpoint_seconds", "show_progress", "label", "command"),
+)
+"""Arguments of :func:`~ragcache_integrations.evaluation.evaluate` that are no knobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresetResult:
+    """The complete runs of a preset, and what they show.
+
+    Attributes:
+        plan: What was run.
+        runs: The runs, in their order.
+        tables: The tables, the last of which has the paper's figures, too.
+        remarks: What a reader of the tables has to know: what differs from the paper, how times
+            were measured.
+        headline: The most important figures, as plain data for JSON.
+    """
+
+    plan: PresetPlan
+    runs: tuple[EvalRun, ...]
+    tables: tuple[Table, ...]
+    remarks: tuple[str, ...]
+    headline: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        """Names the preset, the data set and the form."""
+        title = self.runs[0].config["dataset"]["title"]
+        form = ", small form" if self.plan.form.quick else ""
+        return f"{self.plan.preset.paper} on {title}{form}"
+
+    def markdown(self) -> str:
+        """Return the tables and remarks as a page of Markdown."""
+        return markdown(self.title, self.tables, self.remarks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON: the headline, and all tables."""
+        tables = [table.as_dict() for table in self.tables]
+        return {**self.headline, "tables": tables, "remarks": list(self.remarks)}
+
+    def write(self, out: str | Path) -> tuple[Path, Path]:
+        """Write the tables as ``PRESET-DATASET.md`` and ``.json``, with ``-quick`` if small.
+
+        Args:
+            out: The folder; created if it does not exist.
+
+        Returns:
+            The paths of both files.
+
+        Raises:
+            ConfigurationError: ``out`` cannot be written to.
+        """
+        folder = Path(out)
+        quick = "-quick" if self.plan.form.quick else ""
+        name = f"{self.plan.preset.name}-{self.plan.form.dataset}{quick}"
+        texts = {
+            folder / f"{name}.md": self.markdown(),
+            folder / f"{name}.json": json.dumps(self.as_dict(), indent=1) + "\n",
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path, text in texts.items():
+                with replacing(path) as file:
+                    file.write(text.encode())
+        except OSError as error:
+            msg = f"cannot write the tables to {folder} ({error.strerror or error})"
+            raise ConfigurationError(msg) from error
+        page, data = texts
+        return page, data
+
+
+def evaluate_preset(
+    dataset: str | EvalDataset,
+    preset: str,
+    *,
+    quick: bool | None = None,
+    seeds: int | None = None,
+    **arguments: Any,
+) -> PresetResult:
+    """Repeat a paper's experiment, and compare with the paper's figures.
+
+    A preset is a number of runs of :func:`~ragcache_integrations.evaluation.evaluate`, each in its
+    folder. The same call resumes them where they were interrupted, and reads those that are
+    complete. All runs of a seed have the same questions in the same order, so that differences
+    between settings are paired. The runs follow one another. ::
+
+        result = evaluate_preset("nq", "proximity")
+        print(result.markdown())
+
+    Args:
+        dataset: Name of a data set that the preset is for, or a data set of your own.
+        preset: ``proximity``, ``ragcache``, ``metis`` or ``prompt-cache``.
+        quick: Whether to run the small form, which takes minutes and shows the mechanics; ``None``
+            for the small form of the bundled sample and the full one of other data.
+        seeds: Number of seeds, from 1 to 100; ``None`` for the preset's own, and 1 of the small
+            form.
+        **arguments: Arguments and knobs of :func:`~ragcache_integrations.evaluation.evaluate`,
+            except those that the preset decides.
+
+    Raises:
+        ConfigurationError: As for :func:`~ragcache_integrations.evaluation.evaluate`; the preset is
+            unknown or not for the data set, or it decides one of the knobs itself. All of this
+            before the first run.
+        MissingExtraError: As for :func:`~ragcache_integrations.evaluation.evaluate`.
+        Exception: The retriever or the model raised it. The call can be repeated to resume.
+    """
+    return until_done(
+        lambda: aevaluate_preset(dataset, preset, quick=quick, seeds=seeds, **arguments)
+    )
+
+
+async def aevaluate_preset(
+    dataset: str | EvalDataset,
+    preset: str,
+    *,
+    quick: bool | None = None,
+    seeds: int | None = None,
+    **arguments: Any,
+) -> PresetResult:
+    """Async version of :func:`evaluate_preset`; arguments and errors as there."""
+    knobs = knobs_among(arguments)
+    parts = {name: value for name, value in arguments.items() if name not in knobs}
+    plan = await asyncio.to_thread(plan_preset, dataset, preset, quick=quick, seeds=seeds, **knobs)
+    runs = await aevaluate_configurations(
+        dataset, plan.configurations, shown=plan.swept, **{"out": OUT, **parts}
+    )
+    return await asyncio.to_thread(_result, plan, tuple(runs))
+
+
+def knobs_among(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the knobs among the arguments of :func:`evaluate_preset`.
+
+    The name of a retriever or a model is a knob; an object or a function is a part of the user's.
+    """
+    named = {
+        name: str(arguments[name])
+        for name in ("retriever", "model")
+        if isinstance(arguments.get(name), str | Path)
+    }
+    return {name: value for name, value in arguments.items() if name not in _PARTS} | named
+
+
+def _result(plan: PresetPlan, runs: tuple[EvalRun, ...]) -> PresetResult:
+    count = len(plan.variants)
+    results = Results(
+        plan.form.dataset,
+        {variant.name: runs[place::count] for place, variant in enumerate(plan.variants)},
+    )
+    made: Tables = plan.preset.tables(results)
+    first = results.first
+    headline = {
+        "preset": plan.preset.name,
+        "dataset": plan.form.dataset,
+        "quick": plan.form.quick,
+        "seeds": len(plan.seeds),
+        "runs": len(runs),
+        "questions": len(first.records),
+        "model": first.config["model"],
+        **({"quality_is": MECHANICS_ONLY} if results.is_noise else {}),
+        "headline": made.headline,
+    }
+    return PresetResult(
+        plan=plan,
+        runs=runs,
+        tables=made.tables,
+        remarks=(_differences(plan, first), FOLLOWED),
+        headline=headline,
+    )
+
+
+def _differences(plan: PresetPlan, run: EvalRun) -> str:
+    """One line about model, machine and data."""
+    machine: Mapping[str, Any] = run.environment
+    data = run.config["dataset"]
+    noise = ", random weights" if run.config["random_weights"] else ""
+    return (
+        f"What differs from the paper ({plan.preset.setting}): {run.config['model']}{noise} on "
+        f"{machine.get('cores', 'unknown')} cores, {machine.get('device') or 'no GPU'}; "
+        f"{data['questions']:,} questions a seed over {data['documents']:,} documents of "
+        f"{data['title']}; {plan.preset.differs}."
+    )

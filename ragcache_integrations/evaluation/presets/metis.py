@@ -1,0 +1,237 @@
+"""RAGServe (METIS) §7: quality against delay, per-query configuration next to fixed ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from ragcache_integrations.evaluation.report import measure
+from ragcache_integrations.evaluation.runs import EvalRun, series
+from ragcache_integrations.evaluation.scores import Interval
+
+from .base import Cell, Claim, Form, Preset, Table, Tables, Variant, claims_table, quality_cell
+from .results import Results, interval_of
+
+__all__ = ["METIS"]
+
+MOST_CHUNKS = 8
+FIXED = {
+    "stuff 1": {"synthesis": "stuff", "k": 1},
+    "stuff 2": {"synthesis": "stuff", "k": 2},
+    "stuff 4": {"synthesis": "stuff", "k": 4},
+    "stuff 8": {"synthesis": "stuff", "k": 8},
+    "map_rerank 4": {"synthesis": "map_rerank", "k": 4},
+    "map_reduce 4": {"synthesis": "map_reduce", "k": 4},
+}
+BY_MODEL = "adaptive, profiler: the model"
+BY_WORDS = "adaptive, profiler: heuristic"
+ADAPTIVE = {
+    BY_MODEL: {"synthesis": "adaptive", "k": MOST_CHUNKS, "profiler": "llm"},
+    BY_WORDS: {"synthesis": "adaptive", "k": MOST_CHUNKS, "profiler": "heuristic"},
+}
+DELAY = "end_to_end"
+
+
+def _variants(form: Form) -> tuple[Variant, ...]:
+    del form
+    return tuple(
+        Variant(name, {"retriever": "plain", **knobs}) for name, knobs in (FIXED | ADAPTIVE).items()
+    )
+
+
+def _tables(results: Results) -> Tables:
+    fixed = best_fixed(results)
+    headline = {
+        "quality": results.quality_name,
+        "best_fixed": fixed,
+        "by_model": _headline(results, fixed, BY_MODEL),
+        "heuristic": _headline(results, fixed, BY_WORDS),
+    }
+    tables = (
+        _delays(results, fixed),
+        _profilers(results),
+        claims_table("RAGServe", _claims(results, fixed)),
+    )
+    return Tables(tables, headline)
+
+
+def best_fixed(results: Results) -> str:
+    """The fixed configuration to beat: the fastest that answers as well as the best one.
+
+    With random weights, the fastest.
+    """
+    qualities = {name: results.quality(name) for name in FIXED}
+    best = max(FIXED, key=lambda name: quality.value if (quality := qualities[name]) else 0.0)
+    fastest = results.best(best, FIXED, lambda name: _negative(results.mean(name, DELAY)))
+    return fastest or best
+
+
+def _negative(interval: Interval | None) -> float | None:
+    return None if interval is None else -interval.value
+
+
+def _headline(results: Results, fixed: str, name: str) -> dict[str, object]:
+    return {
+        "equal_quality": results.is_equal(fixed, name),
+        "quality_difference": Cell(results.quality_difference(fixed, name)).plain,
+        "times_as_fast": Cell(results.times_as_fast(fixed, name, DELAY)).plain,
+        "profiler_share": Cell(interval_of(profiler_shares(results.runs[name]))).plain,
+    }
+
+
+def _delays(results: Results, fixed: str) -> Table:
+    priced = any("cost" in run.figures for runs in results.runs.values() for run in runs)
+    rows = []
+    for name in results.runs:
+        row = [
+            Cell(name),
+            quality_cell(results.quality(name)),
+            Cell(None if name == fixed else results.quality_difference(fixed, name), "difference"),
+            Cell(results.mean(name, DELAY), "ms"),
+            Cell(None if name == fixed else results.times_as_fast(fixed, name, DELAY), "times"),
+        ]
+        if priced:
+            row.append(Cell(results.figure(name, "cost"), "money"))
+        rows.append(tuple(row))
+    columns = ("configuration", measure(results.quality_name).words, "difference", "delay, ms")
+    more = ("times as fast", *(("cost",) if priced else ()))
+    note = (
+        f"Compared with {fixed}: the fastest of the fixed configurations that answer as well as "
+        "the best of them."
+    )
+    return Table("Quality and delay", (*columns, *more), tuple(rows), (note,))
+
+
+def _profilers(results: Results) -> Table:
+    rows = []
+    for name in ADAPTIVE:
+        better = list(_missed(results, name))
+        right = interval_of((question, float(missed <= 0)) for question, missed in better)
+        lost = interval_of((question, missed) for question, missed in better if missed > 0)
+        noise = results.is_noise
+        rows.append(
+            (
+                Cell(name),
+                quality_cell(None) if noise else Cell(right, "share"),
+                quality_cell(None) if noise else Cell(lost),
+                Cell(interval_of(profiler_shares(results.runs[name])), "share"),
+            )
+        )
+    columns = ("profiler", "right", "lost where wrong", "share of the delay")
+    right_means = (
+        "Right: none of the fixed configurations answers the question better. The best of six is "
+        "sometimes better by chance, so that no profiler is always right."
+    )
+    share_means = (
+        "Share of the delay: the time from the question to the first call for its answer, without "
+        "the retrieval, which runs at the same time."
+    )
+    notes = (right_means, share_means)
+    return Table("The profiler", columns, tuple(rows), notes)
+
+
+def _missed(results: Results, name: str) -> Iterator[tuple[str, float]]:
+    """By how much the best fixed configuration answers each question better; at least 0."""
+    metric = results.quality_name
+    for seed, run in enumerate(results.runs[name]):
+        fixed = [series(results.runs[other][seed], metric) for other in FIXED]
+        for record, own, *others in zip(run.records, series(run, metric), *fixed, strict=True):
+            known = [score for score in others if score is not None]
+            if own is not None and known:
+                yield record.question, max(0.0, max(known) - own)
+
+
+def profiler_shares(runs: tuple[EvalRun, ...]) -> Iterator[tuple[str, float]]:
+    """What the profiler adds to each question's delay, as a share of it."""
+    for record in itertools.chain.from_iterable(run.records for run in runs):
+        first, model, whole = (
+            record.ttft_seconds,
+            record.model_ttft_seconds,
+            record.end_to_end_seconds,
+        )
+        if record.disturbed or first is None or model is None or not whole:
+            continue
+        yield record.question, max(0.0, first - model - record.retrieval_seconds) / whole
+
+
+def _claims(results: Results, fixed: str) -> tuple[Claim, ...]:
+    shares = list(profiler_shares(results.runs[BY_MODEL]))
+    mean = Cell(interval_of(shares), "share").text
+    most = max((share for _, share in shares), default=None)
+    return (
+        Claim(
+            "delay, times lower than the best fixed configuration, at equal quality",
+            "1.64 to 2.54 (four data sets)",
+            "figure 10, §7.2",
+            _at_equal_quality(results, fixed),
+        ),
+        Claim(
+            "quality above the fixed configuration of the most similar delay",
+            "12 to 18 % (four data sets)",
+            "figure 10, §7.2",
+            _above_similar_delay(results),
+        ),
+        Claim(
+            "the profiler's share of the delay",
+            "0.03 to 0.06 on average, at most 0.1 more",
+            "figure 18, §7.4",
+            Cell(f"{mean}, at most {Cell(most, 'share').text}"),
+        ),
+        Claim(
+            "cost of fixed configurations over adaptive ones",
+            "2.38 (of LLaMA3-70B), 6.8 (of GPT-4o)",
+            "figure 13, §7.3",
+            _cost(results, fixed),
+        ),
+    )
+
+
+def _at_equal_quality(results: Results, fixed: str) -> Cell:
+    ratio = Cell(results.times_as_fast(fixed, BY_MODEL, DELAY), "times").text
+    if results.is_equal(fixed, BY_MODEL) is False:
+        difference = Cell(results.quality_difference(fixed, BY_MODEL), "difference").text
+        return Cell(f"{ratio}, but not at equal quality ({difference})")
+    return Cell(f"{ratio} than {fixed}")
+
+
+def _above_similar_delay(results: Results) -> Cell:
+    """How much better adaptive answers are than those of a fixed configuration as slow as they."""
+    delays = {name: results.mean(name, DELAY) for name in (*FIXED, BY_MODEL)}
+    own = delays.pop(BY_MODEL)
+    if results.is_noise or own is None:
+        return quality_cell(None)
+    known = {name: delay.value for name, delay in delays.items() if delay is not None}
+    similar = min(known, key=lambda name: abs(known[name] - own.value))
+    base = results.quality(similar)
+    difference = results.quality_difference(similar, BY_MODEL)
+    if base is None or difference is None or not base.value:
+        return Cell(None)
+    share = Interval(*(end / base.value for end in difference.as_list()))
+    return Cell(f"{Cell(share, 'share').text} than {similar}")
+
+
+def _cost(results: Results, fixed: str) -> Cell:
+    before, after = (results.figure(name, "cost") for name in (fixed, BY_MODEL))
+    if not before or not after:
+        return Cell("unknown: it needs prices of tokens")
+    return Cell(f"{before / after:.2f} ({fixed}, of the same model)")
+
+
+METIS = Preset(
+    name="metis",
+    paper="RAGServe (METIS) §7",
+    measures="quality against delay, per-query configuration next to fixed ones",
+    datasets=("nq", "qmsum"),
+    setting=(
+        "Mistral-7B-v3 (AWQ) on an NVIDIA A40, profiles by GPT-4o; SQuAD, Musique, KG RAG FinSec "
+        "and QMSum, with Poisson arrivals"
+    ),
+    differs=(
+        "the answering model also makes the profiles; questions follow one another unless there is "
+        "a rate; golden feedback is off"
+    ),
+    variants=_variants,
+    tables=_tables,
+    usual={"sample": 350, "corpus": "all"},
+    usual_quick={"sample": 8},
+)

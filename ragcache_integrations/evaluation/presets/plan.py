@@ -1,0 +1,184 @@
+"""The runs of a preset, checked before the first of them starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ragcache_integrations.core.checks import check_choice, check_flag, check_int
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation.datasets import BUNDLED, DATASETS, EvalDataset, load_dataset
+from ragcache_integrations.evaluation.settings import EvalSettings
+
+from .base import Form, Preset, Variant
+from .metis import METIS
+from .prompt_cache import PROMPT_CACHE
+from .proximity import PROXIMITY
+from .ragcache import RAGCACHE
+
+__all__ = ["PRESETS", "PresetPlan", "plan_preset"]
+
+PRESETS = {preset.name: preset for preset in (PROXIMITY, RAGCACHE, METIS, PROMPT_CACHE)}
+MOST_SEEDS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresetPlan:
+    """The runs of a preset, none of which has started.
+
+    ::
+
+        plan = plan_preset("nq", "proximity", sample=20)
+        print(plan.describe())
+
+    Attributes:
+        preset: The preset.
+        form: In which form it is run.
+        seeds: The seeds, each of which is a run of every variant.
+        variants: The settings, in the order of the runs.
+        configurations: The configuration of every run: all variants of the first seed, then those
+            of the next.
+    """
+
+    preset: Preset
+    form: Form
+    seeds: tuple[int, ...]
+    variants: tuple[Variant, ...]
+    configurations: tuple[EvalSettings, ...]
+
+    @property
+    def swept(self) -> list[str]:
+        """Names of the knobs in which the settings differ."""
+        names = sorted({name for variant in self.variants for name in variant.knobs})
+        return [
+            name
+            for name in names
+            if len({repr(variant.knobs.get(name, _ABSENT)) for variant in self.variants}) > 1
+        ]
+
+    def describe(self) -> str:
+        """List the runs, one a line, after a line that says how many there are."""
+        form = "small form" if self.form.quick else "full form"
+        count = len(self.configurations)
+        seeds = "a single seed" if len(self.seeds) == 1 else f"each of {len(self.seeds)} seeds"
+        shared = _assignments(self.form.knobs)
+        lines = [
+            f"{self.preset.name} ({self.preset.paper}) on {self.form.dataset}, {form}: {count} "
+            f"runs, one after another; {len(self.variants)} settings with {seeds}"
+            + (f"; {shared}" if shared else "")
+        ]
+        for number, settings in enumerate(self.configurations):
+            variant = self.variants[number % len(self.variants)]
+            lines.append(
+                f"{number + 1:4}. {variant.name}: seed={settings.seed} "
+                f"{_assignments(variant.knobs)}"
+            )
+        return "\n".join(lines)
+
+
+_ABSENT = object()
+
+
+def _assignments(knobs: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(knobs.items()))
+
+
+def plan_preset(
+    dataset: str | EvalDataset,
+    preset: str,
+    *,
+    quick: bool | None = None,
+    seeds: int | None = None,
+    **knobs: Any,
+) -> PresetPlan:
+    """Plan the runs of a preset without starting any.
+
+    Args:
+        dataset: Name of a data set that the preset is for, or a data set of your own.
+        preset: ``proximity``, ``ragcache``, ``metis`` or ``prompt-cache``.
+        quick: Whether to plan the small form, which takes minutes and shows the mechanics;
+            ``None`` for the small form of the bundled sample and the full one of other data.
+        seeds: Number of seeds, from 1 to 100; ``None`` for the preset's own, and 1 of the small
+            form.
+        **knobs: Settings of all runs by their flat names.
+
+    Raises:
+        ConfigurationError: The preset is unknown or not for the data set, it decides one of the
+            knobs itself, a knob is unknown or out of its range, or the data is not there.
+    """
+    check_choice("preset", preset, list(PRESETS))
+    chosen = PRESETS[preset]
+    name = dataset if isinstance(dataset, str) else dataset.name
+    if isinstance(dataset, str):
+        _check_dataset(chosen, dataset)
+    bundled = isinstance(dataset, str) and str(knobs.get("data", BUNDLED)) == BUNDLED
+    quick = bundled if quick is None else check_flag("quick", quick)
+    if seeds is None:
+        seeds = 1 if quick else chosen.seeds
+    usual = chosen.usual_quick if quick else chosen.usual
+    form = Form(name, quick, {**usual, **knobs})
+    variants = chosen.variants(form)
+    _check_knobs(chosen, variants, usual, knobs)
+    numbers = tuple(range(check_int("seeds", seeds, 1, MOST_SEEDS)))
+    first = _settings(form, variants[0], 0)
+    form = Form(name, quick, {**form.knobs, **_sample(dataset, first, "sample" in knobs)})
+    configurations = tuple(
+        _settings(form, variant, seed) for seed in numbers for variant in variants
+    )
+    return PresetPlan(
+        preset=chosen,
+        form=form,
+        seeds=numbers,
+        variants=variants,
+        configurations=configurations,
+    )
+
+
+def _check_dataset(preset: Preset, dataset: str) -> None:
+    check_choice("dataset", dataset, list(DATASETS))
+    if dataset in preset.datasets:
+        return
+    others = [other.name for other in PRESETS.values() if dataset in other.datasets]
+    hint = f"; for {dataset} there is {' and '.join(others)}" if others else ""
+    msg = f"preset {preset.name!r} is for {', '.join(preset.datasets)}, got {dataset!r}{hint}"
+    raise ConfigurationError(msg)
+
+
+def _check_knobs(
+    preset: Preset,
+    variants: tuple[Variant, ...],
+    usual: Mapping[str, Any],
+    knobs: Mapping[str, Any],
+) -> None:
+    """Check that no knob of the user is the preset's own."""
+    own = {"seed", *(name for variant in variants for name in variant.knobs)} - set(usual)
+    both = sorted(own & set(knobs))
+    if both:
+        msg = (
+            f"preset {preset.name!r} decides {', '.join(both)} itself: leave it out, or run your "
+            "own sweep without a preset"
+        )
+        raise ConfigurationError(msg)
+
+
+def _settings(form: Form, variant: Variant, seed: int) -> EvalSettings:
+    shared = {name: value for name, value in form.knobs.items() if name not in variant.without}
+    return EvalSettings(dataset=form.dataset).set(**{**shared, **variant.knobs, "seed": seed})
+
+
+def _sample(dataset: str | EvalDataset, first: EvalSettings, chosen: bool) -> dict[str, int]:
+    """Check the number of questions; a usual sample is at most all of them.
+
+    Returns:
+        The sample as a knob; empty for all questions.
+    """
+    if isinstance(dataset, str):
+        documents = None if first.documents is None else Path(first.documents)
+        dataset = load_dataset(dataset, first.data, documents)
+    if first.sample is None:
+        return {}
+    if chosen:
+        return {"sample": len(dataset.sampled(first.sample, first.seed))}
+    return {"sample": min(first.sample, len(dataset.questions))}

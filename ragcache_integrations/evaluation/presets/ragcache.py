@@ -1,0 +1,230 @@
+"""RAGCache §7: TTFT over request rates and top-k, by replacement policy, and with reordering."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ragcache_integrations.core.checks import check_number
+from ragcache_integrations.evaluation.report import measure
+from ragcache_integrations.evaluation.runs import throughputs
+from ragcache_integrations.evaluation.scores import Interval
+
+from .base import Cell, Claim, Form, Preset, Table, Tables, Variant, claims_table, quality_cell
+from .results import Results
+
+__all__ = ["RAGCACHE"]
+
+STOCK, TREE = "stock vLLM", "knowledge tree"
+RATES = {"a quarter of the rate": 0.25, "half the rate": 0.5, "the whole rate": 1.0}
+LOW, HALF, WHOLE = RATES
+USUAL_K = 2
+"""RAGCache §7."""
+TOP_K = (1, 3, 5)
+BASELINES = ("gdsf", "lru", "lfu")
+POLICIES = ("pgdsf", *BASELINES)
+NOT_OF_STOCK = (
+    *("host_cache_gib", "disk_cache_gib", "disk_cache_dir", "cache_depth", "frequency_window"),
+)
+
+
+def _variants(form: Form) -> tuple[Variant, ...]:
+    rate = check_number("rate", form.knobs["rate"], 0, above=True)
+    systems = (_system(STOCK, rate), _system(TREE, rate))
+    policies = [
+        _variant(f"{TREE}, {policy}", HALF, rate, {"knowledge_tree": True, "policy": policy})
+        for policy in POLICIES
+    ]
+    unordered = _variant(
+        f"{TREE}, order of arrival",
+        WHOLE,
+        rate,
+        {"knowledge_tree": True, "policy": "lrfu", "reorder_window": None},
+    )
+    return (*systems[0], *systems[1], *policies, unordered)
+
+
+def _system(system: str, rate: float) -> list[Variant]:
+    """A system over all rates, and over all numbers of documents."""
+    knobs: dict[str, Any] = {"knowledge_tree": False}
+    if system == TREE:
+        knobs = {"knowledge_tree": True, "policy": "lrfu"}
+    over_rates = [_variant(system, words, rate, knobs) for words in RATES]
+    over_k = [_variant(system, HALF, rate, knobs, k) for k in TOP_K]
+    return over_rates + over_k
+
+
+def _variant(
+    system: str, words: str, rate: float, knobs: Mapping[str, Any], k: int = USUAL_K
+) -> Variant:
+    return Variant(
+        _name(system, words, k),
+        {"retriever": "plain", "workload": "zipf", "rate": rate * RATES[words], "k": k, **knobs},
+        without=() if knobs["knowledge_tree"] else NOT_OF_STOCK,
+    )
+
+
+def _name(system: str, words: str, k: int = USUAL_K) -> str:
+    return f"{system}, top-{k}, {words}"
+
+
+def _tables(results: Results) -> Tables:
+    headline = {
+        "times_as_fast_as_stock": {
+            words: Cell(_ratio(results, _name(STOCK, words), _name(TREE, words))).plain
+            for words in RATES
+        },
+        "throughput": {system: _throughput(results, system) for system in (STOCK, TREE)},
+        "policies": {policy: _hit_rate(results, _of_policy(policy)) for policy in POLICIES}
+        | {"lrfu": _hit_rate(results, _name(TREE, HALF))},
+    }
+    return Tables((_figures(results), claims_table("RAGCache", _claims(results))), headline)
+
+
+def _of_policy(policy: str) -> str:
+    return _name(f"{TREE}, {policy}", HALF)
+
+
+def _ratio(results: Results, base: str, name: str) -> Interval | None:
+    return results.times_as_fast(base, name, "ttft")
+
+
+def _hit_rate(results: Results, name: str) -> float | None:
+    """Documents whose KV cache was in a tier, over those retrieved (RAGCache §7.3)."""
+    rates = [results.figure(name, f"{tier}_hit_rate") for tier in ("gpu", "host")]
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known else None
+
+
+def _throughput(results: Results, system: str) -> float | None:
+    """Requests per second within five times the TTFT of the lowest rate, mean of the seeds."""
+    runs = [run for words in RATES for run in results.runs[_name(system, words)]]
+    measured = [point.throughput for point in throughputs(runs)]
+    return sum(measured) / len(measured) if measured else None
+
+
+def _figures(results: Results) -> Table:
+    rows = []
+    for name, runs in results.runs.items():
+        base = name.replace(name.partition(", top-")[0], STOCK)
+        compared = base in results.runs and base != name
+        rows.append(
+            (
+                Cell(name),
+                Cell(f"{runs[0].settings.rate:g}"),
+                quality_cell(results.quality(name)),
+                Cell(results.mean(name, "ttft"), "ms"),
+                Cell(_ratio(results, base, name) if compared else None, "times"),
+                Cell(_hit_rate(results, name), "share"),
+            )
+        )
+    columns = (
+        *("setting", "requests/s", measure(results.quality_name).words, "TTFT, ms"),
+        *("times as fast as stock", "documents' KV cached"),
+    )
+    return Table("Time to first token", columns, tuple(rows))
+
+
+def _claims(results: Results) -> tuple[Claim, ...]:
+    tree, unordered = _name(TREE, WHOLE), _name(f"{TREE}, order of arrival", WHOLE)
+    return (
+        Claim(
+            "TTFT, times lower than stock vLLM, over the rates",
+            "1.2 to 4",
+            "figures 13 and 14, §7.1",
+            _range([_ratio(results, _name(STOCK, words), _name(TREE, words)) for words in RATES]),
+        ),
+        Claim(
+            "throughput within five times the lowest TTFT, over that of stock vLLM",
+            "1.3 to 2.1",
+            "§7.1",
+            _throughputs(results),
+        ),
+        Claim(
+            "TTFT, times lower than stock vLLM, over top-k",
+            "1.7 to 3.1 (MMLU, top-1, 3 and 5)",
+            "figure 15, §7.2",
+            _range([_ratio(results, _name(STOCK, HALF, k), _name(TREE, HALF, k)) for k in TOP_K]),
+        ),
+        *(
+            Claim(
+                f"hit rate of PGDSF over {policy.upper()}; of our LRFU",
+                paper,
+                "figure 17, §7.3",
+                _hit_rates(results, policy),
+            )
+            for policy, paper in zip(
+                BASELINES, ("1.02 to 1.32", "1.06 to 1.62", "1.06 to 1.75"), strict=True
+            )
+        ),
+        Claim(
+            "TTFT, times lower by PGDSF than by GDSF, LRU and LFU",
+            "1.05 to 1.29",
+            "table 2, §7.3",
+            _range(
+                [_ratio(results, _of_policy(policy), _of_policy("pgdsf")) for policy in BASELINES]
+            ),
+        ),
+        Claim(
+            "TTFT, times lower by reordering at a high rate",
+            "1.2 to 2.1",
+            "figure 18, §7.3",
+            Cell(_ratio(results, unordered, tree), "times"),
+        ),
+        Claim(
+            "TTFT, times lower by speculation",
+            "up to 1.6",
+            "figure 19, §7.3",
+            Cell("not here: benchmarks/speculation.py measures it"),
+        ),
+    )
+
+
+def _range(ratios: list[Interval | None]) -> Cell:
+    """The lowest and the highest of some ratios, each with its interval."""
+    known = sorted((ratio for ratio in ratios if ratio is not None), key=lambda ratio: ratio.value)
+    if not known:
+        return Cell(None)
+    return Cell(" to ".join(Cell(ratio, "times").text for ratio in (known[0], known[-1])))
+
+
+def _throughputs(results: Results) -> Cell:
+    stock, tree = (_throughput(results, system) for system in (STOCK, TREE))
+    if not stock or tree is None:
+        return Cell(None)
+    return Cell(f"{tree / stock:.2f} ({tree:.3g} and {stock:.3g} requests/s, up to the whole rate)")
+
+
+def _hit_rates(results: Results, policy: str) -> Cell:
+    base = _hit_rate(results, _of_policy(policy))
+    ours = [_hit_rate(results, name) for name in (_of_policy("pgdsf"), _name(TREE, HALF))]
+    if not base or None in ours:
+        return Cell(None)
+    return Cell("; ".join(f"{(rate or 0.0) / base:.2f}" for rate in ours))
+
+
+RAGCACHE = Preset(
+    name="ragcache",
+    paper="RAGCache §7",
+    measures="time to first token over request rates, top-k, policies and reordering",
+    datasets=("mmlu", "nq"),
+    setting=(
+        "Mistral-7B and LLaMA2-7B on an NVIDIA A10G with 192 GiB of host memory for the cache, "
+        "traces of one hour, Wikipedia as documents"
+    ),
+    differs=(
+        "popular questions are drawn by Zipf's law and rephrased by rules; stock vLLM has its own "
+        "prefix caching here, which the paper's does not mention; there is a host tier only with "
+        "host_cache_gib, and the policies differ only where the KV cache is too small"
+    ),
+    variants=_variants,
+    tables=_tables,
+    usual={"sample": 250, "corpus": "all", "rate": 2.0},
+    usual_quick={
+        "sample": 8,
+        "rate": 4.0,
+        "max_tokens": 4,
+        "kv_cache_gib": 0.2,
+        "max_model_len": 4096,
+    },
+)

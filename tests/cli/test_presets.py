@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ragcache_integrations.cli import command as cli
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.llms import backend_kinds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nq", "--preset", "proximty"], "did you mean 'proximity'?"),
+        (["mmlu", "--preset", "metis"], "is for nq, qmsum, got 'mmlu'"),
+        (["nq", "--preset", "proximity", "--sweep", "k=1,2"], "leave out --sweep"),
+        (["nq", "--preset", "proximity", "--set", "tolerance=0.2"], "decides tolerance itself"),
+        (["nq", "--preset", "proximity", "--retriever", "plain"], "decides retriever itself"),
+        (["nq", "--preset", "metis", "--k", "3"], "decides k itself"),
+        (["nq", "--preset", "metis", "--seed", "3"], "decides seed itself"),
+        (["nq", "--preset", "proximity", "--sample", "100000"], "sample must be from 1 to"),
+        (["nq", "--preset", "proximity", "--seeds", "0"], "seeds must be a whole number"),
+        (["nq", "--preset", "ragcache", "--rate", "fast"], "rate must be a number"),
+        (["nq", "--quick"], "--quick needs --preset"),
+        (["nq", "--full"], "--full needs --preset"),
+        (["nq", "--seeds", "2"], "--seeds needs --preset"),
+        (["nq", "--dry-run"], "--dry-run needs --preset"),
+        (["nq", "--retriever", "plain", "--set", "retriever=none"], "retriever must be given once"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs"
+    assert cli.main(["eval", *arguments, "--out", str(out)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("ragcache: ")
+    assert words in error
+    assert not out.exists()
+
+
+def test_a_dry_run_lists_and_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs"
+    arguments = ["--preset", "prompt-cache", "--dry-run", "--full", "--seeds", "2"]
+    assert cli.main(["eval", "qmsum", *arguments, "--out", str(out)]) == 0
+    first, *runs = capsys.readouterr().out.splitlines()
+    assert "on qmsum, full form: 12 runs" in first
+    assert len(runs) == 12
+    assert "reuse anywhere, 32 link tokens: seed=1" in runs[-1]
+    assert not out.exists()
+
+
+@pytest.mark.engine
+def test_proximity_by_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Compiling would take longer than all the rest.
+    eager = partial(RAGCacheEngine, vllm_args={"enforce_eager": True})
+    monkeypatch.setattr(backend_kinds, "RAGCacheEngine", eager)
+    arguments = ["eval", "mmlu", "--preset", "proximity", "--sample", "2", "--k", "2"]
+    arguments += ["--set", "kv_cache_gib=0.25", "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    content = json.loads(out.splitlines()[-1])
+    assert content["preset"] == "proximity"
+    assert content["runs"] == 14
+    assert content["questions"] == 8
+    assert content["quality_is"] == "mechanics only"
+    best = content["headline"]["uniform"]
+    assert best["searches_saved"][0] > 0
+    assert "14 runs, one after another" in out
+    for words in ("mechanics only", "up to 59 %", "77.2 % (PubMedQA)", "§1"):
+        assert words in out.replace("\n", " ")
+    for name in ("proximity-mmlu-quick.md", "proximity-mmlu-quick.json", "report.html"):
+        assert (tmp_path / name).is_file()
+    # The same command reads what is there.
+    assert cli.main(arguments) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == content

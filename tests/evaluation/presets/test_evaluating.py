@@ -1,0 +1,137 @@
+"""Presets over a real store, with a model that answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.evaluation import PresetResult, aevaluate_preset, evaluate_preset
+from ragcache_integrations.evaluation.presets.evaluating import knobs_among
+from ragcache_integrations.evaluation.report import FOLLOWED
+from ragcache_integrations.evaluation.settings import EvalSettings
+from tests.evaluation.world import Echo, make_retriever, store
+
+
+def retriever(settings: EvalSettings, documents: object) -> Any:
+    if settings.retriever == "plain":
+        return store().as_retriever(search_kwargs={"k": settings.k})
+    return make_retriever(settings, documents)
+
+
+def proximity(out: Path, model: Echo, **knobs: Any) -> PresetResult:
+    usual: dict[str, Any] = {
+        "sample": 3,
+        "k": 2,
+        "retriever": retriever,
+        "out": out,
+        "checkpoint_seconds": 0,
+    }
+    return evaluate_preset("nq", "proximity", model=model, **(usual | knobs))
+
+
+def answers(result: PresetResult) -> list[tuple[str, str, bool | None]]:
+    return [
+        (record.text, record.answer, record.hit) for run in result.runs for record in run.records
+    ]
+
+
+def test_all_settings_are_run_on_the_same_questions(tmp_path: Path) -> None:
+    result = proximity(tmp_path, Echo(), seeds=2)
+    assert len(result.runs) == 2 * len(result.plan.variants)
+    assert [run.settings for run in result.runs] == list(result.plan.configurations)
+    streams: dict[tuple[int, str], set[tuple[str, ...]]] = defaultdict(set)
+    for run in result.runs:
+        key = run.settings.seed, run.settings.workload
+        streams[key].add(tuple(record.text for record in run.records))
+    assert len(streams) == 4
+    assert all(len(texts) == 1 for texts in streams.values())
+    uniform = result.tables[0]
+    assert len(uniform.rows) == 7
+    without, least, *_, most = (row[3].plain for row in uniform.rows)
+    assert without is None
+    assert most[0] >= least[0]
+    content = json.loads(json.dumps(result.headline))
+    assert content["preset"] == "proximity"
+    assert content["seeds"] == 2
+    assert content["runs"] == len(result.runs)
+    assert FOLLOWED in result.remarks
+    assert result.remarks[0].startswith("What differs from the paper (LLaMA 3.1 Instruct")
+    assert "Echo" in result.remarks[0]
+
+
+def test_the_same_call_resumes(tmp_path: Path) -> None:
+    def fail(call: int) -> None:
+        if call == 45:
+            message = "broken off"
+            raise RuntimeError(message)
+
+    whole_model, model, idle = Echo(), Echo(), Echo()
+    whole = proximity(tmp_path / "whole", whole_model)
+    with pytest.raises(RuntimeError, match="broken off"):
+        proximity(tmp_path / "broken", Echo(called=fail))
+    resumed = proximity(tmp_path / "broken", model)
+    assert answers(resumed) == answers(whole)
+    assert 0 < len(model.calls) < len(whole_model.calls) - 30
+    # What is complete is read, and nothing is asked.
+    again = proximity(tmp_path / "broken", idle)
+    assert idle.calls == []
+    assert again.headline == resumed.headline
+
+
+def test_async_is_the_same(tmp_path: Path) -> None:
+    knobs: dict[str, Any] = {"sample": 3, "k": 2, "retriever": retriever, "model": Echo()}
+    result = asyncio.run(aevaluate_preset("nq", "proximity", out=tmp_path / "a", **knobs))
+    assert answers(result) == answers(proximity(tmp_path / "b", Echo()))
+
+
+def test_metis_with_a_model_of_ones_own(tmp_path: Path) -> None:
+    result = evaluate_preset(
+        "nq",
+        "metis",
+        model=Echo(),
+        retriever=retriever,
+        sample=3,
+        out=tmp_path,
+        prices={"input": 1, "cached_input": 0.5, "output": 2},
+    )
+    assert len(result.runs) == 8
+    assert "cost" in result.tables[0].columns
+    assert result.headline["headline"]["best_fixed"] in result.plan.describe()
+    assert 0 <= result.headline["headline"]["by_model"]["profiler_share"][0] <= 1
+
+
+def test_the_tables_are_written(tmp_path: Path) -> None:
+    result = proximity(tmp_path, Echo())
+    page, data = result.write(tmp_path / "new")
+    assert page.name == "proximity-nq-quick.md"
+    assert page.read_text() == result.markdown()
+    content = json.loads(data.read_text())
+    assert content["headline"] == json.loads(json.dumps(result.headline["headline"]))
+    assert len(content["tables"]) == 3
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot write the tables"):
+        result.write(tmp_path / "file")
+
+
+def test_nothing_starts_where_something_is_refused(tmp_path: Path) -> None:
+    model = Echo()
+    for wrong in ({"tolerance": 0.2}, {"retriever": "plain"}, {"seed": 3}, {"sample": 10_000}):
+        with pytest.raises(ConfigurationError):
+            proximity(tmp_path / "runs", model, **wrong)
+    # A knob of the store's cache is not for a retriever that is an object.
+    with pytest.raises(ConfigurationError, match="cannot be set on a retriever that is given"):
+        proximity(tmp_path / "runs", model, retriever=store().as_retriever())
+    assert model.calls == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_names_are_knobs_and_objects_are_parts() -> None:
+    knobs = knobs_among({"model": Path("a"), "retriever": retriever, "sample": 3, "out": "b"})
+    assert knobs == {"model": "a", "sample": 3}
+    assert knobs_among({"model": Echo(), "retriever": "plain"}) == {"retriever": "plain"}
