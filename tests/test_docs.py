@@ -51,7 +51,8 @@ THEIRS = {
     *("IndexFlat", "IndexHNSWFlat", "IndexIVF", "RemapDimensions", "ScalarQuantizer"),
     "MetadataFilters",
     *("NaN", "NotImplementedError", "OpenAILike", "RedisChatMessageHistory", "SemanticCache"),
-    *("ReActAgent", "RetrieverQueryEngine", "RetrieverTool", "ToolMessage"),
+    *("ReActAgent", "RetrieverQueryEngine", "RetrieverTool", "ToolMessage", "TripClick"),
+    "SessionId",
     *("SimpleVectorStore", "TimeoutStopSec", "TypedDict", "ValueError", "VectorStoreIndex"),
     # Vector stores.
     *(

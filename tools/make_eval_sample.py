@@ -2,9 +2,9 @@
 
     python tools/make_eval_sample.py SOURCE
 
-SOURCE holds ``mmlu/SUBJECT_{dev,test}.csv``, ``pubmedqa/pubmedqa.json`` and
-``qmsum/val.jsonl.gz``; ATTRIBUTION.md beside the sample says where they come from. The same source
-always gives the same bytes.
+SOURCE holds ``mmlu/SUBJECT_{dev,test}.csv``, ``pubmedqa/pubmedqa.json``, ``qmsum/val.jsonl.gz``,
+``squad/dev-v2.0.json`` and ``tatqa/tatqa_dataset_dev.json``, or some of them; ATTRIBUTION.md beside
+the sample says where they come from. The same source always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ SHOTS = 5
 TEST_QUESTIONS = 10
 PUBMEDQA_QUESTIONS = 60
 MEETINGS = 2
+REPORTS = 40
+ARTICLES = ("Black_Death", "Prime_number")
+"""Articles of SQuAD that the bundled reader has not learnt from."""
+PARAGRAPHS = 20
+"""Of each article."""
 DATA = Path(__file__).parent.parent / "ragcache_integrations" / "evaluation" / "data"
 
 Row = dict[str, Any]
@@ -64,6 +69,41 @@ def qmsum(source: Path) -> list[Row]:
     return [{name: row[name] for name in kept} for row in by_length[:MEETINGS]]
 
 
+def squad(source: Path) -> list[Row]:
+    """The first paragraphs of some articles, with all their questions."""
+    articles = json.loads((source / "dev-v2.0.json").read_text(encoding="utf-8"))["data"]
+    return [
+        {
+            "title": article["title"],
+            "paragraphs": [
+                {
+                    "context": paragraph["context"],
+                    "qas": [_question(row) for row in paragraph["qas"]],
+                }
+                for paragraph in article["paragraphs"][:PARAGRAPHS]
+            ],
+        }
+        for article in sorted(articles, key=lambda article: str(article["title"]))
+        if article["title"] in ARTICLES
+    ]
+
+
+def _question(row: Row) -> Row:
+    answers = dict.fromkeys(answer["text"] for answer in row["answers"])
+    return {
+        "id": row["id"],
+        "question": row["question"],
+        "answers": [{"text": text} for text in answers],
+        "is_impossible": row["is_impossible"],
+    }
+
+
+def tatqa(source: Path) -> list[Row]:
+    """A few tables with their paragraphs and questions."""
+    reports = json.loads((source / "tatqa_dataset_dev.json").read_text(encoding="utf-8"))
+    return shuffled(reports, "table")[:REPORTS]
+
+
 def write(path: Path, rows: Iterable[Row]) -> None:
     """Write gzipped JSON lines; no name and no time in the header, for equal bytes."""
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -77,7 +117,9 @@ def main() -> None:
     parser.add_argument("source", type=Path, help="folder of the full data sets")
     source = parser.parse_args().source
     DATA.mkdir(parents=True, exist_ok=True)
-    for make in (mmlu, pubmedqa, qmsum):
+    for make in (mmlu, pubmedqa, qmsum, squad, tatqa):
+        if not (source / make.__name__).is_dir():
+            continue
         rows = make(source / make.__name__)
         write(DATA / f"{make.__name__}.jsonl.gz", rows)
         print(f"{make.__name__}: {len(rows)} rows in {DATA}")

@@ -24,12 +24,20 @@ DATASETS = {
     "mmlu": "MMLU: four options, accuracy by their log-probabilities, few-shot",
     "pubmedqa": "PubMedQA: yes, no or maybe, accuracy and macro-F1",
     "qmsum": "QMSum: what was said in meetings, ROUGE-L",
+    "squad": "SQuAD 1.1 or 2.0: short answers or none, exact match and F1",
+    "triviaqa": "TriviaQA: short answers with aliases, exact match and F1",
+    "hotpotqa": "HotpotQA: two documents for each question, exact match and F1",
+    "2wikimultihopqa": "2WikiMultihopQA: two to four documents, exact match and F1",
+    "musique": "MuSiQue: two to four documents, exact match and F1",
+    "longbench": "LongBench: ten of its tasks, each by its own metric",
+    "tatqa": "TAT-QA: tables and texts of reports, exact match with units and F1",
+    "finqa": "FinQA: arithmetic on pages of reports, accuracy of the number",
 }
 
 FLAGS: dict[str, tuple[str, str]] = {
     "data": (
         "PATH",
-        "folder of the data set; hub or hub:NAME for the Hugging Face hub (default: a sample)",
+        "folder or file of the data; hub or hub:NAME for the Hugging Face hub (default: a sample)",
     ),
     "documents": ("FILE", "JSON lines of passages to retrieve from, instead of the data set's"),
     "sample": (
@@ -37,7 +45,10 @@ FLAGS: dict[str, tuple[str, str]] = {
         "number of random questions, over a part of the documents (--set corpus=all for all)",
     ),
     "seed": ("N", "seed of the sample, the stream and the hyperplanes (default: 0)"),
-    "workload": ("NAME", "how questions are drawn: as_is, uniform or zipf (default: as_is)"),
+    "workload": (
+        "NAME",
+        "how questions are drawn: as_is, uniform, zipf or tripclick:PATH (default: as_is)",
+    ),
     "length": ("N", "number of questions in the stream (default: depends on the workload)"),
     "rate": (
         "R",

@@ -77,7 +77,8 @@ def evaluate(
         run = evaluate("nq", retriever=my_retriever, model=my_model, out="runs/mine")
 
     Args:
-        dataset: ``nq``, ``mmlu``, ``pubmedqa`` or ``qmsum``, or your own data set.
+        dataset: One of :data:`~ragcache_integrations.evaluation.datasets.DATASETS`, or an object of
+            your own.
         retriever: A LangChain or LlamaIndex retriever; a function of settings and documents that
             makes one; or ``cache``, ``plain`` or ``none``, as the setting of that name. By default
             FAISS with an approximate query cache.

@@ -24,7 +24,7 @@ from ragcache_integrations.prompts.order import Order
 from ragcache_integrations.retrievers.cached import CacheKnobs, read_knobs
 
 from .datasets import BUNDLED
-from .workloads import KINDS, Kind, WorkloadKind
+from .workloads import KINDS, Kind, check_workload
 
 __all__ = [
     "CACHE_KNOBS",
@@ -72,8 +72,8 @@ class EvalSettings:
     """One configuration, which is one run.
 
     Attributes:
-        dataset: ``nq``, ``mmlu``, ``pubmedqa`` or ``qmsum``; or the name of a data set that is
-            passed as an object.
+        dataset: One of :data:`~ragcache_integrations.evaluation.datasets.DATASETS`, such as ``nq``;
+            or the name of a data set that is passed as an object.
         data: ``bundled`` for the sample that comes with the package, ``hub`` or ``hub:NAME`` for
             the Hugging Face hub, or a path.
         documents: JSON lines of passages to retrieve from instead of the data set's own.
@@ -84,7 +84,7 @@ class EvalSettings:
             only these are embedded; ``all`` for all documents. Quality, recall and retrieval times
             over a few documents are better than over all.
         seed: Seed of the sample, the stream of questions and the query cache's hyperplanes.
-        workload: ``as_is``, ``uniform`` or ``zipf``; see
+        workload: ``as_is``, ``uniform``, ``zipf``, or ``tripclick:PATH``, the order of a log; see
             :func:`~ragcache_integrations.evaluation.workloads.streams.make_workload`.
         length: Number of questions in the stream; ``None`` for the workload's usual length.
         variants: For ``uniform``: number of times that each question comes.
@@ -126,7 +126,7 @@ class EvalSettings:
     sample: int | None = None
     corpus: Corpus = "sample"
     seed: int = 0
-    workload: WorkloadKind = "as_is"
+    workload: str = "as_is"
     length: int | None = None
     variants: int = 4
     rephrasing: Kind = "medium"
@@ -184,6 +184,7 @@ class EvalSettings:
             value, optional = getattr(self, name), name in _OPTIONAL
             if value is not None or not optional:
                 check_int(name, value, low, also="None" if optional else "")
+        check_workload(self.workload)
         check_number("exponent", self.exponent, 0)
         for name, high in _NUMBERS.items():
             value = getattr(self, name)
@@ -282,7 +283,6 @@ class EvalSettings:
 
 _CHOICES: dict[str, Sequence[str]] = {
     "corpus": get_args(Corpus),
-    "workload": get_args(WorkloadKind),
     "rephrasing": KINDS,
     "framework": get_args(Framework),
     "retriever": get_args(RetrieverKind),

@@ -1,4 +1,4 @@
-"""Data sets (MMLU, Natural Questions, PubMedQA, QMSum) and their metrics."""
+"""Data sets (Natural Questions, MMLU, SQuAD, HotpotQA, TAT-QA and more) and their metrics."""
 
 from .base import (
     BUNDLED,

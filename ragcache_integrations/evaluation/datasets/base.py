@@ -1,10 +1,8 @@
 """The interface of data sets.
 
 A data set has questions, documents to retrieve from, a prompt and a way to score an answer. A new
-one is a subclass of :class:`EvalDataset` and a line in :data:`DATASETS`: multi-hop questions
-(Musique) have several gold documents, reports (FinSec) are documents, LongBench is scored by
-ROUGE-L, and a log of searches (TripClick) is a list of questions whose order the workload ``as_is``
-keeps.
+one is a subclass of :class:`EvalDataset` and a line in :data:`DATASETS`. If it is read from files
+as its authors publish them, :class:`.published.PublishedDataset` finds and reads these.
 """
 
 from __future__ import annotations
@@ -45,6 +43,14 @@ DATASETS: dict[str, str] = {
     "mmlu": "ragcache_integrations.evaluation.datasets.mmlu:MMLU",
     "pubmedqa": "ragcache_integrations.evaluation.datasets.pubmedqa:PubMedQA",
     "qmsum": "ragcache_integrations.evaluation.datasets.qmsum:QMSum",
+    "squad": "ragcache_integrations.evaluation.datasets.squad:SQuAD",
+    "triviaqa": "ragcache_integrations.evaluation.datasets.triviaqa:TriviaQA",
+    "hotpotqa": "ragcache_integrations.evaluation.datasets.multihop:HotpotQA",
+    "2wikimultihopqa": "ragcache_integrations.evaluation.datasets.multihop:TwoWikiMultihopQA",
+    "musique": "ragcache_integrations.evaluation.datasets.multihop:MuSiQue",
+    "longbench": "ragcache_integrations.evaluation.datasets.longbench:LongBench",
+    "tatqa": "ragcache_integrations.evaluation.datasets.finance:TATQA",
+    "finqa": "ragcache_integrations.evaluation.datasets.finance:FinQA",
 }
 """Where the class of each data set is."""
 
@@ -154,6 +160,7 @@ class EvalDataset(ABC):
         chooses: Whether answers are options, whose log-probabilities count.
         system: The system's turn of :meth:`prompt`.
         cue: The last line of :meth:`prompt`, which the answer completes.
+        named_by_folder: Whether a folder of another name is data of your own, and gives the title.
 
     Raises:
         ConfigurationError: There is no question or no document, a question's id comes twice, or
@@ -163,10 +170,11 @@ class EvalDataset(ABC):
     name: ClassVar[str]
     title: str
     metrics: ClassVar[tuple[str, ...]]
-    max_tokens: ClassVar[int]
+    max_tokens: int
     chooses: ClassVar[bool] = False
     system: ClassVar[str] = SYSTEM
     cue: ClassVar[str] = "Answer:"
+    named_by_folder: ClassVar[bool] = True
 
     def __init__(
         self, questions: Sequence[EvalQuestion], documents: Sequence[EvalDocument], source: str
@@ -295,7 +303,8 @@ def load_dataset(
     loaded: EvalDataset = getattr(importlib.import_module(module), kind).load(str(data), documents)
     folder = Path(data).expanduser().resolve()
     if (
-        str(data) != BUNDLED
+        loaded.named_by_folder
+        and str(data) != BUNDLED
         and folder.is_dir()
         and folder.name != name
         and not (folder / name).is_dir()

@@ -1,6 +1,7 @@
 """Metrics of answers and of retrieval, in their usual definitions.
 
-Natural Questions, SQuAD and similar data sets: exact match and F1 of SQuAD's ``evaluate-v1.1``.
+Natural Questions, SQuAD and similar data sets: exact match and F1 of SQuAD's ``evaluate-v1.1``, or
+what the authors of a data set changed in it.
 MMLU: accuracy by the log-probabilities of the options' letters, as in the benchmark's own code.
 PubMedQA: accuracy and macro-F1. QMSum and LongBench: ROUGE-L.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ragcache_integrations.errors import ConfigurationError
 
@@ -21,10 +22,13 @@ __all__ = [
     "k_recall",
     "macro_f1",
     "normalise_answer",
+    "normalise_trivia_answer",
     "option_in_text",
     "option_logprobs",
     "rouge_l",
     "token_f1",
+    "token_f1_or_empty",
+    "token_f1_or_yes_no",
 ]
 
 MISSING_LOGPROB = -100.0
@@ -32,6 +36,10 @@ MISSING_LOGPROB = -100.0
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_TRIVIA_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation + "\u2018\u2019\u00b4`"), " ")
+
+WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
+"""Answers of which no part is right."""
 
 
 def normalise_answer(text: str) -> str:
@@ -44,24 +52,75 @@ def normalise_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
-def exact_match(answer: str, references: Sequence[str]) -> float:
+def normalise_trivia_answer(text: str) -> str:
+    """Bring an answer to TriviaQA's normal form.
+
+    It is SQuAD's, but underscores, punctuation and single quotation marks become spaces
+    (``normalize_answer`` of the authors' ``triviaqa_evaluation``).
+    """
+    bare = text.lower().translate(_TRIVIA_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def exact_match(
+    answer: str, references: Sequence[str], normalise: Callable[[str], str] = normalise_answer
+) -> float:
     """Return 1 if the answer equals one of the references in normal form, else 0 (SQuAD).
+
+    Args:
+        answer: The answer.
+        references: Right answers.
+        normalise: Returns the normal form of a text.
+
+    Raises:
+        ConfigurationError: There is no reference.
+    """
+    text = normalise(answer)
+    return float(any(text == normalise(reference) for reference in _some(references)))
+
+
+def token_f1(
+    answer: str, references: Sequence[str], normalise: Callable[[str], str] = normalise_answer
+) -> float:
+    """Best F1 of the words that the answer has in common with a reference, from 0 to 1 (SQuAD).
+
+    Args:
+        answer: The answer.
+        references: Right answers.
+        normalise: Returns the normal form of a text.
+
+    Raises:
+        ConfigurationError: There is no reference.
+    """
+    words = normalise(answer).split()
+    return max(_overlap(words, normalise(text).split()) for text in _some(references))
+
+
+def token_f1_or_empty(answer: str, references: Sequence[str]) -> float:
+    """Return F1 as SQuAD's ``evaluate-v2.0`` does: texts without words equal each other.
+
+    So the empty answer to an unanswerable question, whose reference is empty, is right.
+
+    Raises:
+        ConfigurationError: There is no reference.
+    """
+    return max(token_f1(answer, references), exact_match(answer, references))
+
+
+def token_f1_or_yes_no(answer: str, references: Sequence[str]) -> float:
+    """Return F1 as HotpotQA's script does: yes, no and noanswer have it only with their like.
 
     Raises:
         ConfigurationError: There is no reference.
     """
     text = normalise_answer(answer)
-    return float(any(text == normalise_answer(reference) for reference in _some(references)))
-
-
-def token_f1(answer: str, references: Sequence[str]) -> float:
-    """Best F1 of the words that the answer has in common with a reference, from 0 to 1 (SQuAD).
-
-    Raises:
-        ConfigurationError: There is no reference.
-    """
-    words = normalise_answer(answer).split()
-    return max(_overlap(words, normalise_answer(text).split()) for text in _some(references))
+    return max(
+        0.0
+        if text != (right := normalise_answer(reference))
+        and not WHOLE_ANSWERS.isdisjoint({text, right})
+        else token_f1(answer, [reference])
+        for reference in _some(references)
+    )
 
 
 def rouge_l(answer: str, references: Sequence[str]) -> float:

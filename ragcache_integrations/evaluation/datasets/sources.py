@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.files import read_regular
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources import load_passages
 
@@ -26,18 +27,26 @@ __all__ = [
     "find_folder",
     "hub_name",
     "hub_rows",
+    "json_lines",
     "passage_documents",
     "passages_from",
     "read_csv",
     "read_json",
     "read_json_lines",
+    "read_text",
     "reading",
     "sample_passages",
+    "some_texts",
     "text_of",
     "texts_of",
 ]
 
 Row = dict[str, Any]
+
+LARGEST_FILE = 1 << 29
+"""Bytes of a file, packed and unpacked, at most."""
+MOST_ROWS = 1_000_000
+"""Entries of a file, at most."""
 
 _MALFORMED = (
     AttributeError,
@@ -71,11 +80,12 @@ def hub_name(data: str, usual: str) -> str | None:
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def reading(what: str, expected: str = "") -> Iterator[None]:
     """Turn the errors of reading something into one that names it.
 
     Args:
         what: The file or data set, for the message.
+        expected: Describes its format, for the message.
 
     Raises:
         ConfigurationError: It cannot be read, or is not in its format.
@@ -88,7 +98,8 @@ def reading(what: str) -> Iterator[None]:
         msg = f"cannot read {what} ({error.strerror or error})"
         raise ConfigurationError(msg) from error
     except _MALFORMED as error:
-        msg = f"{what} is not in its format: {error!r}"
+        hint = f". Expected is {expected}" if expected else ""
+        msg = f"{what} is not in its format: {error!r:.300}{hint}"
         raise ConfigurationError(msg) from error
 
 
@@ -125,12 +136,38 @@ def find_file(folder: Path, *names: str) -> Path:
     raise ConfigurationError(msg)
 
 
-def _text(path: Path) -> str:
-    content = path.read_bytes()
-    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+def read_text(path: Path, most: int = LARGEST_FILE) -> str:
+    """Return the text of a file, unpacked if its name ends in ``.gz``.
+
+    Args:
+        path: The file.
+        most: The most bytes that it may have, packed and unpacked.
+
+    Raises:
+        OSError: It cannot be read, or is too large.
+        ValueError: It is not UTF-8, or too large when unpacked.
+    """
+    content = read_regular(path, most)
+    if path.suffix == ".gz":
+        # Not gzip.decompress(), which has no limit.
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            msg = f"it must have at most {most} bytes when unpacked, but has more"
+            raise ValueError(msg)
+    return content.decode("utf-8")
 
 
-def _lines(text: str) -> list[Row]:
+def json_lines(text: str) -> list[Row]:
+    """Rows of JSON lines.
+
+    Raises:
+        TypeError: A line is no JSON object.
+        ValueError: A line is no JSON, or there are too many.
+    """
+    if text.count("\n") > MOST_ROWS:
+        msg = f"there must be at most {MOST_ROWS} lines, got more"
+        raise ValueError(msg)
     # Not splitlines(): it also splits at characters that JSON may hold as they are.
     rows = [json.loads(line) for line in text.split("\n") if line.strip()]
     for row in rows:
@@ -143,25 +180,26 @@ def _lines(text: str) -> list[Row]:
 def read_json_lines(path: Path) -> list[Row]:
     """Rows of a file of JSON lines."""
     with reading(str(path)):
-        return _lines(_text(path))
+        return json_lines(read_text(path))
 
 
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file."""
     with reading(str(path)):
-        return json.loads(_text(path))
+        return json.loads(read_text(path))
 
 
 def read_csv(path: Path) -> list[list[str]]:
     """Rows of a CSV file without a header; quoted cells may hold line breaks."""
     with reading(str(path)):
-        return [row for row in csv.reader(io.StringIO(_text(path), newline=""), strict=True) if row]
+        text = io.StringIO(read_text(path), newline="")
+        return [row for row in csv.reader(text, strict=True) if row]
 
 
 def bundled_rows(name: str) -> list[Row]:
     """Rows of a file of the bundled sample."""
     packed = files("ragcache_integrations.evaluation").joinpath("data", name).read_bytes()
-    return _lines(gzip.decompress(packed).decode())
+    return json_lines(gzip.decompress(packed).decode())
 
 
 def hub_rows(name: str, config: str | None, split: str) -> list[Row]:
@@ -220,3 +258,9 @@ def texts_of(row: Row, name: str) -> tuple[str, ...]:
         return tuple(value)
     msg = f"{name!r} must be a list of texts, got {value!r:.60}"
     raise ValueError(msg)
+
+
+def some_texts(row: Row, name: str) -> tuple[str, ...]:
+    """Return a field that may be missing, ``None``, or a list of texts."""
+    value = row.get(name)
+    return () if value is None or value == [] else texts_of(row, name)

@@ -78,6 +78,7 @@ _QUALITIES = {
     "f1": "F1",
     "macro_f1": "macro-F1",
     "rouge_l": "ROUGE-L",
+    "value_match": "value match",
 }
 
 

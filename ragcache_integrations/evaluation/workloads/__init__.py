@@ -1,7 +1,7 @@
 """Streams of questions, and rephrasings of them."""
 
 from .rephrasing import KINDS, Kind, rephrase
-from .streams import Workload, WorkloadItem, WorkloadKind, make_workload
+from .streams import Workload, WorkloadItem, WorkloadKind, check_workload, make_workload
 
 __all__ = [
     "KINDS",
@@ -9,6 +9,7 @@ __all__ = [
     "Workload",
     "WorkloadItem",
     "WorkloadKind",
+    "check_workload",
     "make_workload",
     "rephrase",
 ]

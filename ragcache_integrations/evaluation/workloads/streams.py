@@ -14,11 +14,15 @@ from ragcache_integrations.core.checks import check_choice, check_int, check_num
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.simulation import zipf_ranks
 
+from .query_logs import query_ranks
 from .rephrasing import Kind, rephrase
 
-__all__ = ["Workload", "WorkloadItem", "WorkloadKind", "make_workload"]
+__all__ = ["Workload", "WorkloadItem", "WorkloadKind", "check_workload", "make_workload"]
 
 WorkloadKind = Literal["as_is", "uniform", "zipf"]
+
+LOG = "tripclick"
+"""The first part of ``tripclick:PATH``, which replays the order of a log."""
 
 _RATE_LIMIT = 1e6
 
@@ -62,9 +66,20 @@ class Workload:
         return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
+def check_workload(kind: object) -> None:
+    """Check the name of a workload.
+
+    Raises:
+        ConfigurationError: It is neither a :data:`WorkloadKind` nor ``tripclick:PATH``.
+    """
+    if not _log_path(kind):
+        names = get_args(WorkloadKind)
+        check_choice("workload", kind, names, also="tripclick:PATH, with the path of a log")
+
+
 def make_workload(
     texts: Sequence[str],
-    kind: WorkloadKind = "as_is",
+    kind: str = "as_is",
     *,
     length: int | None = None,
     variants: int = 4,
@@ -81,16 +96,20 @@ def make_workload(
       (Proximity §4.2.2, MMLU and MedRAG).
     - ``zipf``: drawn independently by Zipf's law, each at least once, each time in other words
       (Proximity §4.2.2, MedRAG-Zipf).
+    - ``tripclick:PATH``: in the order of a log of queries, such as TripClick's, whose r-th most
+      popular query becomes the r-th of the questions in random order, in the data set's own words.
+      The stream is the longest beginning of the log with as many different queries as there are
+      questions (:func:`~ragcache_integrations.evaluation.workloads.query_logs.query_ranks`).
 
     With ``minutes``, the stream is a trace of that length at ``rate`` (RAGCache §7 has hours):
-    ``zipf`` draws as many questions as arrive, the other kinds start again in random order when all
-    questions have been asked.
+    ``zipf`` draws as many questions as arrive, a log has to have as many searches, and the other
+    kinds start again in random order when all questions have been asked.
 
     Args:
         texts: The questions; at least one.
         kind: The kind of stream; see above.
-        length: Number of questions in the stream; ``None`` for all of ``as_is`` and ``uniform``,
-            and for four times the number of questions of ``zipf``.
+        length: Number of questions in the stream; ``None`` for all of ``as_is``, ``uniform`` and a
+            log, and for four times the number of questions of ``zipf``.
         variants: For ``uniform``: number of times that each question comes.
         rephrasing: For ``zipf``: how far from the question its rephrasings are.
         exponent: For ``zipf``: the r-th most popular question is drawn with a probability
@@ -101,7 +120,7 @@ def make_workload(
 
     Raises:
         ConfigurationError: An argument is out of its range, or a question has not enough
-            rephrasings.
+            rephrasings, or a log cannot be read or is too short.
     """
     _check(texts, kind, length, variants, exponent, rate, minutes)
     arrivals = _arrivals(rate, minutes, seed)
@@ -123,13 +142,17 @@ def make_workload(
 
 
 def _order(
-    kind: WorkloadKind,
+    kind: str,
     questions: int,
     length: int | None,
     variants: int,
     exponent: float,
     rng: np.random.Generator,
 ) -> list[int]:
+    if path := _log_path(kind):
+        by_rank = rng.permutation(questions)
+        replayed: list[int] = by_rank[query_ranks(path, questions, length)].tolist()
+        return replayed
     if kind == "zipf":
         return _zipf(questions, length or 4 * questions, exponent, rng)
     first = np.arange(questions) if kind == "as_is" else _shuffled(questions, variants, rng)
@@ -138,6 +161,12 @@ def _order(
         rounds.append(_shuffled(questions, 1 if kind == "as_is" else variants, rng))
     order: list[int] = np.concatenate(rounds)[:length].tolist()
     return order
+
+
+def _log_path(kind: object) -> str:
+    """The path of ``tripclick:PATH``; empty for another workload."""
+    name, _, path = kind.partition(":") if isinstance(kind, str) else ("", "", "")
+    return path.strip() if name == LOG else ""
 
 
 def _shuffled(questions: int, times: int, rng: np.random.Generator) -> np.ndarray:
@@ -183,7 +212,7 @@ def _times(rate: float | None, count: int, seed: int) -> list[float]:
 
 def _check(
     texts: Sequence[str],
-    kind: WorkloadKind,
+    kind: str,
     length: int | None,
     variants: int,
     exponent: float,
@@ -193,7 +222,7 @@ def _check(
     if not texts:
         msg = "a workload needs at least one question, got none"
         raise ConfigurationError(msg)
-    check_choice("workload", kind, get_args(WorkloadKind))
+    check_workload(kind)
     if length is not None:
         check_int("length", length, 1, unit="questions", also="None")
     check_int("variants", variants, 1)

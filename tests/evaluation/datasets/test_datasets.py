@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError
 from ragcache_integrations.evaluation.datasets.base import (
-    DATASETS,
     Answer,
     EvalDataset,
     EvalDocument,
@@ -22,13 +21,22 @@ from ragcache_integrations.evaluation.datasets.base import (
     Scored,
     load_dataset,
 )
-from ragcache_integrations.evaluation.datasets.metrics import exact_match, rouge_l, token_f1
+from ragcache_integrations.evaluation.datasets.longbench import SUBSETS
+from ragcache_integrations.evaluation.datasets.metrics import exact_match, token_f1
 from ragcache_integrations.evaluation.datasets.qmsum import chunked
+from tests.evaluation.datasets.files import LONGBENCH, MUSIQUE
 
-SIZES = {"nq": (300, 1200), "mmlu": (120, 1200), "pubmedqa": (60, 193), "qmsum": (10, 15)}
+SIZES = {
+    "nq": (300, 1200),
+    "mmlu": (120, 1200),
+    "pubmedqa": (60, 193),
+    "qmsum": (10, 15),
+    "squad": (390, 40),
+    "tatqa": (240, 246),
+}
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", SIZES)
 def test_the_bundled_sample(name: str) -> None:
     dataset = load_dataset(name)
     assert (len(dataset.questions), len(dataset.documents)) == SIZES[name]
@@ -49,7 +57,8 @@ def test_the_bundled_sample(name: str) -> None:
     together = dataset.summary_scores(dataset.questions, right)
     assert together == ({"macro_f1": 1.0} if name == "pubmedqa" else {})
     assert all(
-        set(dataset.score(one, Answer("?")).scores.values()) == {0.0} for one in dataset.questions
+        set(dataset.score(question, Answer("quite wrong")).scores.values()) == {0.0}
+        for question in dataset.questions
     )
 
 
@@ -202,7 +211,7 @@ def broken(name: str, edit: Callable[[Path], object]) -> Callable[[Path], str]:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda _: "trivia", "dataset must be one of nq, mmlu, pubmedqa, qmsum, got 'trivia'"),
+        (lambda _: "trivia", "one of nq, mmlu, .*, finqa, got 'trivia'; did you mean 'triviaqa'"),
         (lambda _: "nq", "must be a folder that holds questions.jsonl"),
         (lambda _: "qmsum", "qmsum/"),
         (broken("nq", lambda one: (one / "passages.jsonl").unlink()), "must hold passages.jsonl"),
@@ -256,9 +265,9 @@ def test_a_wrong_decision_is_named(tmp_path: Path) -> None:
 def test_ids_that_come_twice() -> None:
     question, document = EvalQuestion("1", "?", ("x",)), EvalDocument("d", "text")
     with pytest.raises(ConfigurationError, match="got 2 with 1 different ids"):
-        Musique([question, question], [document], "here")
+        Own([question, question], [document], "here")
     with pytest.raises(ConfigurationError, match="hold documents"):
-        Musique([question], [], "here")
+        Own([question], [], "here")
 
 
 # The hub, by a local stand-in for its library, which is not installed here: it has the rows that
@@ -283,6 +292,65 @@ HUB: dict[tuple[str, str | None, str], list[dict[str, Any]]] = {
             "final_decision": "no",
         }
     ],
+    ("rajpurkar/squad_v2", None, "validation"): [
+        {
+            "id": "56a",
+            "title": "Rome",
+            "context": "Rome is in Italy.",
+            "question": "Where is Rome?",
+            "answers": {"text": ["Italy", "Italy"], "answer_start": [11, 11]},
+        },
+        {
+            "id": "56b",
+            "title": "Rome",
+            "context": "Rome is in Italy.",
+            "question": "Where is Bern?",
+            "answers": {"text": [], "answer_start": []},
+        },
+    ],
+    ("mandarjoshi/trivia_qa", "rc.wikipedia", "validation"): [
+        {
+            "question": "Which musical?",
+            "question_id": "tc_33",
+            "entity_pages": {
+                "doc_source": ["TagMe"],
+                "filename": ["Webber.txt"],
+                "title": ["Webber"],
+                "wiki_context": ["On Sunset Boulevard."],
+            },
+            "search_results": {"title": [], "search_context": []},
+            "answer": {
+                "aliases": ["Sunset Boulevard"],
+                "normalized_aliases": ["sunset boulevard"],
+                "value": "Sunset Boulevard",
+            },
+        }
+    ],
+    ("hotpotqa/hotpot_qa", "distractor", "validation"): [
+        {
+            "id": "5a8",
+            "question": "Where?",
+            "answer": "Kansas",
+            "type": "bridge",
+            "supporting_facts": {"title": ["B"], "sent_id": [0]},
+            "context": {"title": ["A", "B"], "sentences": [["No."], ["In ", "Kansas."]]},
+        }
+    ],
+    ("me/2wiki", None, "validation"): [
+        {
+            "_id": "5a9",
+            "question": "Where?",
+            "answer": "Kansas",
+            "type": "bridge",
+            "supporting_facts": {"title": ["B"], "sent_id": [0]},
+            "context": {"title": ["A", "B"], "content": [["No."], ["In", "Kansas."]]},
+        }
+    ],
+    ("dgslibisey/MuSiQue", None, "validation"): MUSIQUE[:1],
+    **{
+        ("THUDM/LongBench", name, "test"): [LONGBENCH["trec"][0] | {"dataset": name, "_id": name}]
+        for name in SUBSETS
+    },
     ("me/meetings", None, "validation"): [
         {
             "meeting_transcripts": [{"speaker": "A", "content": "Hello."}],
@@ -304,6 +372,37 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = ModuleType("datasets")
     stand_in.load_dataset = load  # type: ignore[attr-defined]  # it is made here
     monkeypatch.setitem(sys.modules, "datasets", stand_in)
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("name", "data", "questions", "documents"),
+    [
+        ("squad", "hub", 2, ["Rome\nRome is in Italy."]),
+        ("triviaqa", "hub", 1, ["Webber\nOn Sunset Boulevard."]),
+        ("hotpotqa", "hub", 1, ["A\nNo.", "B\nIn Kansas."]),
+        ("2wikimultihopqa", "hub:me/2wiki", 1, ["A\nNo.", "B\nIn Kansas."]),
+        ("musique", "hub", 1, ["A\nJohn sang.", "B\nNo.", "C\nJohn and Yoko Ono."]),
+    ],
+)
+def test_authors_data_from_the_hub(
+    name: str, data: str, questions: int, documents: list[str]
+) -> None:
+    dataset = load_dataset(name, data)
+    assert len(dataset.questions) == questions
+    assert [document.text for document in dataset.documents] == documents
+    gold = {name for question in dataset.questions for name in question.gold_documents}
+    assert gold
+    assert gold <= {document.id for document in dataset.documents}
+
+
+@pytest.mark.usefixtures("hub")
+def test_all_subsets_of_longbench_from_the_hub() -> None:
+    dataset = load_dataset("longbench", "hub")
+    assert [question.group for question in dataset.questions] == list(SUBSETS)
+    assert dataset.max_tokens == 512
+    with pytest.raises(ConfigurationError, match=r"KeyError\('answers'\).*paragraphs"):
+        load_dataset("squad", "hub:me/2wiki")
 
 
 @pytest.mark.usefixtures("hub")
@@ -336,13 +435,13 @@ def test_the_hubs_library_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         load_dataset("nq", "hub")
 
 
-# What comes later fits the same interface.
+# A data set of your own.
 
 
-class Musique(EvalDataset):
-    """Multi-hop: several gold documents."""
+class Own(EvalDataset):
+    """Questions with several gold documents."""
 
-    name, title, max_tokens = "musique", "Musique", 32
+    name, title, max_tokens = "own", "Own", 32
     metrics: ClassVar[tuple[str, ...]] = ("exact_match", "f1")
 
     @classmethod
@@ -364,24 +463,10 @@ class Musique(EvalDataset):
         )
 
 
-class LongBench(Musique):
-    """A context of its own for each question, scored by ROUGE-L."""
-
-    name, title, max_tokens = "longbench", "LongBench", 512
-    metrics: ClassVar[tuple[str, ...]] = ("rouge_l",)
-
-    @override
-    def score(self, question: EvalQuestion, answer: Answer) -> Scored:
-        return Scored({"rouge_l": rouge_l(answer.text, question.answers)})
-
-
-def test_later_data_sets_fit() -> None:
+def test_a_data_set_of_your_own() -> None:
     documents = [EvalDocument("a", "A."), EvalDocument("b", "B.")]
     hops = EvalQuestion("1", "who?", ("x",), gold_documents=("a", "b"))
-    assert Musique([hops], documents, "here").score(hops, Answer("x")).scores["f1"] == 1
-    assert LongBench([hops], documents, "here").score(hops, Answer("x y")).scores == {
-        "rouge_l": pytest.approx(2 / 3)
-    }
+    assert Own([hops], documents, "here").score(hops, Answer("x")).scores["f1"] == 1
 
 
 def test_the_attribution_lies_beside_the_sample() -> None:

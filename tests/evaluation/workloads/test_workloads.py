@@ -102,7 +102,7 @@ def test_seeds() -> None:
     ("arguments", "words"),
     [
         ({"texts": ()}, "at least one question"),
-        ({"kind": "bursty"}, "one of as_is, uniform, zipf, got 'bursty'"),
+        ({"kind": "bursty"}, "one of as_is, uniform, zipf or tripclick:PATH, .* got 'bursty'"),
         ({"length": 0}, "length must be a whole number of questions of at least 1"),
         ({"variants": 0}, "variants must be a whole number of at least 1"),
         ({"exponent": -1.0}, "exponent"),
