@@ -23,7 +23,21 @@ from ragcache_integrations.evaluation.datasets.qmsum import chunked
 
 from .corpus import Asked, Corpus, nearest, read_lines, read_qamr, read_squad
 
-__all__ = ["Kept", "Library", "Meeting", "Study", "gather", "load", "save", "save_kept"]
+__all__ = [
+    "MEETINGS",
+    "SQUAD",
+    "STUDIES",
+    "Kept",
+    "Library",
+    "Meeting",
+    "Study",
+    "chosen",
+    "gather",
+    "load",
+    "parts",
+    "save",
+    "save_kept",
+]
 
 SAMPLE = Path(__file__).parents[2] / "ragcache_integrations" / "resources" / "data"
 SHARED = 8
@@ -34,6 +48,8 @@ NATURAL_QUESTIONS = 200
 """Passages of Natural Questions that are kept out to choose by."""
 SQUAD_PAGES = 8
 """Share of SQuAD's pages that are kept out, in per cent."""
+SQUAD = "squad-pages"
+"""File of the pages of SQuAD."""
 STUDIES, MEETINGS = 200, 15
 """Of PubMedQA and QMSum that are kept out: the first of each file."""
 
@@ -114,18 +130,10 @@ def gather(data: Path, extra: Path) -> Library:
         extra: Folder with files in SQuAD's format (``*.json``), in QAMR's (``*.tsv``), and plain
             text (``*.txt``).
     """
-    found = [("nq", _natural_questions(data / "nq"))]
-    for path in sorted(extra.glob("*.json")):
-        part = Corpus()
-        read_squad(part, json.loads(path.read_text(encoding="utf-8")))
-        found.append((path.stem, part))
-    for path in sorted(extra.glob("*.tsv")):
-        part = Corpus()
-        read_qamr(part, path.read_text(encoding="utf-8"))
-        found.append((path.stem, part))
+    found = parts(data, extra)
     library = Library()
-    reported = {row["question"].lower() for row in read_lines(SAMPLE / "questions.jsonl.gz")}
-    library.kept = list(_chosen(dict(found), reported))
+    library.kept = list(chosen(found))
+    reported = _reported()
     never = [
         *(one.passage for one in library.kept),
         *(row["text"] for row in _reported_passages()),
@@ -134,7 +142,7 @@ def gather(data: Path, extra: Path) -> Library:
     questions = reported | {one.text.lower() for one in library.kept}
     known: dict[str, int] = {}
     asked_at: set[tuple[int, str]] = set()
-    for source, part in found:
+    for source, part in found.items():
         by_passage: dict[int, list[Asked]] = {}
         for asked in part.asked:
             by_passage.setdefault(asked.passage, []).append(asked)
@@ -159,6 +167,23 @@ def gather(data: Path, extra: Path) -> Library:
     return library
 
 
+def parts(data: Path, extra: Path) -> dict[str, Corpus]:
+    """Read passages with their questions, by the file that they are from; see :func:`gather`."""
+    found = {"nq": _natural_questions(data / "nq")}
+    for path in sorted(extra.glob("*.json")):
+        found[path.stem] = Corpus()
+        read_squad(found[path.stem], json.loads(path.read_text(encoding="utf-8")))
+    for path in sorted(extra.glob("*.tsv")):
+        found[path.stem] = Corpus()
+        read_qamr(found[path.stem], path.read_text(encoding="utf-8"))
+    return found
+
+
+def _reported() -> set[str]:
+    """The questions by which models are reported."""
+    return {row["question"].lower() for row in read_lines(SAMPLE / "questions.jsonl.gz")}
+
+
 def _natural_questions(folder: Path) -> Corpus:
     corpus = Corpus()
     asked: dict[str, list[tuple[str, list[str]]]] = {}
@@ -174,19 +199,24 @@ def _reported_passages() -> Iterator[dict[str, Any]]:
     return (row for row in read_lines(SAMPLE / "passages.jsonl.gz") if row["id"] in names)
 
 
-def _chosen(found: dict[str, Corpus], reported: set[str]) -> Iterator[Kept]:
-    """Questions to choose by: of passages, and of pages, drawn at random."""
+def chosen(found: dict[str, Corpus]) -> Iterator[Kept]:
+    """Questions to choose by: of passages, and of pages, drawn at random.
+
+    Args:
+        found: What :func:`parts` returns.
+    """
     dice = random.Random(1)
+    reported = _reported()
     questions = found["nq"]
     never = {asked.passage for asked in questions.asked if asked.text.lower() in reported}
     places = sorted({asked.passage for asked in questions.asked} - never)
     drawn = set(dice.sample(places, min(NATURAL_QUESTIONS, len(places) // 4)))
     yield from _kept(questions, drawn, "nq")
-    squad = found.get("squad-pages", Corpus())
+    squad = found.get(SQUAD, Corpus())
     titles = sorted(set(squad.titles))
     pages = set(dice.sample(titles, -(-len(titles) * SQUAD_PAGES // 100)))
     drawn = {place for place, title in enumerate(squad.titles) if title in pages}
-    yield from _kept(squad, drawn, "squad-pages")
+    yield from _kept(squad, drawn, SQUAD)
 
 
 def _kept(corpus: Corpus, places: set[int], source: str) -> Iterator[Kept]:
