@@ -46,6 +46,10 @@ _NUMBER = re.compile(
 )
 
 
+_ANOTHER = re.compile(r"\s*(?:[;,/&]|and\b|or\b|to\b|[-\u2013])\s*[$\u20ac\u00a3\u00a5]?\d")
+"""What comes after a number that is the first of several."""
+
+
 @dataclass(frozen=True, slots=True)
 class Quantity:
     """A number with its unit.
@@ -75,10 +79,13 @@ def read_quantity(text: str) -> Quantity | None:
     """Read the number of an answer: what the answer begins with, else the only number in it.
 
     Returns:
-        The number; ``None`` if there is none, or several and the answer begins with none of them.
+        The number; ``None`` if there is none, if the answer begins with a list of several, or if it
+        has several elsewhere.
     """
     text = " ".join(text.split())[:_LONGEST]
     first = _NUMBER.match(text)
+    if first is not None and _ANOTHER.match(text, first.end()):
+        return None
     if first is None:
         matches = list(_NUMBER.finditer(text))
         if len(matches) != 1:

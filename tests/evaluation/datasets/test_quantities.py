@@ -43,7 +43,18 @@ def test_numbers_as_reports_write_them(text: str, number: str, unit: int | None)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "none", "In 2019, it was 12", "FY19", "from 3 to 4", "v1.2.3"]
+    "text",
+    [
+        "",
+        "none",
+        "In 2019, it was 12",
+        "FY19",
+        "from 3 to 4",
+        "v1.2.3",
+        "2018; 2019",
+        "3 to 4",
+        "5-6",
+    ],
 )
 def test_no_number_or_several(text: str) -> None:
     assert read_quantity(text) is None
