@@ -175,10 +175,11 @@ async def aevaluate_grid(
     name = dataset if isinstance(dataset, str) else dataset.name
     if isinstance(dataset, str):
         check_choice("dataset", dataset, list(DATASETS))
+    configurations = grid(EvalSettings(dataset=name).set(**knobs), sweep)
     return await aevaluate_configurations(
         dataset,
-        grid(EvalSettings(dataset=name).set(**knobs), sweep),
-        shown=sorted(sweep),
+        configurations,
+        [run_name(settings, sorted(sweep), label) for settings in configurations],
         retriever=retriever,
         model=model,
         reference=reference,
@@ -196,8 +197,8 @@ async def aevaluate_grid(
 async def aevaluate_configurations(
     dataset: str | EvalDataset,
     configurations: Sequence[EvalSettings],
+    names: Sequence[str],
     *,
-    shown: Sequence[str] = (),
     retriever: Any = None,
     model: Any = None,
     reference: Any = None,
@@ -215,7 +216,7 @@ async def aevaluate_configurations(
     Args:
         dataset: As for :func:`evaluate`.
         configurations: The configurations, in their order.
-        shown: Names of the knobs that the folders' names show.
+        names: Names of their folders, as :func:`run_name` returns them.
         retriever: A retriever, or a function that makes one; ``None`` for that of the settings.
         model: A model, or a function that makes one; ``None`` for that of the settings.
         reference: As for :func:`evaluate`, like all that follow.
@@ -260,8 +261,8 @@ async def aevaluate_configurations(
             show_progress=show_progress,
         )
         return [
-            await evaluation.run(settings, Path(out) / run_name(settings, shown, label))
-            for settings in configurations
+            await evaluation.run(settings, Path(out) / name)
+            for settings, name in zip(configurations, names, strict=True)
         ]
     finally:
         await asyncio.to_thread(builder.close)

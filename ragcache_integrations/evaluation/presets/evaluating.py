@@ -153,8 +153,9 @@ async def aevaluate_preset(
     knobs = knobs_among(arguments)
     parts = {name: value for name, value in arguments.items() if name not in knobs}
     plan = await asyncio.to_thread(plan_preset, dataset, preset, quick=quick, seeds=seeds, **knobs)
+    names = plan.run_names(parts.get("label", ""))
     runs = await aevaluate_configurations(
-        dataset, plan.configurations, shown=plan.swept, **{"out": OUT, **parts}
+        dataset, plan.configurations, names, **{"out": OUT, **parts}
     )
     return await asyncio.to_thread(_result, plan, tuple(runs))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from ragcache_integrations.core.checks import check_choice, check_flag, check_int
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.datasets import BUNDLED, DATASETS, EvalDataset, load_dataset
+from ragcache_integrations.evaluation.evaluate import run_name
 from ragcache_integrations.evaluation.settings import EvalSettings
 
 from .base import Form, Preset, Variant
@@ -48,14 +50,23 @@ class PresetPlan:
     variants: tuple[Variant, ...]
     configurations: tuple[EvalSettings, ...]
 
-    @property
-    def swept(self) -> list[str]:
-        """Names of the knobs in which the settings differ."""
+    def run_names(self, label: str = "") -> list[str]:
+        """Return the name of every run's folder, with the knobs in which the settings differ.
+
+        Args:
+            label: Text put before the settings in the names.
+        """
         names = sorted({name for variant in self.variants for name in variant.knobs})
-        return [
+        differing = [
             name
             for name in names
             if len({repr(variant.knobs.get(name, _ABSENT)) for variant in self.variants}) > 1
+        ]
+        return [
+            run_name(
+                settings, [*(name for name in differing if name in variant.knobs), "seed"], label
+            )
+            for settings, variant in self._runs()
         ]
 
     def describe(self) -> str:
@@ -69,13 +80,14 @@ class PresetPlan:
             f"runs, one after another; {len(self.variants)} settings with {seeds}"
             + (f"; {shared}" if shared else "")
         ]
-        for number, settings in enumerate(self.configurations):
-            variant = self.variants[number % len(self.variants)]
-            lines.append(
-                f"{number + 1:4}. {variant.name}: seed={settings.seed} "
-                f"{_assignments(variant.knobs)}"
-            )
+        lines += [
+            f"{number:4}. {variant.name}: seed={settings.seed} {_assignments(variant.knobs)}"
+            for number, (settings, variant) in enumerate(self._runs(), 1)
+        ]
         return "\n".join(lines)
+
+    def _runs(self) -> Iterator[tuple[EvalSettings, Variant]]:
+        return zip(self.configurations, itertools.cycle(self.variants), strict=False)
 
 
 _ABSENT = object()

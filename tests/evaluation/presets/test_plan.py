@@ -38,7 +38,9 @@ def test_all_runs_of_a_seed_have_the_same_questions(preset: str, dataset: str, q
     for item in plan.configurations:
         assert item.sample == plan.configurations[0].sample
         assert item.corpus == plan.configurations[0].corpus
-    assert plan.swept
+    folders = plan.run_names()
+    assert len(set(folders)) == len(folders)
+    assert all("None" not in folder for folder in folders if "reorder" not in folder)
 
 
 def test_the_form_follows_the_data(tmp_path: Path) -> None:
@@ -113,6 +115,12 @@ def test_it_says_what_will_be_run() -> None:
     assert len(runs) == 16
     assert runs[0].endswith("1. stuff 1: seed=0 k=1 retriever=plain synthesis=stuff")
     assert "seed=1" in runs[8]
+
+
+def test_folders_say_what_is_in_them() -> None:
+    first, second, *_ = plan_preset("nq", "metis").run_names("mine")
+    assert first.startswith("nq-mine-k=1-synthesis=stuff-seed=0-")
+    assert second.startswith("nq-mine-k=2-synthesis=stuff-seed=0-")
 
 
 @pytest.mark.parametrize(
