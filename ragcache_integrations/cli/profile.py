@@ -97,6 +97,21 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         ),
     )
     parser.add_argument(
+        "--replicas",
+        type=_at_least(1),
+        metavar="N",
+        help="with --workload: simulate N replicas, by document, by session and in turns",
+    )
+    parser.add_argument(
+        "--rate",
+        type=float,
+        metavar="R",
+        help=(
+            "with --replicas: requests a second for all of them (default: 80 %% of what they could "
+            "serve without a cache)"
+        ),
+    )
+    parser.add_argument(
         "--report",
         type=Path,
         metavar="FILE",
@@ -119,12 +134,16 @@ def _at_least(smallest: int) -> Callable[[str], int]:
 
 def _profile(options: argparse.Namespace) -> None:
     require("rich", feature="ragcache profile", extra="eval")
+    if options.rate is not None and options.replicas is None:
+        msg = f"--rate is the rate of simulated replicas: it needs --replicas, got {options.rate:g}"
+        raise ConfigurationError(msg)
     if options.workload is not None:
         _characterise(options)
         return
-    if options.report is not None:
-        msg = "--report shows a workload: name one with --workload"
-        raise ConfigurationError(msg)
+    for flag, value in (("--report", options.report), ("--replicas", options.replicas)):
+        if value is not None:
+            msg = f"{flag} shows a workload: name one with --workload"
+            raise ConfigurationError(msg)
     from rich.console import Console  # noqa: PLC0415 - an extra
 
     check_installed("ragcache profile")
@@ -219,7 +238,13 @@ def _characterise(options: argparse.Namespace) -> None:
     )
 
     console = Console()
-    findings = characterise_workload(options.workload, options.model, show_progress=True)
+    findings = characterise_workload(
+        options.workload,
+        options.model,
+        replicas=options.replicas,
+        rate=options.rate,
+        show_progress=True,
+    )
     show(findings, console)
     if report is not None:
         from ragcache_integrations.workload_report.report import (  # noqa: PLC0415 - an extra

@@ -11,6 +11,7 @@ from rich.table import Table
 from ragcache_integrations.reports import percent
 
 from .summary import (
+    REPLICA_HEADS,
     TOP_PARTS,
     Findings,
     duration,
@@ -36,6 +37,9 @@ def show(findings: Findings, console: Console) -> None:
         ),
         "Found, and prefill time saved, by size of the cache": _sizes(findings),
     }
+    if findings.replicas is not None:
+        title = f"{findings.replicas.replicas} replicas, by what a router chooses them"
+        tables[title] = _replicas(findings)
     for title, table in tables.items():
         console.print(title, style="bold", highlight=False)
         console.print(table)
@@ -48,6 +52,13 @@ def _table(columns: Iterable[str]) -> Table:
     table = Table()
     for column in columns:
         table.add_column(column, justify="right")
+    return table
+
+
+def _replicas(findings: Findings) -> Table:
+    table = _table(REPLICA_HEADS)
+    for row in findings.replica_rows():
+        table.add_row(*row)
     return table
 
 

@@ -8,6 +8,7 @@ from ragcache_integrations.reports import Cell, Table, Tile, percent, render_pag
 from ragcache_integrations.workload_report import charts
 
 from .summary import (
+    REPLICA_HEADS,
     TOP_PARTS,
     Findings,
     short_number,
@@ -25,6 +26,9 @@ def render(findings: Findings) -> str:
         charts=[charts.access(findings), charts.prefill(findings), *charts.sizes(findings)],
         sizes=_sizes(findings),
         skew=_skew(findings),
+        replicas=Table(
+            REPLICA_HEADS, tuple(tuple(map(Cell, row)) for row in findings.replica_rows())
+        ),
     )
 
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ragcache_integrations.core.checks import check_int, check_number, or_none
 from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, load_profile
 from ragcache_integrations.knowledge_tree.simulation import characterise, load_workload
 
 from .model import read_model_facts
+from .replicas import compare_routings
 from .summary import Findings
 
 __all__ = ["characterise_workload"]
 
 
 def characterise_workload(
-    path: Path, model: str | None = None, *, show_progress: bool = False
+    path: Path,
+    model: str | None = None,
+    *,
+    replicas: int | None = None,
+    rate: float | None = None,
+    show_progress: bool = False,
 ) -> Findings:
     """Find out whether caching pays for the traffic in a file.
 
@@ -27,11 +34,16 @@ def characterise_workload(
         path: The log; :mod:`ragcache_integrations.knowledge_tree.simulation.workload` has the
             format.
         model: Folder or hub name of the model that answers; ``None`` for none in particular.
+        replicas: Simulate this many replicas with a router in front, too.
+        rate: Requests a second for all of them; ``None`` for 80 % of what they could serve without
+            any cache.
         show_progress: Show a progress bar.
 
     Raises:
-        ConfigurationError: The file is wrong, or the model's folder is.
+        ConfigurationError: The file is wrong, the model's folder is, or a number is out of range.
     """
+    replicas = or_none(check_int)("replicas", replicas, 1)
+    rate = or_none(check_number)("rate", rate, 0, above=True, unit="requests a second")
     if model is not None:
         model = _resolved(model)
     facts = read_model_facts(model)
@@ -43,17 +55,17 @@ def characterise_workload(
         times = "Prefill times are the default cost model's, a 7B model on an NVIDIA A10G: " + (
             "no model was named." if model is None else f"{model} was not profiled here yet."
         )
-    result = characterise(
-        workload.trace,
-        prefill_seconds=profile or PrefillCostModel.default(),
-        show_progress=show_progress,
-    )
+    costs = profile or PrefillCostModel.default()
+    result = characterise(workload.trace, prefill_seconds=costs, show_progress=show_progress)
     return Findings(
         name=path.name,
         workload=workload,
         result=result,
         kv_bytes_per_token=facts.kv_bytes_per_token,
         origins=(times, *facts.notes),
+        replicas=None
+        if replicas is None
+        else compare_routings(workload, result, costs, replicas=replicas, rate=rate),
     )
 
 

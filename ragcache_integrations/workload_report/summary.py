@@ -15,10 +15,16 @@ from ragcache_integrations.knowledge_tree.simulation import (
 )
 from ragcache_integrations.reports import percent
 
-__all__ = ["TOP_PARTS", "Findings", "duration", "short_number"]
+from .replicas import Replicas
+
+__all__ = ["REPLICA_HEADS", "TOP_PARTS", "Findings", "duration", "short_number"]
 
 TOP_PARTS = (0.01, 0.03, 0.1, 0.2, 0.5)
 """Parts of the documents, in the table of skew; RAGCache §3.2 names 3 %."""
+
+REPLICA_HEADS = ("by", "tokens", "saved", "mean TTFT", "median", "95 %", "busiest replica")
+"""Columns of :meth:`Findings.replica_rows`: tokens found, prefill time saved, seconds to the first
+token, and the largest share of the requests."""
 
 GIB = 2**30
 
@@ -33,6 +39,7 @@ class Findings:
         result: What caching does for it.
         kv_bytes_per_token: Size of a token's KV cache; ``None`` where it is unknown.
         origins: Where prefill times, tokens and bytes come from, in sentences.
+        replicas: What several replicas find; ``None`` if none were simulated.
     """
 
     name: str
@@ -40,6 +47,7 @@ class Findings:
     result: Characterisation
     kv_bytes_per_token: int | None
     origins: Sequence[str]
+    replicas: Replicas | None = None
 
     def verdict(self) -> str:
         """Whether caching pays, by how much, and what to do."""
@@ -89,6 +97,8 @@ class Findings:
             ),
             "A document counts as found if all of it is, after the same documents as before.",
         ]
+        if self.replicas is not None:
+            notes.append(self.replicas.note())
         if workload.without_documents:
             notes.append(f"{workload.without_documents:,} requests brought no document.")
         if workload.changed_documents:
@@ -113,6 +123,23 @@ class Findings:
         """The sizes, and which of them is recommended."""
         return [(size, size == self.result.recommended) for size in self.result.sizes]
 
+    def replica_rows(self) -> list[tuple[str, ...]]:
+        """A row of text for each way of routing; see :data:`REPLICA_HEADS`."""
+        if self.replicas is None:
+            return []
+        return [
+            (
+                name.replace("_", " "),
+                percent(result.token_hit_rate),
+                percent(result.saved_share),
+                duration(result.mean_ttft),
+                duration(result.ttft_quantile(0.5)),
+                duration(result.ttft_quantile(0.95)),
+                percent(result.busiest_share),
+            )
+            for name, result in self.replicas.results.items()
+        ]
+
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain data for JSON; times are in seconds."""
         result = self.result
@@ -133,6 +160,7 @@ class Findings:
             "sizes": [asdict(size) for size in result.sizes],
             "half": None if result.half is None else asdict(result.half),
             "recommended": None if result.recommended is None else asdict(result.recommended),
+            "replicas": None if self.replicas is None else self.replicas.as_dict(),
             "notes": self.notes(),
         }
 

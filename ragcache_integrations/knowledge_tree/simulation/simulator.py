@@ -6,39 +6,23 @@ policies can be compared in seconds.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tqdm import tqdm
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY, POLICIES
+from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
-from ragcache_integrations.knowledge_tree.reordering import ReorderingQueue
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 from ragcache_integrations.knowledge_tree.tier import Tier
-from ragcache_integrations.knowledge_tree.tree import KnowledgeTree
 
-from .paged_memory import (
-    CachedPrefix,
-    PagedMemory,
-    PagedRequest,
-    Pager,
-    StockMemory,
-    TreeMemory,
-)
-from .traces import Trace, TraceRequest
+from .paged_memory import CachedPrefix
+from .server import SIMULATED_POLICIES, STOCK_POLICY, PrefillSeconds, Server, ServerSettings
+from .traces import Trace
 
 __all__ = ["SIMULATED_POLICIES", "STOCK_POLICY", "SimulationResult", "simulate"]
-
-STOCK_POLICY = "vllm"
-"""Stock vLLM: its own block LRU, and no tree."""
-
-SIMULATED_POLICIES = (*POLICIES, STOCK_POLICY)
-
-PrefillSeconds = Callable[[int, int], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,67 +109,83 @@ def simulate(
         ConfigurationError: A number is out of its range, a request does not fit the memory, the
             policy is unknown, or stock vLLM was asked for with what only a tree has.
     """
-    _check(gpu_blocks, block_size, output_tokens, decode_seconds)
     if reorder_window is not None and not queue:
         msg = f"reorder_window only acts on a queue: it needs queue=True, got {reorder_window}"
         raise ConfigurationError(msg)
-    seconds = prefill_seconds or PrefillCostModel.default()
-    pager = Pager(trace, block_size, output_tokens)
-    largest = max(map(trace.prompt_tokens, trace.requests))
-    if pager.blocks(largest) > gpu_blocks:
-        msg = (
-            f"gpu_blocks must be at least {pager.blocks(largest)} for the longest prompt of "
-            f"{largest} tokens and its answer, got {gpu_blocks}"
-        )
-        raise ConfigurationError(msg)
-    if policy == STOCK_POLICY:
-        if host_blocks or cache_depth is not None or reorder_window is not None or quotas:
-            msg = (
-                "stock vLLM has no host_blocks, cache_depth, reorder_window and quotas here, got "
-                f"{host_blocks}, {cache_depth}, {reorder_window} and {quotas}"
-            )
-            raise ConfigurationError(msg)
-        memory: PagedMemory = StockMemory(gpu_blocks, block_size)
-    elif policy in POLICIES:
-        tree: KnowledgeTree[int] = KnowledgeTree(
-            block_size=block_size,
-            gpu_blocks=gpu_blocks,
-            host_blocks=host_blocks,
-            policy=policy,
-            prefill_seconds=seconds,
-            cache_depth=cache_depth,
-            quotas=quotas,
-        )
-        if gpu_tier is not None:
-            tree.gpu = gpu_tier
-        memory = TreeMemory(gpu_blocks, tree)
-    else:
-        msg = f"unknown policy {policy!r}: allowed are {', '.join(SIMULATED_POLICIES)}"
-        raise ConfigurationError(msg)
-
-    ttft: tuple[float, ...] = ()
-    with tqdm(total=len(trace.requests), disable=not show_progress, unit=" requests") as bar:
-        if queue:
-            server = _Server(memory, pager, seconds, reorder_window)
-            prefixes, ttft = server.run(
-                trace.requests, (output_tokens - 1) * decode_seconds, bar.update
-            )
-            stats = server.stats()
-        else:
-            prefixes = []
-            for request in trace.requests:
-                paged = pager.page(request)
-                memory.enter(paged)
-                prefixes.append(memory.serve(paged))
-                bar.update()
-            stats = memory.stats()
-    lengths = list(map(trace.prompt_tokens, trace.requests))
-    cached = tuple(prefix.cached_tokens for prefix in prefixes)
-    return SimulationResult(
-        policy=policy,
-        block_size=block_size,
+    settings = ServerSettings(
         gpu_blocks=gpu_blocks,
         host_blocks=host_blocks,
+        block_size=block_size,
+        policy=policy,
+        prefill_seconds=prefill_seconds or PrefillCostModel.default(),
+        cache_depth=cache_depth,
+        quotas=quotas,
+        output_tokens=output_tokens,
+        reorder_window=reorder_window,
+        decode_seconds=decode_seconds,
+        gpu_tier=gpu_tier,
+    )
+    pager = settings.pager(trace)
+    lengths = list(map(trace.prompt_tokens, trace.requests))
+    with tqdm(total=len(trace.requests), disable=not show_progress, unit=" requests") as bar:
+        if queue:
+            server = Server(settings, pager)
+            for number, request in enumerate(trace.requests):
+                server.arrive(number, request)
+                bar.update()
+            server.advance()
+            return result_of(settings, server, lengths)
+        memory = settings.memory()
+        prefixes = []
+        for request in trace.requests:
+            paged = pager.page(request)
+            memory.enter(paged)
+            prefixes.append(memory.serve(paged))
+            bar.update()
+        return summarise(settings, memory.stats(), prefixes, lengths)
+
+
+def result_of(settings: ServerSettings, server: Server, lengths: Sequence[int]) -> SimulationResult:
+    """Return what a server found, its requests in the order of arrival.
+
+    Args:
+        settings: Its settings.
+        server: The server, with nothing left to serve.
+        lengths: Tokens of the prompt of every request, by its number.
+    """
+    numbers = sorted(server.prefixes)
+    return summarise(
+        settings,
+        server.stats(),
+        [server.prefixes[number] for number in numbers],
+        [lengths[number] for number in numbers],
+        tuple(server.ttft[number] for number in numbers),
+    )
+
+
+def summarise(
+    settings: ServerSettings,
+    stats: TreeStats,
+    prefixes: Sequence[CachedPrefix],
+    lengths: Sequence[int],
+    ttft: tuple[float, ...] = (),
+) -> SimulationResult:
+    """Return the result of a simulation.
+
+    Args:
+        settings: Settings of the server.
+        stats: What its memory counted.
+        prefixes: What was found for each request.
+        lengths: Tokens of the prompt of each request.
+        ttft: Seconds to the first token of each request; empty without a queue.
+    """
+    seconds = settings.prefill_seconds
+    cached = tuple(prefix.cached_tokens for prefix in prefixes)
+    return SimulationResult(
+        policy=settings.policy,
+        block_size=settings.block_size,
+        gpu_blocks=settings.gpu_blocks,
+        host_blocks=settings.host_blocks,
         stats=stats,
         cached_tokens=cached,
         host_tokens=tuple(prefix.host_tokens for prefix in prefixes),
@@ -195,78 +195,3 @@ def simulate(
         uncached_prefill_seconds=math.fsum(seconds(0, length) for length in lengths),
         ttft=ttft,
     )
-
-
-def _check(gpu_blocks: int, block_size: int, output_tokens: int, decode_seconds: float) -> None:
-    for name, value in (
-        ("gpu_blocks", gpu_blocks),
-        ("block_size", block_size),
-        ("output_tokens", output_tokens),
-    ):
-        if value < 1:
-            msg = f"{name} must be at least 1, got {value}"
-            raise ConfigurationError(msg)
-    if not 0 <= decode_seconds < math.inf:
-        msg = f"decode_seconds must be finite and at least 0, got {decode_seconds}"
-        raise ConfigurationError(msg)
-
-
-class _Server:
-    """Serves one request at a time, as they arrive, from a waiting queue."""
-
-    def __init__(
-        self, memory: PagedMemory, pager: Pager, seconds: PrefillSeconds, window: int | None
-    ) -> None:
-        self._memory = memory
-        self._pager = pager
-        self._seconds = seconds
-        self._paged: dict[int, PagedRequest] = {}
-        self._waiting: ReorderingQueue[int] = ReorderingQueue(self._score, window or 0)
-
-    def run(
-        self,
-        requests: Sequence[TraceRequest],
-        decode_seconds: float,
-        served: Callable[[], object],
-    ) -> tuple[list[CachedPrefix], tuple[float, ...]]:
-        """Serve all; what was found for each, and the times to first token."""
-        prefixes: dict[int, CachedPrefix] = {}
-        ttft: dict[int, float] = {}
-        coming = iter(enumerate(requests))
-        following = next(coming, None)
-        now = 0.0
-        while following is not None or self._waiting:
-            while following is not None and (following[1].arrival <= now or not self._waiting):
-                now = max(now, following[1].arrival)
-                self._arrive(*following)
-                following = next(coming, None)
-            number = self._waiting.peek()
-            prefixes[number] = prefix = self._memory.serve(self._paged[number])
-            self._waiting.begin_step()
-            self._waiting.pop()  # only now: it scores again who waits for the same documents
-            new_tokens = self._paged.pop(number).prompt_tokens - prefix.cached_tokens
-            now += self._seconds(prefix.cached_tokens, new_tokens)
-            ttft[number] = now - requests[number].arrival
-            now += decode_seconds
-            served()
-        order = range(len(requests))
-        return [prefixes[number] for number in order], tuple(ttft[number] for number in order)
-
-    def stats(self) -> TreeStats:
-        """What happened so far."""
-        return dataclasses.replace(
-            self._memory.stats(),
-            reorderings=self._waiting.reorderings,
-            longest_overtaking=self._waiting.longest_overtaking,
-        )
-
-    def _arrive(self, number: int, request: TraceRequest) -> None:
-        paged = self._paged[number] = self._pager.page(request)
-        self._memory.enter(paged)
-        self._waiting.add(number, (paged.topic,))
-
-    def _score(self, number: int) -> float:
-        """CachedLength / ComputationLength (RAGCache §5.2)."""
-        request = self._paged[number]
-        cached = self._memory.find(request).cached_tokens
-        return cached / (request.prompt_tokens - cached)

@@ -26,6 +26,7 @@ class TraceRequest:
         question: Identifies the question's text; ``None`` for one that is asked only once.
         arrival: Second at which the request arrives.
         namespace: The tenant. Tenants share nothing.
+        session: The conversation or the user; empty for none.
     """
 
     documents: tuple[tuple[str, int], ...]
@@ -33,6 +34,7 @@ class TraceRequest:
     question: str | None = None
     arrival: float = 0.0
     namespace: str = ""
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)

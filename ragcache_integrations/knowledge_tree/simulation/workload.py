@@ -8,7 +8,8 @@ The file holds JSON lines, one request each, in the order of the traffic::
 A document is ``{"id", "text"}``, ``{"id", "tokens"}`` where the text is not to be logged,
 ``{"text"}`` where there is no id, or the id alone of a document that another line describes: the
 latest line before that one, else the first after it. Ids are texts or whole numbers. Documents
-are in the order of the prompt. Other fields are ignored, and so are empty lines.
+are in the order of the prompt. ``"session"`` may name the conversation or the user, which is only
+used to simulate routing by session. Other fields are ignored, and so are empty lines.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ class _LoggedRequest:
     line: int
     question: str
     documents: list[tuple[str, int] | str]
+    session: str
 
 
 class _Reader:
@@ -123,8 +125,15 @@ class _Reader:
         if not isinstance(documents, list):
             msg = f'"documents" must be a list, got {_shown(documents)}'
             raise ConfigurationError(msg)
+        session = _as_id(row.get("session"))
+        if session is None and row.get("session") is not None:
+            msg = (
+                '"session" must be a text that is not empty, or a whole number, got '
+                f"{_shown(row['session'])}"
+            )
+            raise ConfigurationError(msg)
         named = [self._document(entry) for entry in documents]
-        self.requests.append(_LoggedRequest(number, question, named))
+        self.requests.append(_LoggedRequest(number, question, named, session or ""))
 
     def finish(self, path: Path) -> Workload:
         """Resolve the ids that are described in later lines."""
@@ -139,7 +148,11 @@ class _Reader:
             )
             if logged.question not in lengths:
                 lengths[logged.question] = max(1, self._count_tokens(logged.question))
-            requests.append(TraceRequest(documents, lengths[logged.question], logged.question))
+            requests.append(
+                TraceRequest(
+                    documents, lengths[logged.question], logged.question, session=logged.session
+                )
+            )
         return Workload(
             Trace(tuple(requests)),
             without_documents=sum(not request.documents for request in requests),

@@ -149,3 +149,20 @@ def test_files_that_are_no_workload(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "tokens"), [("", 1), ("abcd", 1), ("abcde", 2)])
 def test_estimated_tokens(text: str, tokens: int) -> None:
     assert estimate_tokens(text) == tokens
+
+
+def test_a_session_is_read_where_there_is_one(tmp_path: Path) -> None:
+    sessions = ["s1", 7, None]
+    found = load(
+        tmp_path,
+        *(asked({"id": "a", "tokens": 3}) | {"session": session} for session in sessions),
+        asked("a"),
+    )
+    assert [request.session for request in found.trace.requests] == ["s1", "7", "", ""]
+
+
+@pytest.mark.parametrize("session", ["", 1.5, ["s"], True, "\ud800"])
+def test_a_session_that_names_none_is_refused(tmp_path: Path, session: object) -> None:
+    line = asked({"id": "a", "tokens": 3}) | {"session": session}
+    with pytest.raises(ConfigurationError, match=r'line 1: "session" must be a text'):
+        load(tmp_path, line)
