@@ -49,7 +49,7 @@ THEIRS = {
     *("FunctionCallingLLM", "InMemoryVectorStore", "KillMode", "LongContextReorder"),
     # Kinds of FAISS indexes.
     *("IndexFlat", "IndexHNSWFlat", "IndexIVF", "RemapDimensions", "ScalarQuantizer"),
-    "MetadataFilters",
+    *("MetadataFilters", "PrefixCacheAffinityRouter"),
     *("NaN", "NotImplementedError", "OpenAILike", "RedisChatMessageHistory", "SemanticCache"),
     *("ReActAgent", "RetrieverQueryEngine", "RetrieverTool", "ToolMessage", "TripClick"),
     "SessionId",
