@@ -41,8 +41,8 @@ fuzz: $(READY)  ## hostile input for MINUTES=10; PART=cache_files for one part o
 	$(BIN)/python tools/fuzz.py --minutes $(MINUTES) $(if $(PART),--part $(PART))
 
 # Alone on the machine, please: a busy neighbour spoils every figure.
-bench: $(READY)  ## every benchmark with --quick
-	for script in benchmarks/*.py; do $(BIN)/python $$script --quick || exit 1; done
+bench: $(READY)  ## every benchmark with --quick, compared with the recorded figures; ARGS="--only engine" for a part
+	$(BIN)/python tools/regressions.py $(ARGS)
 
 try-install:  ## the wheels in new environments, as users install them; ARGS="retriever-langchain" for a part
 	$(PYTHON) tools/try_install.py $(ARGS)

@@ -28,7 +28,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000, help="of each stream")
     parser.add_argument("--blocks", type=int, default=150, help="of each KV cache, 32 tokens each")
     parser.add_argument("--host-cache-gib", type=float, default=0.0, help="with the tree")
+    parser.add_argument("--quick", action="store_true", help="one model, one stream, 150 requests")
     options = parser.parse_args()
+    if options.quick:
+        options.shapes, options.streams, options.requests = ["gemma3"], ["skewed"], 150
     result: dict[str, dict[str, object]] = {}
     for shape in options.shapes:
         result[shape] = {}

