@@ -139,9 +139,9 @@ def rouge_l(answer: str, references: Sequence[str]) -> float:
 def option_logprobs(likeliest: Mapping[str, float], options: Sequence[str]) -> list[float]:
     """Return the log-probabilities of a question's options as the next token.
 
-    An option is looked up with a space before it, as in a text after ``Answer:`` (MMLU's own code
-    looks for nothing else). If none of the likeliest tokens is such an option, as in a chat, where
-    an answer begins a turn, options are looked up without the space.
+    In a text after ``Answer:``, an option comes after a space (MMLU's own code looks for nothing
+    else). In a chat, where an answer begins a turn, it comes without one. The likeliest option says
+    which of the two it is: all are looked up as it is written.
 
     Args:
         likeliest: Log-probabilities of the likeliest tokens.
@@ -150,10 +150,9 @@ def option_logprobs(likeliest: Mapping[str, float], options: Sequence[str]) -> l
     Returns:
         A number for each option; :data:`MISSING_LOGPROB` for options that are missing.
     """
-    spaced = any(f" {option}" in likeliest for option in options)
-    return [
-        likeliest.get(f" {option}" if spaced else option, MISSING_LOGPROB) for option in options
-    ]
+    spaced = [likeliest.get(f" {option}", MISSING_LOGPROB) for option in options]
+    bare = [likeliest.get(option, MISSING_LOGPROB) for option in options]
+    return bare if max(bare, default=0) > max(spaced, default=0) else spaced
 
 
 def choose_option(logprobs: Sequence[float]) -> int:

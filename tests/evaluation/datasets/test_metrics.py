@@ -151,7 +151,9 @@ def original_prediction(top: dict[str, float]) -> str:
 )
 def test_mmlu_is_scored_as_by_its_own_code(top: dict[str, float]) -> None:
     question = EvalQuestion("one", "?", ("C",), options=("A", "B", "C", "D"))
-    if any(f" {letter}" in top for letter in "ABCD"):
+    spaced = [top[f" {letter}"] for letter in "ABCD" if f" {letter}" in top]
+    # Where a letter without a space is likelier than all of these, a turn begins with it.
+    if spaced and max(spaced) >= top.get("A", -100):
         scored = score_option(question, Answer("D", top))
         assert scored.prediction == original_prediction(top)
         assert scored.scores == {"accuracy": float(original_prediction(top) == "C")}
@@ -159,6 +161,11 @@ def test_mmlu_is_scored_as_by_its_own_code(top: dict[str, float]) -> None:
 
 def test_mmlu_in_a_chat_begins_a_turn_with_the_letter() -> None:
     assert option_logprobs({"B": -0.1, "A": -3.0, " the": -4.0}, "ABCD") == [-3.0, -0.1, -100, -100]
+    # Letters after a space are among the likeliest tokens, too, far behind.
+    likeliest = {"B": -0.1, " A": -12.0, " C": -14.0, "D": -3.0}
+    assert option_logprobs(likeliest, "ABCD") == [-100, -0.1, -100, -3.0]
+    assert option_logprobs({" B": -0.1, "A": -12.0}, "ABCD") == [-100, -0.1, -100, -100]
+    assert option_logprobs({}, "") == []
     assert choose_option([-100.0, -1.0, -1.0]) == 1
 
 
