@@ -41,6 +41,11 @@ class _TimedEmbeddings(MiniLMEmbeddings):
         with noting_embedding():
             return super().embed_query(text)
 
+    @override
+    async def aembed_query(self, text: str) -> list[float]:
+        with noting_embedding():
+            return await super().aembed_query(text)
+
 
 class _Hooks(AsyncCallbackHandler):
     """Records what the query cache reports of a question."""
