@@ -17,6 +17,7 @@ import datetime as dt
 import difflib
 import json
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -276,4 +277,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # A benchmark has a session of its own, so it would outlive a tool that is terminated.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())
