@@ -117,6 +117,15 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="FILE",
         help="with --workload: HTML report to write",
     )
+    parser.add_argument(
+        "--requests-per-day",
+        type=float,
+        metavar="N",
+        help=(
+            "with --workload: requests like these in a day, for the prompt caches of hosted models "
+            "(default: 1000)"
+        ),
+    )
     add_json(parser)
 
 
@@ -140,9 +149,13 @@ def _profile(options: argparse.Namespace) -> None:
     if options.workload is not None:
         _characterise(options)
         return
-    for flag, value in (("--report", options.report), ("--replicas", options.replicas)):
+    for option, value in {
+        "--report shows": options.report,
+        "--replicas shows": options.replicas,
+        "--requests-per-day belongs to": options.requests_per_day,
+    }.items():
         if value is not None:
-            msg = f"{flag} shows a workload: name one with --workload"
+            msg = f"{option} a workload: name one with --workload"
             raise ConfigurationError(msg)
     from rich.console import Console  # noqa: PLC0415 - an extra
 
@@ -234,15 +247,18 @@ def _characterise(options: argparse.Namespace) -> None:
 
     from ragcache_integrations.workload_report.console import show  # noqa: PLC0415 - an extra
     from ragcache_integrations.workload_report.run import (  # noqa: PLC0415 - not for measuring
+        REQUESTS_PER_DAY,
         characterise_workload,
     )
 
     console = Console()
+    per_day = options.requests_per_day
     findings = characterise_workload(
         options.workload,
         options.model,
         replicas=options.replicas,
         rate=options.rate,
+        requests_per_day=REQUESTS_PER_DAY if per_day is None else per_day,
         show_progress=True,
     )
     show(findings, console)

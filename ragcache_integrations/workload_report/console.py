@@ -36,6 +36,9 @@ def show(findings: Findings, console: Console) -> None:
             _prefill(findings)
         ),
         "Found, and prefill time saved, by size of the cache": _sizes(findings),
+        f"Prompt caches of hosted models, {findings.requests_per_day:,.0f} requests a day": (
+            _providers(findings)
+        ),
     }
     if findings.replicas is not None:
         title = f"{findings.replicas.replicas} replicas, by what a router chooses them"
@@ -77,6 +80,13 @@ def _prefill(findings: Findings) -> Table:
     for tokens, uncached, cached in rows[::-1][::step][::-1]:
         ratio = f"{uncached / cached:.1f}" if cached else "-"
         table.add_row(f"{tokens:,}", duration(uncached), duration(cached), ratio)
+    return table
+
+
+def _providers(findings: Findings) -> Table:
+    table = _table(("provider", "tokens from its cache", "cost, of uncached"))
+    for share in findings.providers:
+        table.add_row(share.cache.name, percent(share.cached), percent(share.price))
     return table
 
 

@@ -29,6 +29,7 @@ def render(findings: Findings) -> str:
         replicas=Table(
             REPLICA_HEADS, tuple(tuple(map(Cell, row)) for row in findings.replica_rows())
         ),
+        providers=_providers(findings),
     )
 
 
@@ -92,6 +93,14 @@ def _sizes(findings: Findings) -> Table:
         ]
         rows.append(tuple(Cell(text, style="good" if recommended else "") for text in texts))
     return Table(heads, tuple(rows))
+
+
+def _providers(findings: Findings) -> Table:
+    rows = [
+        (Cell(share.cache.name), Cell(percent(share.cached)), Cell(percent(share.price)))
+        for share in findings.providers
+    ]
+    return Table(("provider", "tokens from its cache", "cost, of uncached"), tuple(rows))
 
 
 def _skew(findings: Findings) -> Table:

@@ -11,10 +11,11 @@ from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, 
 from ragcache_integrations.knowledge_tree.simulation import characterise, load_workload
 
 from .model import read_model_facts
+from .providers import REQUESTS_PER_DAY, provider_shares
 from .replicas import compare_routings
 from .summary import Findings
 
-__all__ = ["characterise_workload"]
+__all__ = ["REQUESTS_PER_DAY", "characterise_workload"]
 
 
 def characterise_workload(
@@ -23,6 +24,7 @@ def characterise_workload(
     *,
     replicas: int | None = None,
     rate: float | None = None,
+    requests_per_day: float = REQUESTS_PER_DAY,
     show_progress: bool = False,
 ) -> Findings:
     """Find out whether caching pays for the traffic in a file.
@@ -37,6 +39,8 @@ def characterise_workload(
         replicas: Simulate this many replicas with a router in front, too.
         rate: Requests a second for all of them; ``None`` for 80 % of what they could serve without
             any cache.
+        requests_per_day: How many requests like these a day has, which decides what a hosted
+            model's prompt cache still holds.
         show_progress: Show a progress bar.
 
     Raises:
@@ -48,6 +52,7 @@ def characterise_workload(
         model = _resolved(model)
     facts = read_model_facts(model)
     workload = load_workload(path, facts.count_tokens)
+    providers = provider_shares(workload.trace, requests_per_day)
     profile = None if model is None else load_profile(model, device_name())
     if profile is not None:
         times = f"Prefill times are those measured for {model} on {device_name()}."
@@ -61,6 +66,8 @@ def characterise_workload(
         name=path.name,
         workload=workload,
         result=result,
+        requests_per_day=requests_per_day,
+        providers=providers,
         kv_bytes_per_token=facts.kv_bytes_per_token,
         origins=(times, *facts.notes),
         replicas=None

@@ -15,6 +15,7 @@ from ragcache_integrations.knowledge_tree.simulation import (
 )
 from ragcache_integrations.reports import percent
 
+from .providers import ProviderShare
 from .replicas import Replicas
 
 __all__ = ["REPLICA_HEADS", "TOP_PARTS", "Findings", "duration", "short_number"]
@@ -37,6 +38,8 @@ class Findings:
         name: Name of the workload's file.
         workload: The traffic.
         result: What caching does for it.
+        requests_per_day: How many requests like these a day has.
+        providers: What the prompt caches of hosted models would do for it.
         kv_bytes_per_token: Size of a token's KV cache; ``None`` where it is unknown.
         origins: Where prefill times, tokens and bytes come from, in sentences.
         replicas: What several replicas find; ``None`` if none were simulated.
@@ -45,6 +48,8 @@ class Findings:
     name: str
     workload: Workload
     result: Characterisation
+    requests_per_day: float
+    providers: Sequence[ProviderShare]
     kv_bytes_per_token: int | None
     origins: Sequence[str]
     replicas: Replicas | None = None
@@ -96,6 +101,12 @@ class Findings:
                 "not seen."
             ),
             "A document counts as found if all of it is, after the same documents as before.",
+            (
+                "Hosted models' prompt caches are computed from the providers' own figures of "
+                f"{self.providers[0].cache.read_on}, with {self.requests_per_day:,.0f} requests a "
+                "day at even intervals, and without the text before the documents, which the file "
+                "does not have."
+            ),
         ]
         if self.replicas is not None:
             notes.append(self.replicas.note())
@@ -159,6 +170,11 @@ class Findings:
             "prefill": asdict(result.prefill),
             "sizes": [asdict(size) for size in result.sizes],
             "half": None if result.half is None else asdict(result.half),
+            "requests_per_day": self.requests_per_day,
+            "providers": {
+                share.cache.name: {"cached_share": share.cached, "price_share": share.price}
+                for share in self.providers
+            },
             "recommended": None if result.recommended is None else asdict(result.recommended),
             "replicas": None if self.replicas is None else self.replicas.as_dict(),
             "notes": self.notes(),

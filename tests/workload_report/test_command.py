@@ -30,6 +30,8 @@ def test_the_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("arguments", "told"),
     [
         (["--report", "report.html"], "--report shows a workload"),
+        (["--requests-per-day", "9"], "--requests-per-day belongs to a workload"),
+        (["--workload", "LOG", "--requests-per-day", "0"], "requests_per_day must be"),
         (["--workload", "none.jsonl"], "cannot read the workload none.jsonl"),
         (["--workload", "LOG", "--report", "/no/such/folder/r.html"], "--report must name a file"),
         (["--workload", "LOG", "--repeats", "3"], "--repeats would measure a model"),

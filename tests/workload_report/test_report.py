@@ -41,7 +41,7 @@ def test_the_page_is_well_formed_and_loads_nothing(either: Findings) -> None:
     page = HtmlPage(html)
 
     assert page.tags.count("svg") == 4
-    assert page.tags.count("table") == 2
+    assert page.tags.count("table") == 3
     assert "script" not in page.tags
     assert page.links == []
     assert "url(" not in html
