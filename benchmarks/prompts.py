@@ -3,7 +3,8 @@
 - ``order``: share of document tokens found in a cached prefix, and microseconds a request, for
   each order, online and batch, on streams of real questions over an exact index, beside
   ContextPilot 0.5.0 in the same run: k from 2 to 10, unlimited caches and small ones (stock vLLM's
-  LRU over blocks of 16, and the knowledge tree's PGDSF), and what limits on the order cost.
+  LRU over blocks of 16, and the knowledge tree's PGDSF), and what limits on the order cost: of how
+  many requests documents are moved, and what is cached still.
   ``popularity`` is ``cached_first`` with ``uncached="popularity"``, ``look_ahead`` its
   ``arrange_all`` over 32 requests at a time.
 - ``core``: microseconds a request of what ``cached_first`` is made of, the search for the longest
@@ -49,7 +50,10 @@ from ragcache_integrations.knowledge_tree.simulation import estimate_tokens
 K = 5
 BLOCK = 32
 SMALL = (0.05, 0.2)
-LIMITS = ({"pin_top": 1}, {"max_displacement": 1}, {"max_displacement": 2}, {"pin_top": 2})
+LIMITS: tuple[dict[str, Any], ...] = (
+    *({}, {"pin_top": 1}, {"max_displacement": 1}, {"max_displacement": 2}, {"pin_top": 2}),
+    *({"order": "auto", "min_saved_share": share} for share in (0.1, 0.2, 0.4)),
+)
 PAIRS = {
     "cached_first": "contextpilot",
     "popularity": "contextpilot",
@@ -242,19 +246,25 @@ def small_caches(bench: Bench) -> dict[str, Any]:
     return result
 
 
-def limited(bench: Bench) -> dict[str, float]:
+def limited(bench: Bench) -> dict[str, dict[str, float]]:
     """What pins and limits cost, unlimited cache."""
     rows: list[list[Cell]] = []
     result = {}
     for limits in LIMITS:
-        orders = [
-            order_limited(stream.top(K), bench.lengths, limits) for stream in bench.streams(0)
-        ]
+        streams = [stream.top(K) for stream in bench.streams(0)]
+        orders = [order_limited(requests, bench.lengths, limits) for requests in streams]
         shares = [share(bench, one, one.cached_tokens(bench.lengths)) for one in orders]
-        rows.append([orders[0].name, *shares])
-        result[orders[0].name] = round(statistics.fmean(shares), 4)
+        moved = statistics.fmean(
+            documents != tuple(request)
+            for one, requests in zip(orders, streams, strict=True)
+            for documents, request in zip(one.sent, requests, strict=True)
+        )
+        rows.append([orders[0].name, moved, *shares])
+        cached = round(statistics.fmean(shares), 4)
+        result[orders[0].name] = {"cached": cached, "requests_moved": round(moved, 4)}
     names = [stream.name for stream in bench.streams(0)]
-    print_table(f"share cached within limits, k = {K}, unlimited cache", ["limit", *names], rows)
+    title = f"share cached within limits, k = {K}, unlimited cache"
+    print_table(title, ["limit", "requests moved", *names], rows)
     return result
 
 

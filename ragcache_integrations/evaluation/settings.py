@@ -99,7 +99,8 @@ class EvalSettings:
         k: Documents per question; with ``adaptive`` synthesis the most that are read.
         search_ratio: Share of an IVF index's clusters that a search scans, above 0 and at most 1;
             ``None`` for a flat index, which compares with all documents.
-        order: The documents' order in the prompt: ``relevance``, ``reverse`` or ``cached_first``.
+        order: The documents' order in the prompt: ``relevance``, ``reverse``, ``cached_first`` or
+            ``auto``.
         synthesis: How chunks become an answer: ``stuff``, ``map_reduce`` or ``map_rerank``
             (RAGServe §2), or ``adaptive``, which chooses the method and the number of chunks for
             each question (RAGServe §4). ``None`` for the data set's own prompt.

@@ -125,11 +125,10 @@ def _core_pass(requests: Sequence[Request], lengths: Lengths) -> float:
 def order_limited(
     requests: Sequence[Request], lengths: Lengths, limits: Mapping[str, Any]
 ) -> Ordered:
-    """The stream in the order ``cached_first``, within limits."""
-    return replace(
-        _online(requests, lengths, DocumentOrder("cached_first", **limits)),
-        name=", ".join(f"{name} {value}" for name, value in limits.items()),
-    )
+    """The stream in the order ``cached_first``, or another, within limits."""
+    order = DocumentOrder(**{"order": "cached_first", **limits})
+    name = ", ".join(f"{name} {value}" for name, value in limits.items())
+    return replace(_online(requests, lengths, order), name=name or order.order)
 
 
 def _relevance(requests: Sequence[Request], lengths: Lengths, _: int | None) -> Ordered:

@@ -54,7 +54,8 @@ class OrderKnobs(CheckedSettings):
     Attributes:
         order: ``relevance`` leaves documents as retrieved; ``reverse`` puts the most relevant
             last, next to the question; ``cached_first`` begins with the longest path of documents
-            whose KV cache exists already, then the others.
+            whose KV cache exists already, then the others; ``auto`` does that for requests in which
+            it saves ``min_saved_share``, and leaves the documents of the others as retrieved.
         max_displacement: For ``cached_first``: the largest distance between a document's place and
             its place in the order of relevance; ``None`` for no limit.
         pin_top: For ``cached_first``: number of documents that stay first, in order of relevance.
@@ -66,6 +67,8 @@ class OrderKnobs(CheckedSettings):
             for no limit.
         engine: An engine whose knowledge tree is read from time to time; you close it yourself.
         refresh_seconds: With an engine: seconds between two readings of its tree.
+        min_saved_share: For ``auto``: the share of the documents' tokens, from 0 to 1, that moving
+            documents has to save more than leaving them does.
         namespace: Tenant; tenants with different namespaces never share a KV cache.
         shared_state: Knowledge about the cache, which copies share, and objects that LangChain
             makes for a call with other settings (``configurable_fields``).
@@ -82,6 +85,7 @@ class OrderKnobs(CheckedSettings):
     cache_tokens: int | None = Field(default=None, strict=True)
     engine: Annotated[TreeSource | None, SkipValidation] = Field(default=None, exclude=True)
     refresh_seconds: float = Field(default=30.0, strict=True)
+    min_saved_share: float = Field(default=0.2, strict=True)
     namespace: str = Field(default="", strict=True)
     shared_state: Annotated[SharedOrders, SkipValidation] = Field(
         default_factory=SharedOrders, exclude=True, repr=False

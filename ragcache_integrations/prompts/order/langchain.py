@@ -31,6 +31,7 @@ class _Knobs(TypedDict, total=False):
     cache_tokens: int | None
     engine: TreeSource | None
     refresh_seconds: float
+    min_saved_share: float
     namespace: str
 
 
@@ -146,7 +147,7 @@ def order_documents(order: Order = "relevance", **knobs: Unpack[_Knobs]) -> Orde
         chain = {"context": retriever | order_documents("cached_first") | format_docs, ...} | prompt
 
     Args:
-        order: ``relevance``, ``reverse`` or ``cached_first``.
+        order: ``relevance``, ``reverse``, ``cached_first`` or ``auto``.
         **knobs: The other knobs of
             :class:`~ragcache_integrations.prompts.order.knobs.OrderKnobs`.
 

@@ -2,7 +2,8 @@
 
 A prefix cache reuses the KV cache of a prompt's beginning, so two prompts share it only as far as
 their documents are the same in the same order (RAGCache §5.1). The order of relevance hardly ever
-repeats; ``cached_first`` begins with the longest path of documents that is cached already.
+repeats; ``cached_first`` begins with the longest path of documents that is cached already, and
+``auto`` does so where it saves enough.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ MAX_COUNTED = 100_000
 MAX_CACHES = 16
 """The most caches that are modelled, the ones that were used last."""
 
+FIXED = ("relevance", "reverse")
+"""Orders that do not depend on what is cached."""
+
 WAITING_WEIGHT = 10
 """A request that is known to come counts as much as this many earlier ones."""
 
@@ -53,12 +57,13 @@ class OrderStats:
     """Counters of what was ordered, and of what is expected to be cached.
 
     Attributes:
-        requests: Requests ordered by ``cached_first``.
+        requests: Requests ordered by ``cached_first`` or ``auto``.
         tokens: Tokens of their documents.
         expected_cached_tokens: Tokens that the model of the cache expected to be cached. The usage
             of an engine or a server reports how many really were.
         paths: Nodes of the model's prefix tree, each a document after a path of others.
         path_tokens: Tokens of these documents.
+        moved: Requests of which documents left the order of relevance.
     """
 
     requests: int = 0
@@ -66,6 +71,7 @@ class OrderStats:
     expected_cached_tokens: int = 0
     paths: int = 0
     path_tokens: int = 0
+    moved: int = 0
 
     @property
     def expected_cached_share(self) -> float:
@@ -114,7 +120,7 @@ class _CacheState:
         self.lock = make_lock()
         self.model = PathModel(room)
         self.counts: dict[tuple[str, Hashable], int] = {}
-        self.requests = self.tokens = self.expected = 0
+        self.requests = self.tokens = self.expected = self.moved = 0
         self.refreshing = make_lock()
         self.refreshed = 0  # the model's clock at the last reading of the engine's tree
         self.next_refresh = 0.0
@@ -132,6 +138,7 @@ class _CacheState:
             duplicate.counts = dict(self.counts)
             duplicate.requests, duplicate.tokens = self.requests, self.tokens
             duplicate.expected, duplicate.refreshed = self.expected, self.refreshed
+            duplicate.moved = self.moved
         return duplicate
 
 
@@ -152,7 +159,8 @@ class DocumentOrder:
 
     Args:
         order: ``relevance`` leaves documents as retrieved; ``reverse`` puts the most relevant
-            last, next to the question; ``cached_first`` as above.
+            last, next to the question; ``cached_first`` as above; ``auto`` the same for requests
+            in which it saves ``min_saved_share``, and relevance for the others.
         max_displacement: For ``cached_first``: the largest distance between a document's place and
             its place in the order of relevance; ``None`` for no limit.
         pin_top: For ``cached_first``: number of documents that stay first, in order of relevance.
@@ -164,6 +172,8 @@ class DocumentOrder:
             for no limit.
         engine: An engine whose knowledge tree is read; you close it yourself.
         refresh_seconds: With an engine: seconds between two readings of its tree.
+        min_saved_share: For ``auto``: the share of the documents' tokens, from 0 to 1, that moving
+            documents has to save more than leaving them does.
         shared: Knowledge about caches that other orders share; ``None`` for none.
 
     Raises:
@@ -180,10 +190,18 @@ class DocumentOrder:
         cache_tokens: int | None = None,
         engine: TreeSource | None = None,
         refresh_seconds: float = 30.0,
+        min_saved_share: float = 0.2,
         shared: SharedOrders | None = None,
     ) -> None:
         self._settings = OrderSettings(
-            order, max_displacement, pin_top, uncached, cache_tokens, engine, refresh_seconds
+            order,
+            max_displacement,
+            pin_top,
+            uncached,
+            cache_tokens,
+            engine,
+            refresh_seconds,
+            min_saved_share,
         )
         self.order = order
         self._engine = engine
@@ -214,7 +232,7 @@ class DocumentOrder:
             ConfigurationError: A length is below 1, or their number is not that of the documents.
         """
         _check_request(documents, tokens)
-        if self.order != "cached_first":
+        if self.order in FIXED:
             places = range(len(documents))
             return tuple(places if self.order == "relevance" else reversed(places))
         if not documents:
@@ -242,7 +260,7 @@ class DocumentOrder:
             An order for each request.
         """
         lengths = _lengths(requests, tokens)
-        if self.order != "cached_first":
+        if self.order in FIXED:
             return [self.arrange(documents) for documents in requests]
         coming = Counter(id_ for documents in requests for id_ in dict.fromkeys(documents))
         orders = []
@@ -263,8 +281,8 @@ class DocumentOrder:
         This is for jobs whose requests are all known in advance and not urgent. ``cached_first``
         clusters requests by the documents that they share
         (:func:`~ragcache_integrations.prompts.order.batch.schedule_requests`), regardless of what
-        is cached already. The other orders leave documents as they are and group requests that
-        begin with the same ones.
+        is cached already. The other orders arrange one request after another, and group those that
+        begin with the same documents.
 
         Args:
             requests: The documents of each request, the most relevant first.
@@ -364,6 +382,7 @@ class DocumentOrder:
                 self._cache.expected,
                 len(self._cache.model),
                 self._cache.model.tokens,
+                self._cache.moved,
             )
 
     def __copy__(self) -> DocumentOrder:
@@ -388,7 +407,7 @@ class DocumentOrder:
     ) -> tuple[int, ...]:
         """Order the documents of a request by what is cached, and of what comes after it."""
         with self._cache.lock:
-            order = self._cached_first(documents, tokens, namespace, coming)
+            order = self._by_cache(documents, tokens, namespace, coming)
             due = self._engine is not None and self._is_due()
         if due:
             self._refresh_in_background()
@@ -396,7 +415,7 @@ class DocumentOrder:
 
     # Inside; with the lock held.
 
-    def _cached_first(
+    def _by_cache(
         self,
         documents: Sequence[Hashable],
         tokens: Sequence[int] | None,
@@ -405,7 +424,12 @@ class DocumentOrder:
     ) -> tuple[int, ...]:
         model, limit = self._cache.model, self._settings.max_displacement
         pinned = self._settings.pin_top
+        total = len(documents) if tokens is None else sum(tokens)
         path, expected = model.longest_path(namespace, documents, pinned, limit)
+        if self.order == "auto":
+            stays, kept = model.longest_path(namespace, documents, len(documents))
+            if expected - kept < self._settings.min_saved_share * total:
+                path, expected = stays, kept
         order = path
         if len(path) < len(documents):
             rest = [place for place in range(len(documents)) if place not in path]
@@ -417,8 +441,9 @@ class DocumentOrder:
         if self._settings.uncached != "relevance":
             self._count(namespace, documents)
         self._cache.requests += 1
-        self._cache.tokens += len(documents) if tokens is None else sum(tokens)
+        self._cache.tokens += total
         self._cache.expected += expected
+        self._cache.moved += order != tuple(range(len(documents)))
         return order
 
     def _by_popularity(self, *, looking_ahead: bool) -> bool:

@@ -12,7 +12,7 @@ from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
 __all__ = ["Order", "OrderSettings", "TreeSource", "Uncached", "order_arguments"]
 
-Order = Literal["relevance", "reverse", "cached_first"]
+Order = Literal["relevance", "reverse", "cached_first", "auto"]
 Uncached = Literal["auto", "relevance", "popularity"]
 
 
@@ -44,6 +44,7 @@ class OrderSettings:
     cache_tokens: int | None = None
     engine: TreeSource | None = None
     refresh_seconds: float = 30.0
+    min_saved_share: float = 0.2
 
     def __post_init__(self) -> None:
         check_choice("order", self.order, get_args(Order))
@@ -58,6 +59,7 @@ class OrderSettings:
         if self.cache_tokens is not None:
             check_int("cache_tokens", self.cache_tokens, 1, also="None")
         check_number("refresh_seconds", self.refresh_seconds, 0, above=True, unit="seconds")
+        check_number("min_saved_share", self.min_saved_share, 0, 1)
         needed = ("tree", "stats", "total_kv_tokens", "block_size")
         if self.engine is not None and not all(hasattr(self.engine, name) for name in needed):
             msg = f"engine must be a RAGCacheEngine, got {type(self.engine).__name__}"

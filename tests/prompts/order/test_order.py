@@ -84,7 +84,10 @@ def test_relevance_is_disturbed_no_more_than_allowed(
         assert all(abs(place - number) <= limit for place, number in enumerate(one))
 
 
-@given(st.lists(REQUEST, max_size=10), st.sampled_from(["relevance", "reverse", "cached_first"]))
+@given(
+    st.lists(REQUEST, max_size=10),
+    st.sampled_from(["relevance", "reverse", "cached_first", "auto"]),
+)
 def test_no_document_is_lost(requests: list[tuple[str, ...]], name: Order) -> None:
     order = DocumentOrder(name, cache_tokens=6)
     for one, arranged in zip(requests, map(order.arrange, requests), strict=True):
@@ -240,13 +243,61 @@ def test_a_report_of_less_than_expected_is_believed() -> None:
     assert arrange(order, "yx") == "xy"
 
 
+# Moving documents only where it saves enough
+
+
+def test_auto_moves_documents_where_that_saves_enough() -> None:
+    order = DocumentOrder("auto", min_saved_share=0.3)
+    assert arrange(order, "abcd") == "abcd"
+    assert arrange(order, "bacd") == "abcd"
+    assert arrange(order, "xaby") == "abxy"
+    # One document of four is too little.
+    assert arrange(order, "xyza") == "xyza"
+    # In the order of relevance it is cached as well.
+    assert arrange(order, "abxz") == "abxz"
+    stats = order.stats()
+    assert (stats.requests, stats.moved) == (5, 2)
+    assert stats.expected_cached_tokens == 0 + 4 + 2 + 0 + 3
+
+
+def test_auto_weighs_documents_by_their_tokens() -> None:
+    order = DocumentOrder("auto", min_saved_share=0.5)
+    order.arrange(["a", "b"], [9, 1])
+    assert order.arrange(["x", "a"], [1, 9]) == (1, 0)
+    assert order.arrange(["y", "a"], [90, 9]) == (0, 1)
+
+
+@given(st.lists(REQUEST, max_size=10))
+def test_auto_with_no_least_saving_is_cached_first(requests: list[tuple[str, ...]]) -> None:
+    auto = DocumentOrder("auto", min_saved_share=0.0, uncached="relevance")
+    always = DocumentOrder("cached_first", uncached="relevance")
+    for request in requests:
+        assert auto.arrange(request) == always.arrange(request)
+
+
+@given(st.lists(REQUEST, max_size=10))
+def test_auto_moves_only_where_all_is_cached_if_all_has_to_be_saved(
+    requests: list[tuple[str, ...]],
+) -> None:
+    order, before = DocumentOrder("auto", min_saved_share=1.0), 0
+    for request in requests:
+        moved = order.arrange(request) != tuple(range(len(request)))
+        expected = order.stats().expected_cached_tokens
+        assert not moved or expected - before == len(request)
+        before = expected
+
+
 # Bad input
 
 
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"order": "best"}, "order must be one of relevance, reverse, cached_first, got 'best'"),
+        (
+            {"order": "best"},
+            "order must be one of relevance, reverse, cached_first, auto, got 'best'",
+        ),
+        ({"min_saved_share": 1.5}, "min_saved_share must be a number of at least 0 and at most 1"),
         ({"uncached": "last"}, "uncached must be one of auto, relevance, popularity, got 'last'"),
         ({"max_displacement": -1}, "max_displacement must be a whole number of at least 0"),
         ({"max_displacement": 1.5}, "max_displacement must be a whole number of at least 0"),
@@ -275,7 +326,7 @@ CALLS: list[Callable[[DocumentOrder, Any, Any], object]] = [
 ]
 
 
-@pytest.mark.parametrize("name", ["relevance", "reverse", "cached_first"])
+@pytest.mark.parametrize("name", ["relevance", "reverse", "cached_first", "auto"])
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(
     ("documents", "tokens", "message"),
