@@ -199,7 +199,9 @@ class DocumentCache:
         except ConfigurationError:  # our engine has checked them, a server's client may not have
             logger.exception("the request's documents are ignored")
             return
-        if self._reuse is not None and self._reuse.enter(request, spans, extra_args or {}):
+        if self._reuse is not None and self._reuse.enter(
+            request, spans, extra_args or {}, self._cached_tokens
+        ):
             return  # what is approximate is not for the tree
         documents, spans = spans, self._steps.enter(request, spans, extra_args or {})
         if spans:
@@ -402,10 +404,14 @@ class DocumentCache:
 
     def _order_priority(self, request: Request) -> float:
         """CachedLength / ComputationLength (RAGCache §5.2)."""
-        cached = self._cached_blocks(request) * self._block_size
+        cached = self._cached_tokens(request)
         if self._reuse is not None and self._reuse.knows(request):
             cached = min(request.num_tokens - 1, cached + self._reuse.stored_tokens(request))
         return float(cached / max(1, request.num_tokens - cached))
+
+    def _cached_tokens(self, request: Request) -> int:
+        """How many tokens of a request's beginning are cached in either tier."""
+        return self._cached_blocks(request) * self._block_size
 
     def _in_gpu(self, key: BlockHash) -> bool:
         return self._pool.cached_block_hash_to_block.get_one_block(key + FIRST_GROUP) is not None

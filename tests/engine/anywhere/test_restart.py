@@ -81,6 +81,7 @@ def test_documents_survive_what_ends_the_engine(
         damaged = engine.generate(prompts[2], GREEDY)
         assert damaged.text == exact.text
         assert damaged.usage.cached_tokens == 0
+        engine.reset_cache()  # what was just computed is exact, and as fast
         engine.encode(KNOWN)
         assert engine.generate(prompts[2], GREEDY).text == answers[2].text
         assert engine.stats().restarts == 1

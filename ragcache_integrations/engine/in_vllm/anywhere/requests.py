@@ -138,14 +138,23 @@ class Reuse:
         self._hasher: Callable[[Request], list[Any]] | None = None
 
     def enter(
-        self, request: Request, spans: tuple[Span, ...], arguments: Mapping[str, Any]
+        self,
+        request: Request,
+        spans: tuple[Span, ...],
+        arguments: Mapping[str, Any],
+        cached_tokens: Callable[[Request], int],
     ) -> bool:
         """Take a new request in, if it reuses documents or encodes them.
+
+        It stays exact where that costs no more: where no document of it is stored, or where the
+        exact KV cache of its beginning leaves as little to compute as reuse would.
 
         Args:
             request: The request.
             spans: Its documents.
             arguments: Its ``extra_args``.
+            cached_tokens: Returns how many tokens of a request's beginning are cached by its
+                block hashes.
         """
         if self._idle is None or self._idle.name != request.request_id:
             self.make_way()
@@ -164,21 +173,15 @@ class Reuse:
                 if key not in self.store:
                     self.disk.look(key, end - begin)
         known = _Known(spans, keys, None if encodes else max(0, int(links or 0)), salt)
-        if not encodes:
+        if encodes:
+            self._separate(request, known, shared=0)
+        else:
             plan = self._plan(request, known)
-            if not plan.loads:  # it is exact, and shares prefixes with others that are
+            if not plan.loads or not self._is_cheaper(plan, request, known, cached_tokens):
                 self._pend_missing(plan, known, request)
-                return False
-        self._known[request.request_id] = known
-        places = ",".join(f"{begin}-{end}" for _, begin, end in spans)
-        request.cache_salt = f"{self._secret} {known.link_tokens} {places} {salt}"
-        # What stands before the first document is exact, and shared with requests that are.
-        exact = request.block_hashes[: 0 if encodes else spans[0][1] // self._block_size]
-        request.block_hashes.clear()
-        request.update_block_hashes()
-        request.block_hashes[: len(exact)] = exact
-        if not encodes:
+                return False  # it is exact, and shares prefixes with others that are
             self._waiting[request.request_id] = plan.computed
+        self._known[request.request_id] = known
         return True
 
     def knows(self, request: Request) -> bool:
@@ -379,6 +382,45 @@ class Reuse:
             self._pending.move_to_end(idle.key, last=False)
 
     # Inside
+
+    def _separate(self, request: Request, known: _Known, shared: int) -> None:
+        """Give a request the namespace of its approximate keys and values.
+
+        Args:
+            request: The request.
+            known: What is known of it.
+            shared: Its first blocks, which are exact and keep their names.
+        """
+        exact = request.block_hashes[:shared]
+        places = ",".join(f"{begin}-{end}" for _, begin, end in known.spans)
+        request.cache_salt = f"{self._secret} {known.link_tokens} {places} {known.salt}"
+        request.block_hashes.clear()
+        request.update_block_hashes()
+        request.block_hashes[: len(exact)] = exact
+
+    def _is_cheaper(
+        self,
+        plan: Plan,
+        request: Request,
+        known: _Known,
+        cached_tokens: Callable[[Request], int],
+    ) -> bool:
+        """Whether reuse leaves fewer tokens to compute than the exact KV cache does.
+
+        Where exact prefixes hold documents, less than a block is no difference: they end with whole
+        blocks. If reuse is cheaper, the request is in its namespace afterwards; otherwise it is as
+        it was.
+        """
+        exact, usual, salt = cached_tokens(request), list(request.block_hashes), request.cache_salt
+        begin = known.spans[0][1]
+        # What stands before the first document is exact, and shared with requests that are.
+        self._separate(request, known, shared=begin // self._block_size)
+        computed = plan.after(cached_tokens(request)).computed
+        if exact <= begin or plan.end - computed >= exact + self._block_size:
+            return True
+        request.cache_salt = salt
+        request.block_hashes[:] = usual
+        return False
 
     def _plan(self, request: Request, known: _Known) -> Plan:
         """How a request's beginning is come by, planned again once a store has changed."""

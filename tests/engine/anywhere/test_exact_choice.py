@@ -1,0 +1,99 @@
+"""A prompt is exact where the KV cache of its beginning leaves no more to compute than reuse."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from ragcache_integrations.core.generation import Generation, SamplingOptions
+from ragcache_integrations.core.prompt import Prompt
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine.tiny_model import default_model_path
+
+pytestmark = pytest.mark.engine
+
+WORDS = [f"word{number}" for number in range(30)]
+DOCUMENTS = [
+    " ".join(random.Random(number).choice(WORDS) for _ in range(40 + 9 * number))
+    for number in range(4)
+]
+GREEDY = SamplingOptions(max_tokens=6, logprobs=1, ignore_eos=True)
+
+
+def prompt_of(documents: list[str], number: int) -> Prompt:
+    return Prompt.rag(f"Which {WORDS[number]} is it?", documents, system="Answer.")
+
+
+def scores(answer: Generation) -> list[float]:
+    assert answer.logprobs is not None
+    return [token.logprob for token in answer.logprobs]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[RAGCacheEngine]:
+    with RAGCacheEngine(
+        default_model_path(),
+        kv_cache_gib=0.1,
+        max_model_len=1024,
+        dtype="float32",
+        reuse="anywhere",
+        link_tokens=4,
+        vllm_args={"enforce_eager": True},
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def tenant(engine: RAGCacheEngine, request: pytest.FixtureRequest) -> str:
+    """A namespace of the test's own, in which all documents are stored."""
+    name: str = request.node.name
+    engine.encode(DOCUMENTS, namespace=name)
+    return name
+
+
+def test_what_an_exact_prompt_has_left_is_taken_before_stored_documents(
+    engine: RAGCacheEngine, tenant: str
+) -> None:
+    first, second = prompt_of(DOCUMENTS, 1), prompt_of(DOCUMENTS, 2)
+    loose = engine.generate(second, GREEDY, namespace=tenant)
+    engine.encode(DOCUMENTS, namespace="other")
+    engine.generate(first, GREEDY, namespace="other", reuse="prefix")
+    chosen = engine.generate(second, GREEDY, namespace="other")
+    exact = engine.generate(second, GREEDY, namespace="exact", reuse="prefix")
+    assert scores(chosen) == pytest.approx(scores(exact), abs=1e-4)
+    assert scores(loose) != pytest.approx(scores(exact), abs=1e-3)
+    assert chosen.usage.cached_tokens >= loose.usage.cached_tokens
+
+
+def test_documents_in_other_company_are_read(engine: RAGCacheEngine, tenant: str) -> None:
+    engine.generate(prompt_of(DOCUMENTS[:2], 1), GREEDY, namespace=tenant, reuse="prefix")
+    turned = engine.generate(prompt_of(DOCUMENTS[::-1], 2), GREEDY, namespace=tenant)
+    behind = engine.generate(prompt_of(DOCUMENTS[:1] + DOCUMENTS[2:], 3), GREEDY, namespace=tenant)
+    for answer in (turned, behind):
+        assert answer.usage.cached_tokens > answer.usage.prompt_tokens - 60
+
+
+def test_an_approximate_prompt_that_comes_again_is_not_computed_anew(
+    engine: RAGCacheEngine, tenant: str
+) -> None:
+    """Its own KV cache leaves less to compute than the exact one of its first documents."""
+    engine.generate(prompt_of(DOCUMENTS[:3], 1), GREEDY, namespace=tenant, reuse="prefix")
+    prompt = prompt_of(DOCUMENTS, 4)
+    before = engine.generate(prompt, GREEDY, namespace=tenant)
+    again = engine.generate(prompt, GREEDY, namespace=tenant)
+    assert again.usage.cached_tokens >= before.usage.cached_tokens
+    assert again.text == before.text
+
+
+def test_no_more_is_computed_than_either_way_would(engine: RAGCacheEngine, tenant: str) -> None:
+    dice = random.Random(3)
+    for number in range(20):
+        documents = dice.sample(DOCUMENTS, dice.randint(1, 4))
+        prompt = prompt_of(documents, number)
+        engine.generate(prompt_of(documents, 29), GREEDY, namespace=tenant, reuse="prefix")
+        chosen = engine.generate(prompt, GREEDY, namespace=tenant)
+        exact = engine.generate(prompt, GREEDY, namespace=tenant, reuse="prefix")
+        assert scores(chosen) == pytest.approx(scores(exact), abs=1e-4)
+        assert chosen.usage.cached_tokens > 0
