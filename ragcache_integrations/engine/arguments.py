@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import logging
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +35,10 @@ __all__ = [
     "engine_settings",
     "structured_outputs_config",
     "with_bundled_model",
+    "without_host_tier",
 ]
+
+logger = logging.getLogger(__name__)
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "half", "float")
 OWN_ARGUMENTS = ("model", "max_model_len", "dtype", "seed", "kv_cache_memory_bytes")
@@ -160,6 +164,26 @@ def with_bundled_model(settings: EngineSettings) -> EngineSettings:
         model=str(default_model_path()),
         dtype=bundled_dtype() if settings.dtype == "auto" else settings.dtype,
         vllm_args=arguments | dict(settings.vllm_args),
+    )
+
+
+def without_host_tier(settings: EngineSettings) -> EngineSettings:
+    """Add the host tier's memory to the KV cache's, for an engine on a CPU.
+
+    Both are the same memory there, and what is in the KV cache need not be copied to be used. Where
+    ``vllm_args`` fixes the number of blocks, or the size of the KV cache is not known, the tier
+    stays as it is.
+    """
+    cache, size = settings.cache, settings.kv_cache_gib
+    if cache is None or not cache.host_cache_gib or size is None:
+        return settings
+    if settings.vllm_args.get("num_gpu_blocks_override") is not None:
+        return settings
+    logger.info("on a CPU, host_cache_gib=%g is added to kv_cache_gib", cache.host_cache_gib)
+    return dataclasses.replace(
+        settings,
+        kv_cache_gib=size + cache.host_cache_gib,
+        cache=dataclasses.replace(cache, host_cache_gib=0.0),
     )
 
 

@@ -96,8 +96,8 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
             vLLM's own prefix caching, for comparison.
         policy: What is evicted first: ``lrfu`` (by frequency, recency and the time to compute it
             again), ``pgdsf`` (the same by RAGCache's formula), ``gdsf``, ``lru`` or ``lfu``.
-        host_cache_gib: Memory of the host to which evicted documents are copied, in GiB. It pays
-            off if the model computes on a GPU; 0 for none.
+        host_cache_gib: Memory of the host to which evicted documents are copied, in GiB; 0 for
+            none. On a CPU it is added to ``kv_cache_gib``.
         reorder_window: How often each waiting request may be overtaken by requests whose documents
             are cached; ``None`` for the order of arrival.
         cache_depth: How many of a request's first documents are kept, because the orders of many

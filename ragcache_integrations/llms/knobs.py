@@ -181,7 +181,7 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
             vLLM's own prefix caching, for comparison.
         policy: What is evicted first: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
         host_cache_gib: Memory of the host to which evicted documents are copied, in GiB; 0 for
-            none.
+            none. On a CPU it is added to ``kv_cache_gib``.
         reorder_window: How often a waiting request may be overtaken by one whose documents are
             cached; ``None`` for the order of arrival.
         cache_depth: How many of a request's first documents are kept; ``None`` for all.

@@ -15,7 +15,7 @@ import pytest
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.cli import serve as cli_serve
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.arguments import bundled_dtype
+from ragcache_integrations.engine.arguments import GIB, bundled_dtype
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.machine import IN_ONE_PROCESS
 from ragcache_integrations.engine.protocol import CacheSettings, EngineSettings
@@ -203,6 +203,7 @@ def adapted(*, cpu: bool = False, engine: dict[str, Any] | None = None, **given:
             "scheduler_cls": None,
             "additional_config": {"theirs": 1},
             "kv_transfer_config": None,
+            "num_gpu_blocks_override": None,
             "tool_call_parser": None,
             "enable_auto_tool_choice": False,
             **given,
@@ -263,6 +264,21 @@ def test_on_cpus_the_engines_process_computes(monkeypatch: pytest.MonkeyPatch) -
     assert adapted(cpu=True, distributed_executor_backend="mp").distributed_executor_backend == "mp"
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0")  # vLLM binds other processes than its own
     assert adapted(cpu=True).distributed_executor_backend is None
+
+
+def test_a_host_tier_on_a_cpu_is_part_of_the_kv_cache() -> None:
+    engine = {"host_cache_gib": 2.0}
+    merged = adapted(cpu=True, engine=engine)
+    assert merged.kv_cache_memory_bytes == 3 * GIB  # 1 GiB is the default
+    assert merged.kv_transfer_config is None
+    assert merged.additional_config["ragcache"]["host_cache_gib"] == 0
+    assert adapted(cpu=True, engine={**engine, "kv_cache_gib": 0.5}).kv_cache_memory_bytes == (
+        2.5 * GIB
+    )
+    fixed = adapted(cpu=True, engine=engine, num_gpu_blocks_override=100)
+    assert fixed.kv_transfer_config == ("host", 2.0)
+    sized = adapted(cpu=True, engine=engine, kv_cache_memory_bytes=5)
+    assert (sized.kv_cache_memory_bytes, sized.kv_transfer_config) == (5, ("host", 2.0))
 
 
 def test_what_excludes_each_other() -> None:

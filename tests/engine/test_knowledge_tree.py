@@ -230,6 +230,20 @@ def test_without_the_tree_it_is_stock_vllm() -> None:
         assert engine.stats().tree is None
 
 
+def test_a_host_tier_on_a_cpu_is_part_of_the_kv_cache() -> None:
+    eager = {"enforce_eager": True}
+    with RAGCacheEngine(kv_cache_gib=0.05, max_model_len=1024, vllm_args=eager) as engine:
+        alone = engine.total_kv_tokens
+    with RAGCacheEngine(
+        kv_cache_gib=0.05, host_cache_gib=0.05, max_model_len=1024, vllm_args=eager
+    ) as engine:
+        assert engine.total_kv_tokens == pytest.approx(2 * alone, rel=0.01)
+        ask(engine, document(1))
+        stats = engine.stats().tree
+        assert stats is not None
+        assert stats.host_blocks == 0
+
+
 def test_a_host_tier_below_one_block_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="must hold at least one block"):
         RAGCacheEngine(kv_cache_gib=0.25, max_model_len=1024, host_cache_gib=1e-6, vllm_args=SMALL)

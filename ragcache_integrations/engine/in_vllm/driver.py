@@ -35,6 +35,7 @@ from ragcache_integrations.engine.arguments import (
     GUIDANCE,
     XGRAMMAR,
     structured_outputs_config,
+    without_host_tier,
 )
 from ragcache_integrations.engine.protocol import (
     CacheSettings,
@@ -247,6 +248,9 @@ class VLLM:
     """
 
     def __init__(self, settings: EngineSettings) -> None:
+        if current_platform.is_cpu():
+            size = CPU_KV_CACHE_GIB if settings.kv_cache_gib is None else settings.kv_cache_gib
+            settings = without_host_tier(replace(settings, kv_cache_gib=size))
         arguments: dict[str, Any] = {
             "model": settings.model,
             "max_model_len": settings.max_model_len,
@@ -255,13 +259,10 @@ class VLLM:
             "enable_prefix_caching": True,
             "disable_log_stats": True,
         }
-        kv_cache_gib = settings.kv_cache_gib
         if current_platform.is_cpu():
             arguments["block_size"] = CPU_BLOCK_SIZE
-            if kv_cache_gib is None:
-                kv_cache_gib = CPU_KV_CACHE_GIB
-        if kv_cache_gib is not None:
-            arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * GIB)
+        if settings.kv_cache_gib is not None:
+            arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * GIB)
         cache = settings.cache
         if settings.vllm_args.get("scheduler_cls") is not None:
             cache = None  # the tree and the host tier need our scheduler

@@ -22,6 +22,7 @@ from ragcache_integrations.engine.arguments import (
     GIB,
     bundled_dtype,
     check_installed,
+    without_host_tier,
 )
 from ragcache_integrations.engine.in_vllm.main import classify, describe, with_profile
 from ragcache_integrations.engine.machine import (
@@ -193,20 +194,28 @@ def _adapt(parsed: Namespace, engine: EngineSettings, serving: ServingSettings, 
         # Otherwise vLLM refuses every request with tools.
         parsed.tool_call_parser = vllm.tool_parser_of(parsed) or None
         parsed.enable_auto_tool_choice = parsed.tool_call_parser is not None
-    kv_cache_gib = engine.kv_cache_gib
-    if vllm.is_cpu():
-        parsed.block_size = parsed.block_size or CPU_BLOCK_SIZE
-        if kv_cache_gib is None and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-            kv_cache_gib = CPU_KV_CACHE_GIB
-        if _computes_alone(parsed):
-            parsed.distributed_executor_backend = IN_ONE_PROCESS
-    if kv_cache_gib is not None and parsed.kv_cache_memory_bytes is None:
-        parsed.kv_cache_memory_bytes = int(kv_cache_gib * GIB)
-    elif engine.kv_cache_gib is not None:
+    if engine.kv_cache_gib is not None and parsed.kv_cache_memory_bytes is not None:
         msg = "--kv-cache-gib and --kv-cache-memory-bytes exclude each other: both were given"
         raise ConfigurationError(msg)
+    if vllm.is_cpu():
+        engine = _adapt_to_cpu(parsed, engine)
+    if engine.kv_cache_gib is not None:
+        parsed.kv_cache_memory_bytes = int(engine.kv_cache_gib * GIB)
     if engine.cache is not None:
         _add_tree(parsed, engine, vllm)
+
+
+def _adapt_to_cpu(parsed: Namespace, engine: EngineSettings) -> EngineSettings:
+    """Add what suits a CPU, and return the engine's settings with the size of its KV cache."""
+    parsed.block_size = parsed.block_size or CPU_BLOCK_SIZE
+    if _computes_alone(parsed):
+        parsed.distributed_executor_backend = IN_ONE_PROCESS
+    elsewhere = parsed.kv_cache_memory_bytes, os.environ.get("VLLM_CPU_KVCACHE_SPACE")
+    if engine.kv_cache_gib is None and elsewhere == (None, None):
+        engine = dataclasses.replace(engine, kv_cache_gib=CPU_KV_CACHE_GIB)
+    if parsed.num_gpu_blocks_override is None and parsed.kv_transfer_config is None:
+        engine = without_host_tier(engine)
+    return engine
 
 
 def _computes_alone(parsed: Namespace) -> bool:

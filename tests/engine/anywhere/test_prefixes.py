@@ -47,7 +47,8 @@ def engine(folder: Path) -> Iterator[RAGCacheEngine]:
         disk_cache_gib=0.1,
         disk_cache_dir=folder,
         rewarm_tokens=0,
-        vllm_args={"enforce_eager": True},
+        # A fixed number of blocks keeps the host tier on a CPU.
+        vllm_args={"enforce_eager": True, "num_gpu_blocks_override": 71},
     ) as started:
         yield started
 

@@ -90,7 +90,8 @@ def engine(model: str, folder: Path) -> Iterator[RAGCacheEngine]:
         disk_cache_gib=0.1,
         disk_cache_dir=folder,
         rewarm_tokens=0,
-        vllm_args={"enforce_eager": True, "block_size": BLOCK},
+        # A fixed number of blocks keeps the host tier on a CPU.
+        vllm_args={"enforce_eager": True, "block_size": BLOCK, "num_gpu_blocks_override": 400},
     ) as started:
         yield started
 
