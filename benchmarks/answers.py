@@ -15,6 +15,7 @@ The right answer to a question is known by construction, and any other one count
   has the best one for all of them, as a cache that serves both kinds of users must choose.
 - *vCache*'s algorithm at the same bound, written anew after the paper.
 - *GPTCache* itself, at a usual tolerance.
+- *LangChain's InMemoryCache*, which serves equal prompts alone. LlamaIndex caches no answers.
 
 ``overhead``: a hit through LangChain's ``invoke`` over a call of its own RunnableLambda, and what a
 miss adds to the chain that is wrapped; embedding and search take no time.
@@ -39,7 +40,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from parts.answers.caches import Cache, FixedTolerance, GPTCache, Ours, VCache
+from parts.answers.caches import Cache, FixedTolerance, GPTCache, LangChainCache, Ours, VCache
 from parts.answers.streams import (
     AnswerStream,
     doctors_pairs,
@@ -196,6 +197,7 @@ class Bench:
                 lambda seed: VCache(streams[seed], vectors[seed], bound, seed),
             ),
         ]
+        ways.append(way("LangChain's InMemoryCache", lambda seed: LangChainCache(streams[seed])))
         if find_spec("gptcache") is not None:
             ways.append(way(f"GPTCache {USUAL:g}", self._gptcache(streams, vectors, USUAL)))
         return ways + [fixed(tolerance) for tolerance in GRID]

@@ -46,7 +46,13 @@ THEIRS = {
     *("AgentWorkflow", "AttributeError", "ChatMemoryBuffer", "ChatOpenAI", "ChatPromptTemplate"),
     *("CondensePlusContextChatEngine", "CondenseQuestionChatEngine"),
     *("CachePolicy", "CitationQueryEngine", "ContextChatEngine", "EngineArgs", "FunctionAgent"),
-    *("FunctionCallingLLM", "InMemoryVectorStore", "KillMode", "LongContextReorder"),
+    *(
+        "FunctionCallingLLM",
+        "InMemoryCache",
+        "InMemoryVectorStore",
+        "KillMode",
+        "LongContextReorder",
+    ),
     # Kinds of FAISS indexes.
     *("IndexFlat", "IndexHNSWFlat", "IndexIVF", "RemapDimensions", "ScalarQuantizer"),
     *("MetadataFilters", "PrefixCacheAffinityRouter"),

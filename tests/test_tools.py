@@ -68,7 +68,7 @@ class TestGains:
     def test_a_figure_is_the_one_of_its_row_and_command(self) -> None:
         gains = tool("gains")
         results = {
-            f"python benchmarks/{name}.py": gains.Result.of("", "", printed)
+            f"python benchmarks/{name}.py": tool("results").Result.of("", "", printed)
             for name, printed in (
                 ("a", "  row 1  1.5  2,000 ms [1, 2]"),
                 ("b", 'row 1  3e+04\n{"x": 4}'),
@@ -80,10 +80,10 @@ class TestGains:
         with pytest.raises(SystemExit, match=r"no result of python benchmarks/c\.py"):
             gains.result(results, "c")
 
-    def test_the_short_table_has_five_rows_and_a_loss(self) -> None:
+    def test_the_short_table_has_six_rows_and_a_loss(self) -> None:
         gains = tool("gains")
         table = gains.short_table(gains.saved(gains.FOLDER)).splitlines()
-        assert len(table) == 2 + 5
+        assert len(table) == 2 + 6
         assert any(re.search(r"\b0\.\d\dx", row) for row in table)
 
 

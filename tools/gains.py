@@ -1,89 +1,44 @@
 """Writes what each part gains, from the recorded results of the benchmarks.
 
 The short table and the badges go to ``README.md``, the long table to ``docs/gains.md``, and both
-have the drawing. Every figure is read from what its command printed, mostly from its JSON object.
+have the drawing; the table of peers goes to ``docs/comparison.md``. Every figure is read from what
+its command printed, mostly from its JSON object.
 With ``--check`` it only says which files are out of date.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tools.gains_cells import Gain, Results, command_of, percent, result, times
 from tools.gains_drawing import Badge, Pair, draw_badges, draw_pairs
-from tools.results import FOLDER, Result, link, saved
+from tools.peers import PEERS
+from tools.results import FOLDER, link, saved
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "gains.md"
+COMPARISON = ROOT / "docs" / "comparison.md"
 DRAWING = ROOT / "docs" / "gains.svg"
 BADGES = ROOT / "docs" / "badges.svg"
-
-Results = Mapping[str, Result]
-"""Recorded results, by command."""
 
 REPHRASED = "query_cache --data data --only quality"
 PROVEN = "query_cache --data data --only certified"
 SLOW_SEARCH = (
     "speculation --data data --words 64 --chunk-tokens 256 --requests 8 --cancellations 5000"
 )
-TREE = "knowledge_tree --only ttft"
+TREE = "knowledge_tree --only ttft --points 'host 0%' --requests 100"
 ANYWHERE = "anywhere --data data --only half --requests 8"
 ANYWHERE_ANSWERS = "anywhere --data data --only answers --questions 300"
 HOST_TIER = "tools/gpu/host_tier"
 LONG_CHAT = "prompts --data data --only history"
-
-
-@dataclass(frozen=True)
-class Gain:
-    """A row: what is said of a benchmark's results, and the command that prints them.
-
-    Attributes:
-        part: The first cell.
-        arguments: The script and its arguments.
-        words: The cells after it, from the results.
-        more: Another command's arguments, whose results are looked at, too.
-    """
-
-    part: str
-    arguments: str
-    words: Callable[[Any], str]
-    more: str = ""
-
-    def cells(self, results: Results) -> str:
-        """Return what is said of the results."""
-        found = result(results, self.arguments).found
-        if self.more:
-            others = result(results, self.more).found
-            found = found | {name: value for name, value in others.items() if value is not None}
-        return self.words(found)
-
-
-def command_of(arguments: str) -> str:
-    """Return the command of a script and its arguments, as the results have it."""
-    script, *rest = shlex.split(arguments)
-    folder = "" if "/" in script else "benchmarks/"
-    return shlex.join(["python", f"{folder}{script}.py", *rest])
-
-
-def times(interval: list[float]) -> str:
-    """A ratio and its interval of 95 %."""
-    middle, low, high = interval
-    digits = 1 if middle >= 10 else 2  # noqa: PLR2004 - three digits in all
-    return f"**{middle:.{digits}f}** [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """A share, as exact as may be, and 100 % only where it is."""
-    return f"{share:.{digits}%}" if share < 1 else "100 %"
 
 
 def _query_cache(found: Any) -> str:
@@ -138,11 +93,10 @@ def _speculation(found: Any) -> str:
 
 def _tree(found: Any) -> str:
     return (
-        f"first token compared with stock vLLM's prefix cache: "
+        f"first token compared with stock vLLM's prefix cache in the same memory, on a CPU: "
         f"{times(found['ttft_ratio_best'])} times sooner at best, "
-        f"{times(found['ttft_ratio_worst'])} at worst; on a CPU **no gain** where "
-        f"stock vLLM is given the host tier's memory, too: "
-        f"{times(found['ttft_ratio_same_total_memory'])}; {_exact(found)}"
+        f"{times(found['ttft_ratio_worst'])} at worst, over {len(found['points'])} cache sizes "
+        f"and kinds of requests {times(found['ttft_ratio_same_total_memory'])}; {_exact(found)}"
     )
 
 
@@ -294,9 +248,16 @@ def _short_speculation(found: Any) -> str:
 
 def _short_tree(found: Any) -> str:
     return (
-        f"up to {sooner(found['ttft_ratio_best'])} | {_exact(found)} | at worst "
-        f"{found['ttft_ratio_worst'][0]:.2f}x; if vLLM gets the same memory "
-        f"{found['ttft_ratio_same_total_memory'][0]:.2f}x"
+        f"{sooner(found['ttft_ratio_mean'])} than stock vLLM in the same memory | "
+        f"{_exact(found)} | at worst {found['ttft_ratio_worst'][0]:.2f}x"
+    )
+
+
+def _short_host_tier(found: Any) -> str:
+    alone = found["points"]["sequential"]
+    return (
+        f"{sooner(alone['stock_over_ours']['median'])} | exact reuse | vLLM's OffloadingConnector with "
+        f"the same host memory: {alone['offloading_over_ours']['median'][0]:.2f}x"
     )
 
 
@@ -314,6 +275,11 @@ SHORT = [
     Gain("first token, [slow search](docs/speculation.md)", SLOW_SEARCH, _short_speculation),
     Gain("first token, [cache too small](docs/knowledge_tree.md)", TREE, _short_tree),
     Gain(
+        "first token, [host tier](docs/knowledge_tree.md#two-tiers), on an H100",
+        HOST_TIER,
+        _short_host_tier,
+    ),
+    Gain(
         "first token, [documents in new company](docs/knowledge_tree.md#reuse-anywhere)",
         ANYWHERE,
         _short_anywhere,
@@ -323,14 +289,6 @@ SHORT = [
 """The rows that the README has room for."""
 
 
-def result(results: Results, arguments: str) -> Result:
-    """Return the result of a command, or end with a message."""
-    command = command_of(arguments)
-    if command not in results:
-        sys.exit(f"docs/results has no result of {command}")
-    return results[command]
-
-
 def printed(results: Results, arguments: str, row: str) -> list[float]:
     """Return the numbers in the last row of that name in the tables that a command printed."""
     output = result(results, arguments).output
@@ -338,14 +296,13 @@ def printed(results: Results, arguments: str, row: str) -> list[float]:
     return [float(number) for number in re.findall(r"[-+.\de]*\d", rows[-1].replace(",", ""))]
 
 
-def long_table(results: Results) -> str:
-    """Return the table of all parts in Markdown."""
-    rows = ["| part | what was measured | all figures |", "| --- | --- | --- |"]
-    rows += [
-        f"| {gain.part} | {gain.cells(results)} | {link(command_of(gain.arguments))} |"
-        for gain in GAINS
+def long_table(results: Results, first: str, rows: Sequence[Gain]) -> str:
+    """Return a table of rows in Markdown, each with what was measured and where all of it is."""
+    lines = [f"| {first} | what was measured | all figures |", "| --- | --- | --- |"]
+    lines += [
+        f"| {row.part} | {row.cells(results)} | {link(command_of(row.arguments))} |" for row in rows
     ]
-    return "\n".join(rows)
+    return "\n".join(lines)
 
 
 def short_table(results: Results) -> str:
@@ -366,7 +323,7 @@ def pairs(results: Results) -> list[Pair]:
     )
     points = result(results, TREE).found["points"]
     worst = min(points, key=lambda point: points[point]["stock"][0])
-    stock, _, ours = printed(results, TREE, worst)[:3]
+    stock, ours = printed(results, TREE, worst)[:2]
     return [
         Pair("Searches for 100 rephrased questions", 100, 100 * (1 - saved), ""),
         Pair("First token, with a slow search", slow[1], slow[2], "ms"),
@@ -426,7 +383,12 @@ def texts() -> dict[Path, str]:
     readme = between(README.read_text(encoding="utf-8"), "badges", f"![{named}](docs/badges.svg)")
     return {
         README: between(readme, "gains", short_table(results)),
-        PAGE: between(PAGE.read_text(encoding="utf-8"), "gains", long_table(results)),
+        PAGE: between(
+            PAGE.read_text(encoding="utf-8"), "gains", long_table(results, "part", GAINS)
+        ),
+        COMPARISON: between(
+            COMPARISON.read_text(encoding="utf-8"), "peers", long_table(results, "peer", PEERS)
+        ),
         DRAWING: draw_pairs(pairs(results)),
         BADGES: draw_badges(badges()),
     }

@@ -1,4 +1,4 @@
-"""Caches of answers with one way of asking them: ours, a fixed tolerance, GPTCache, and vCache."""
+"""Caches of answers with one way of asking them: ours, and those of others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from langchain_core.caches import InMemoryCache
+from langchain_core.outputs import Generation
 from numpy.typing import NDArray
 from scipy.special import expit
 from scipy.stats import norm
@@ -16,7 +18,7 @@ from scipy.stats import norm
 from parts.answers.streams import AnswerStream
 from ragcache_integrations.answers import AnswerCore, AnswerKnobs, AnswerStats, Question
 
-__all__ = ["Cache", "FixedTolerance", "GPTCache", "Ours", "VCache"]
+__all__ = ["Cache", "FixedTolerance", "GPTCache", "LangChainCache", "Ours", "VCache"]
 
 Vectors = NDArray[np.float32]
 
@@ -105,6 +107,23 @@ class FixedTolerance:
         if near is not None and math.sqrt(max(0.0, 2 - 2 * near[1])) <= self._tolerance + 1e-3:
             return self._keys.answers[near[0]]
         self._keys.put(self._vectors[number], self._stream.meanings[number])
+        return None
+
+
+class LangChainCache:
+    """LangChain's own ``InMemoryCache``, as ``set_llm_cache`` uses it: the same prompt alone."""
+
+    def __init__(self, stream: AnswerStream) -> None:
+        self._stream, self._cache = stream, InMemoryCache()
+
+    def ask(self, number: int) -> int | None:
+        """Ask a question. Its passages, which are in the prompt, too, follow from its text."""
+        prompt = self._stream.texts[number]
+        hit = self._cache.lookup(prompt, "model")
+        if hit is not None:
+            return int(hit[0].text)
+        answer = Generation(text=str(self._stream.meanings[number]))
+        self._cache.update(prompt, "model", [answer])
         return None
 
 
