@@ -256,8 +256,8 @@ def _short_tree(found: Any) -> str:
 def _short_host_tier(found: Any) -> str:
     alone = found["points"]["sequential"]
     return (
-        f"{sooner(alone['stock_over_ours']['median'])} | exact reuse | vLLM's OffloadingConnector with "
-        f"the same host memory: {alone['offloading_over_ours']['median'][0]:.2f}x"
+        f"{sooner(alone['stock_over_ours']['median'])} | exact reuse | vLLM's OffloadingConnector "
+        f"with the same host memory: {alone['offloading_over_ours']['median'][0]:.2f}x"
     )
 
 

@@ -66,7 +66,7 @@ def test_knobs_have_the_cores_names_and_defaults() -> None:
     ("knobs", "message"),
     [
         ({"ordre": "reverse"}, "unknown argument 'ordre': allowed are .*max_displacement"),
-        ({"order": "best"}, "order: .*'relevance', 'reverse', 'cached_first' or 'auto', got 'best'"),
+        ({"order": "best"}, "order: .*'reverse', 'cached_first' or 'auto', got 'best'"),
         ({"pin_top": -1}, "pin_top must be a whole number of at least 0, got -1"),
         ({"pin_top": "1"}, "pin_top: .*got '1'"),
         ({"order": "reverse", "pin_top": 1}, "reverse turns it round"),
