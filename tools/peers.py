@@ -110,8 +110,8 @@ def _wrong(found: Any, peer: str) -> str:
     theirs = found["peers"][name]
     return (
         f"{name} serves {percent(theirs['hits'])} of two streams of near-duplicates and "
-        f"paraphrases, **{percent(theirs['wrong_share'], 2)}** of these wrongly; `AnswerCache` "
-        f"{percent(found['hits'])} and {percent(found['wrong_share'], 2)}"
+        f"paraphrases, **{percent(theirs['wrong_share'], 3)}** of these wrongly; `AnswerCache` "
+        f"{percent(found['hits'])} and {percent(found['wrong_share'], 3)}"
     )
 
 
