@@ -15,7 +15,7 @@ from ragcache_integrations.llms import backend_kinds
     ("arguments", "words"),
     [
         (["nq", "--preset", "proximty"], "did you mean 'proximity'?"),
-        (["mmlu", "--preset", "metis"], "is for nq, qmsum, got 'mmlu'"),
+        (["mmlu", "--preset", "metis"], "preset 'metis' is for nq, qmsum, squad"),
         (["nq", "--preset", "proximity", "--sweep", "k=1,2"], "leave out --sweep"),
         (["nq", "--preset", "proximity", "--set", "tolerance=0.2"], "decides tolerance itself"),
         (["nq", "--preset", "proximity", "--retriever", "plain"], "decides retriever itself"),

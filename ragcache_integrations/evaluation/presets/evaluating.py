@@ -34,6 +34,11 @@ _PARTS = (
 )
 """Arguments of :func:`~ragcache_integrations.evaluation.evaluate` that are no knobs."""
 
+NOISE = (
+    "The model has random weights: the best setting is that of the largest gain, and nothing shows "
+    "that it answers as well."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetResult:
@@ -196,7 +201,7 @@ def _result(plan: PresetPlan, runs: tuple[EvalRun, ...]) -> PresetResult:
         plan=plan,
         runs=runs,
         tables=made.tables,
-        remarks=(_differences(plan, first), FOLLOWED),
+        remarks=(_differences(plan, first), FOLLOWED, *((NOISE,) if results.is_noise else ())),
         headline=headline,
     )
 

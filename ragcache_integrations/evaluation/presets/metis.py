@@ -221,7 +221,7 @@ METIS = Preset(
     name="metis",
     paper="RAGServe (METIS) §7",
     measures="quality against delay, per-query configuration next to fixed ones",
-    datasets=("nq", "qmsum"),
+    datasets=("nq", "qmsum", "squad", "musique", "tatqa", "finqa"),
     setting=(
         "Mistral-7B-v3 (AWQ) on an NVIDIA A40, profiles by GPT-4o; SQuAD, Musique, KG RAG FinSec "
         "and QMSum, with Poisson arrivals"

@@ -106,6 +106,20 @@ def test_metis_with_a_model_of_ones_own(tmp_path: Path) -> None:
     assert 0 <= result.headline["headline"]["by_model"]["profiler_share"][0] <= 1
 
 
+def test_random_weights_are_said_to_show_no_equal_quality(tmp_path: Path) -> None:
+    result = evaluate_preset(
+        "nq",
+        "metis",
+        model=Echo(),
+        random_weights=True,
+        retriever=retriever,
+        sample=2,
+        out=tmp_path,
+    )
+    assert result.headline["quality_is"] == "mechanics only"
+    assert "nothing shows that it answers as well" in result.remarks[-1]
+
+
 def test_the_tables_are_written(tmp_path: Path) -> None:
     result = proximity(tmp_path, Echo())
     page, data = result.write(tmp_path / "new")
