@@ -37,7 +37,7 @@ def route(*requests: TraceRequest, replicas: int = 2, **options: object) -> Repl
         "output_tokens": 1,
         "prefill_seconds": lambda _, new: new / 4,
     } | options
-    return simulate_replicas(Trace(requests), replicas=replicas, **settings)  # type: ignore[arg-type]
+    return simulate_replicas(Trace(requests), replicas=replicas, **settings)  # type: ignore[arg-type]  # settings of several types
 
 
 def popular_trace(requests: int = 400, rate: float | None = 20.0, seed: int = 0) -> Trace:
@@ -63,8 +63,8 @@ def test_one_replica_is_the_simulated_queue(routing: str, window: int | None) ->
         "reorder_window": window,
         "decode_seconds": 0.002,
     }
-    alone = simulate(trace, queue=True, **settings)  # type: ignore[arg-type]
-    result = simulate_replicas(trace, replicas=1, routing=routing, **settings)  # type: ignore[arg-type]
+    alone = simulate(trace, queue=True, **settings)  # type: ignore[arg-type]  # settings of several types
+    result = simulate_replicas(trace, replicas=1, routing=routing, **settings)  # type: ignore[arg-type]  # settings of several types
 
     assert result.replicas == (alone,)
     assert result.ttft == alone.ttft
@@ -235,13 +235,13 @@ def test_arrivals_have_the_rate_and_the_seed() -> None:
     trace = popular_trace(4000, rate=None)
     slow = {"replicas": 4, "gpu_blocks": 60, "prefill_seconds": COSTS}
     one, same, other = (
-        simulate_replicas(trace, rate=5.0, seed=seed, **slow)  # type: ignore[arg-type]
+        simulate_replicas(trace, rate=5.0, seed=seed, **slow)  # type: ignore[arg-type]  # settings of several types
         for seed in (0, 0, 1)
     )
     assert one == same
     assert one.ttft != other.ttft
     # With next to no load a request waits for nothing: a prefill's seconds.
-    idle = simulate_replicas(trace, rate=1e-4, **slow)  # type: ignore[arg-type]
+    idle = simulate_replicas(trace, rate=1e-4, **slow)  # type: ignore[arg-type]  # settings of several types
     assert sum(idle.ttft) == pytest.approx(sum(one.prefill_seconds for one in idle.replicas))
     assert statistics.fmean(one.ttft) > statistics.fmean(idle.ttft)
 
