@@ -48,7 +48,7 @@ def engine(folder: Path) -> Iterator[RAGCacheEngine]:
         disk_cache_dir=folder,
         rewarm_tokens=0,
         # A fixed number of blocks keeps the host tier on a CPU.
-        vllm_args={"enforce_eager": True, "num_gpu_blocks_override": 71},
+        vllm_args={"enforce_eager": True, "num_gpu_blocks_override": 546},
     ) as started:
         yield started
 

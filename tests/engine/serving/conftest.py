@@ -14,7 +14,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With both tiers, the bundled model, limits that tests can reach, and a tenant's quota."""
     folder = tmp_path_factory.mktemp("server")
     # A fixed number of blocks keeps the host tier on a CPU.
-    tiers = ("--num-gpu-blocks-override", "181", "--host-cache-gib", "0.05")
+    tiers = ("--num-gpu-blocks-override", "1365", "--host-cache-gib", "0.05")
     arguments = (*SMALL, *tiers, "--max-prompt-bytes", "1000000")
     quota = ("--quota", f"{QUIET}=0.1")
     with Server(folder, *arguments, *quota) as running:
