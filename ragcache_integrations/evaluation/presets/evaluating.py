@@ -40,6 +40,15 @@ NOISE = (
 )
 
 
+FEWEST = 100
+"""With fewer different questions, only the mechanics are shown."""
+
+FEW = (
+    f"There are fewer than {FEWEST} different questions: answers that do not differ show the "
+    "mechanics, and no equal quality."
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetResult:
     """The complete runs of a preset, and what they show.
@@ -201,9 +210,17 @@ def _result(plan: PresetPlan, runs: tuple[EvalRun, ...]) -> PresetResult:
         plan=plan,
         runs=runs,
         tables=made.tables,
-        remarks=(_differences(plan, first), FOLLOWED, *((NOISE,) if results.is_noise else ())),
+        remarks=(_differences(plan, first), FOLLOWED, *_doubts(results)),
         headline=headline,
     )
+
+
+def _doubts(results: Results) -> list[str]:
+    """What forbids to speak of equal quality."""
+    if results.is_noise:
+        return [NOISE]
+    different = {record.question for record in results.first.records}
+    return [FEW] if len(different) < FEWEST else []
 
 
 def _differences(plan: PresetPlan, run: EvalRun) -> str:
