@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -46,7 +47,9 @@ def main() -> None:
                 prompt(kept.text, [PromptDocument(text) for text in found])
                 for kept, found, _ in batch
             ]
-            streams = [engine.stream(one, sampling, reuse="prefix") for one in prompts]
+            # Of another tenant, or their exact KV caches would serve block by block, too.
+            exact: dict[str, Any] = {"reuse": "prefix", "namespace": "exact"}
+            streams = [engine.stream(one, sampling, **exact) for one in prompts]
             said = {"five": [stream.result().text.strip() for stream in streams]}
             for links, texts in block_answers(engine, prompts, LINKS).items():
                 said[f"links {links}"] = texts
