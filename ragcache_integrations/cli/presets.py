@@ -79,12 +79,12 @@ def run_preset(options: argparse.Namespace, arguments: dict[str, Any], console: 
         console: The terminal.
     """
     # These import what reads settings, which takes a while.
-    from ragcache_integrations.evaluation import (  # noqa: PLC0415 - see above
+    from ragcache_integrations.evaluation import (  # noqa: PLC0415 - slow to import
         evaluate_preset,
         plan_preset,
         write_report,
     )
-    from ragcache_integrations.evaluation.presets import (  # noqa: PLC0415 - see above
+    from ragcache_integrations.evaluation.presets import (  # noqa: PLC0415 - slow to import
         knobs_among,
         show_tables,
     )

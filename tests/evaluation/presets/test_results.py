@@ -10,7 +10,7 @@ from .made import made_run
 
 
 def results(**runs: object) -> Results:
-    return Results("nq", {name: (run,) for name, run in runs.items()})  # type: ignore[misc] # made runs
+    return Results("nq", {name: (run,) for name, run in runs.items()})  # type: ignore[misc]  # made runs stand in
 
 
 def test_the_mean_is_over_all_answers_of_all_seeds() -> None:
