@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -98,10 +99,24 @@ class Answerer:
         return AdaptivePipeline(
             self._asker,
             LLMProfiler(self._asker, corpus) if by_model else HeuristicProfiler(),
-            AdaptiveSettings(max_chunks=settings.k, latency_budget=settings.latency_budget),
+            AdaptiveSettings(
+                max_chunks=settings.k,
+                latency_budget=settings.latency_budget,
+                golden_every=settings.golden_every,
+            ),
             self._synthesis,
             resources=lambda: resources_of(self._model.backend()),
         )
+
+    def close(self) -> None:
+        """Start no more golden feedback."""
+        if self._adaptive is not None:
+            self._adaptive.close()
+
+    async def wait(self) -> None:
+        """Wait for golden feedback, which would slow down the next run."""
+        if self._adaptive is not None and self._adaptive.golden is not None:
+            await asyncio.to_thread(self._adaptive.golden.join)
 
     async def answer(self, question: EvalQuestion, text: str, retrieve: Retrieve) -> Answered:
         """Answer a question.

@@ -143,6 +143,9 @@ class Runner:
             except (asyncio.CancelledError, KeyboardInterrupt):
                 await self._checkpoint()  # what is answered is not asked again
                 raise
+            finally:
+                self._answerer.close()
+        await self._answerer.wait()
         await self._checkpoint(complete=True)
 
     async def _closed_loop(self, left: Sequence[WorkloadItem]) -> None:

@@ -109,6 +109,9 @@ class EvalSettings:
             their words alone.
         latency_budget: For ``adaptive``: estimated seconds that an answer may take; ``None`` for no
             limit.
+        golden_every: For ``profiler="llm"``: one in this many questions is answered again with the
+            most expensive configuration, and the profiler learns from it (RAGServe §5); ``None``
+            for never.
         max_tokens: Limit of an answer in tokens; ``None`` for the data set's own.
         model: Path or hub name of the bundled engine's model; ``None`` for the bundled one. With
             ``base_url``, the name that the server serves.
@@ -144,6 +147,7 @@ class EvalSettings:
     intermediate_length: int = 100
     profiler: ProfilerKind = "llm"
     latency_budget: float | None = None
+    golden_every: int | None = None
     max_tokens: int | None = None
     model: str | None = None
     base_url: str | None = None
@@ -228,6 +232,10 @@ class EvalSettings:
             f"got synthesis={self.synthesis!r}": (
                 not adaptive and (self.latency_budget is not None or self.profiler != "llm")
             ),
+            "golden_every needs synthesis='adaptive' and profiler='llm', "
+            f"got synthesis={self.synthesis!r} and profiler={self.profiler!r}": (
+                self.golden_every is not None and not (adaptive and self.profiler == "llm")
+            ),
         }
         msg = next((text for text, applies in wrong.items() if applies), "")
         if msg:
@@ -299,9 +307,10 @@ _WHOLE = {
     "users": 1,
     "k": 1,
     "intermediate_length": 1,
+    "golden_every": 1,
     "max_tokens": 1,
 }
-_OPTIONAL = {"sample", "length", "max_tokens"}
+_OPTIONAL = {"sample", "length", "golden_every", "max_tokens"}
 _NUMBERS = {"rate": math.inf, "minutes": math.inf, "search_ratio": 1.0, "latency_budget": math.inf}
 _OWN = tuple(
     setting.name

@@ -163,6 +163,12 @@ def test_wrong_grids(sweep: dict[str, Any], words: str) -> None:
         ({"synthesis": "adaptive", "latency_budget": 0}, "latency_budget must be a number above 0"),
         ({"synthesis": "adaptive", "profiler": "mine"}, "profiler must be one of llm, heuristic"),
         ({"synthesis": "stuff", "latency_budget": 1}, "need synthesis='adaptive'"),
+        ({"synthesis": "adaptive", "golden_every": 0}, "golden_every must be .*1"),
+        ({"synthesis": "stuff", "golden_every": 3}, "golden_every needs synthesis='adaptive'"),
+        (
+            {"synthesis": "adaptive", "profiler": "heuristic", "golden_every": 3},
+            "golden_every needs .* and profiler='llm', got .* profiler='heuristic'",
+        ),
         ({"profiler": "heuristic"}, "need synthesis='adaptive'"),
         ({"data": " "}, "data must be a text that is not empty"),
         ({"tolerance": -0.1}, "tolerance"),

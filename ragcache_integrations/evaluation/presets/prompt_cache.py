@@ -125,7 +125,7 @@ PROMPT_CACHE = Preset(
     name="prompt-cache",
     paper="Prompt Cache §5",
     measures="quality and time to first token by strategy of reuse",
-    datasets=("qmsum", "nq", "musique", "triviaqa", "2wikimultihopqa"),
+    datasets=("qmsum", "nq", "musique", "triviaqa", "2wikimultihopqa", "longbench"),
     setting=(
         "Llama2 7B and 13B, MPT 7B and Falcon 7B on RTX 4090, A40, A100, Intel i9-13900K and AMD "
         "Ryzen 9 7950X; LongBench, about 5,000 tokens a prompt"

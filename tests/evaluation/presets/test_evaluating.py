@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation import PresetResult, aevaluate_preset, evaluate_preset
+from ragcache_integrations.evaluation import (
+    PresetResult,
+    aevaluate_preset,
+    evaluate,
+    evaluate_preset,
+)
 from ragcache_integrations.evaluation.presets.evaluating import knobs_among
 from ragcache_integrations.evaluation.report import FOLLOWED
 from ragcache_integrations.evaluation.settings import EvalSettings
@@ -101,10 +106,28 @@ def test_metis_with_a_model_of_ones_own(tmp_path: Path) -> None:
         out=tmp_path,
         prices={"input": 1, "cached_input": 0.5, "output": 2},
     )
-    assert len(result.runs) == 8
+    assert len(result.runs) == 9
     assert "cost" in result.tables[0].columns
     assert result.headline["headline"]["best_fixed"] in result.plan.describe()
     assert 0 <= result.headline["headline"]["by_model"]["profiler_share"][0] <= 1
+
+
+def test_golden_feedback_asks_the_model_again(tmp_path: Path) -> None:
+    calls = []
+    for every in (None, 1):
+        model = Echo()
+        evaluate(
+            "nq",
+            model=model,
+            retriever=retriever,
+            out=tmp_path / str(every),
+            sample=2,
+            k=3,
+            synthesis="adaptive",
+            golden_every=every,
+        )
+        calls.append(len(model.calls))
+    assert calls[1] >= calls[0] + 4  # three summaries, and what they come to
 
 
 def test_random_weights_are_said_to_show_no_equal_quality(tmp_path: Path) -> None:

@@ -122,11 +122,12 @@ DELAYS = {
     "map_reduce 4": 6.0,
     "adaptive, profiler: the model": 1.0,
     "adaptive, profiler: heuristic": 4.0,
+    "adaptive, golden feedback": 1.2,
 }
 
 
 def metis_run(name: str, settings: EvalSettings) -> EvalRun:
-    quality = [0.1 if name == "stuff 1" else 0.5] * COUNT
+    quality = [{"stuff 1": 0.1, "adaptive, golden feedback": 0.55}.get(name, 0.5)] * COUNT
     if name == "map_reduce 4":
         quality[0] = 0.55
     return made_run(
@@ -163,6 +164,7 @@ def test_metis_compares_with_it() -> None:
     assert ours[1].startswith("400.0 %")  # than stuff 1, which takes as long
     assert ours[2] == "30.0 % [30.0, 30.0], at most 30.0 %"
     assert ours[3] == "2.00 (stuff 2, of the same model)"
+    assert ours[4] == "10.0 % [10.0, 10.0]"
     check_papers(claims)
 
 

@@ -10,7 +10,7 @@ from ragcache_integrations.evaluation import PresetPlan, plan_preset
 from ragcache_integrations.evaluation.datasets import DATASETS
 from ragcache_integrations.evaluation.presets import PRESETS
 
-WITHOUT_SAMPLE = {"musique", "finqa", "triviaqa", "2wikimultihopqa"}
+WITHOUT_SAMPLE = {"musique", "finqa", "triviaqa", "2wikimultihopqa", "longbench"}
 EVERY = [(name, dataset) for name, preset in PRESETS.items() for dataset in preset.datasets]
 BUNDLED = [(name, dataset) for name, dataset in EVERY if dataset not in WITHOUT_SAMPLE]
 
@@ -95,7 +95,10 @@ def test_the_settings_are_the_papers() -> None:
         ("map_rerank", 4),
         ("map_reduce", 4),
     ]
-    assert {item.profiler for item in plan.configurations[6:]} == {"llm", "heuristic"}
+    adaptive = [(item.profiler, item.golden_every) for item in plan.configurations[6:]]
+    assert adaptive == [("llm", None), ("heuristic", None), ("llm", 3)]
+    plan = plan_preset("nq", "metis", quick=False)
+    assert plan.configurations[8].golden_every == 30
     plan = plan_preset("mmlu", "ragcache")
     assert {item.engine.get("policy") for item in plan.configurations} == {
         *("lrfu", "pgdsf", "gdsf", "lru", "lfu"),
@@ -112,11 +115,11 @@ def test_the_settings_are_the_papers() -> None:
 def test_it_says_what_will_be_run() -> None:
     plan = plan_preset("nq", "metis", seeds=2)
     first, *runs = plan.describe().splitlines()
-    assert first.startswith("metis (RAGServe (METIS) §7) on nq, small form: 16 runs, one after")
+    assert first.startswith("metis (RAGServe (METIS) §7) on nq, small form: 18 runs, one after")
     assert "sample=8" in first
-    assert len(runs) == 16
+    assert len(runs) == 18
     assert runs[0].endswith("1. stuff 1: seed=0 k=1 retriever=plain synthesis=stuff")
-    assert "seed=1" in runs[8]
+    assert "seed=1" in runs[9]
 
 
 def test_folders_say_what_is_in_them() -> None:
