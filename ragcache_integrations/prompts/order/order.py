@@ -297,7 +297,7 @@ class DocumentOrder:
         """
         lengths = _lengths(requests, tokens)
         if self.order != "cached_first":
-            return self._group(requests)
+            return self._group(requests, lengths, namespace)
         settings = self._settings
         scheduled = schedule_requests(
             requests, tokens, pin_top=settings.pin_top, max_displacement=settings.max_displacement
@@ -494,10 +494,18 @@ class DocumentOrder:
 
     # Inside; without the lock.
 
-    def _group(self, requests: Sequence[Sequence[Hashable]]) -> list[ScheduledRequest]:
+    def _group(
+        self,
+        requests: Sequence[Sequence[Hashable]],
+        lengths: Sequence[Sequence[int] | None],
+        namespace: str,
+    ) -> list[ScheduledRequest]:
         """Group the requests that begin with the same documents, otherwise in their order."""
         ranks: dict[Hashable, int] = {}
-        orders = [self.arrange(documents) for documents in requests]
+        orders = [
+            self.arrange(documents, sizes, namespace=namespace)
+            for documents, sizes in zip(requests, lengths, strict=True)
+        ]
         keys = [
             [ranks.setdefault(documents[place], len(ranks)) for place in order]
             for documents, order in zip(requests, orders, strict=True)

@@ -215,6 +215,15 @@ def test_a_schedule_of_fixed_orders_puts_equal_beginnings_together(
         assert [one.request for one in scheduled] == [0, 2, 1]
 
 
+def test_a_schedule_of_auto_is_its_tenants_and_counts_tokens() -> None:
+    order = DocumentOrder("auto")
+    order.arrange(tuple("abc"), [50, 50, 1], namespace="one")
+    sent = [tuple("cab")]
+    assert order.schedule(sent, [[1, 50, 50]], namespace="two") == [(0, (0, 1, 2))]
+    assert order.schedule(sent, [[1, 50, 50]], namespace="one") == [(0, (1, 2, 0))]
+    assert order.stats().tokens == 3 * 101
+
+
 async def test_the_async_twin_schedules_alike() -> None:
     requests = [tuple(one) for one in ("xab", "cde", "yab")]
     assert await DocumentOrder("cached_first").aschedule(requests) == DocumentOrder(
