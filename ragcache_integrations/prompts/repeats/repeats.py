@@ -40,7 +40,8 @@ QUOTE_CHARACTERS = 64
 # Texts in these scripts have no spaces between words: each of their characters is a word.
 _WIDE = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_WIDE}]|[^\s{_WIDE}]+")
-_IMITATION = re.compile(r"(\[+)\s*as\s+above", re.IGNORECASE)
+# From the first of its brackets on, and without trying fewer of them: linear for any text.
+_IMITATION = re.compile(r"(?<!\[)(\[++)\s*+as\s++above", re.IGNORECASE)
 _QUOTE_BREAKS = re.compile(r'[\s"\[\]]+')
 
 
@@ -147,13 +148,19 @@ class Repeats:
             known = self._places.get(_hash(words, place))
             if known is not None:
                 first, end = _common(text, place, done, *known)
-                reference = self._reference(text, first, end) if end > first else ""
-                long = end - first >= self._min_words
-                if long and len(text.cut(first, end)) > 2 * len(reference):
+                if self._saves(text, first, end):
                     yield first, end
                     done = place = end
                     continue
+                # Parts of it would save less. Each of its words is compared once.
+                place = max(place, end - LEAST_WORDS)
             place += 1
+
+    def _saves(self, text: _Text, first: int, end: int) -> bool:
+        """Whether a reference to these words is worth it."""
+        if end - first < self._min_words:
+            return False
+        return len(text.cut(first, end)) > 2 * len(self._reference(text, first, end))
 
     def _remember(self, stretch: _Stretch) -> None:
         last = min(stretch.end - LEAST_WORDS + 1, stretch.first + self._room)

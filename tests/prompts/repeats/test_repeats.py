@@ -99,6 +99,19 @@ def test_quotations_cannot_end_a_reference() -> None:
     assert said(texts(text, text))[1].count('"') == 4
 
 
+@pytest.mark.timeout(60)  # each took minutes while reading was quadratic
+@pytest.mark.parametrize(
+    "document",
+    [
+        "[" * 200_000,
+        ("[" * 500 + " " * 500) * 100,
+        "[" * 100_000 + "as above " + prose("a", 30_000),
+    ],
+)
+def test_no_document_takes_much_longer_than_another_of_its_size(document: str) -> None:
+    assert said(texts(document, prose("b"), document))[0] == document
+
+
 def test_a_prompt_of_the_engine_keeps_its_documents_and_results_of_tools_are_some() -> None:
     whole = PromptDocument(prose("a"), "name")
     prompt = Prompt(
