@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.repeats import held_text
+from ragcache_integrations.prompts.repeats import whole_text
 
 from .history import ChatHistory, Dialect, Summary
 from .policy import Entry
@@ -174,6 +174,10 @@ class DialectBase:
         """Return a message's text."""
         raise NotImplementedError
 
+    def shown_text(self, message: Any) -> str:
+        """Return a message's text, that of documents in it included."""
+        raise NotImplementedError
+
     def unmarked(self, message: Any) -> Any:
         """Make an ordinary message of a summary."""
         extras = {name: v for name, v in message.additional_kwargs.items() if name != SUMMARY_KEY}
@@ -191,8 +195,9 @@ class DialectBase:
             answers: Ids of the tool calls that it answers.
         """
         contents = "".join(json.dumps(content, default=str) for _, content in calls)
-        whole = held_text(message.additional_kwargs)
-        text = self.text(message) if whole is None else whole
+        shown = self.shown_text(message)
+        whole = whole_text(message.additional_kwargs, shown)
+        text = shown if whole is None else whole
         pinned = role == "system" or bool(message.additional_kwargs.get(PINNED_KEY))
         return Entry(
             self._count(role, text + contents),

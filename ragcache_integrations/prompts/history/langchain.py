@@ -22,7 +22,7 @@ from typing_extensions import override
 from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.simulation import estimate_tokens
-from ragcache_integrations.prompts.repeats.langchain import documents_once
+from ragcache_integrations.prompts.repeats.langchain import documents_once, shown_text
 
 from .base import (
     HEADING,
@@ -62,6 +62,10 @@ class _Messages(DialectBase):
     @override
     def text(self, message: BaseMessage) -> str:
         return str(message.text)
+
+    @override
+    def shown_text(self, message: BaseMessage) -> str:
+        return shown_text(message)
 
     def question(self, text: str) -> BaseMessage:
         return HumanMessage(text)

@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.prompts.fixed_settings import assignment_error
-from ragcache_integrations.prompts.repeats.llama_index import documents_once
+from ragcache_integrations.prompts.repeats.llama_index import documents_once, shown_text
 
 from .base import (
     HEADING,
@@ -70,6 +70,10 @@ class _Messages(DialectBase):
     @override
     def text(self, message: ChatMessage) -> str:
         return message.content or ""
+
+    @override
+    def shown_text(self, message: ChatMessage) -> str:
+        return shown_text(message)
 
     def question(self, text: str) -> ChatMessage:
         return ChatMessage(role=MessageRole.USER, content=text)

@@ -232,7 +232,9 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
         if self.document_blocks:
             content = [part_block(piece) for piece in turn.pieces]
         if self.documents_once and turn.has_documents and not is_marked:
-            return kind(content=content, additional_kwargs={HELD: dump_parts(turn.pieces)})
+            return kind(
+                content=content, additional_kwargs={HELD: dump_parts(turn.pieces, turn.pieces)}
+            )
         return kind(content=content)
 
     def _with_mark(self, message: BaseMessage) -> BaseMessage:

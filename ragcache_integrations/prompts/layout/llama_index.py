@@ -239,7 +239,7 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
             blocks.append(TextBlock(text=text))
             blocks += self._cache_points() if ends else []
         held = self.documents_once and turn.has_documents
-        extras = {HELD: dump_parts(turn.pieces)} if held else {}
+        extras = {HELD: dump_parts(turn.pieces, turn.pieces)} if held else {}
         return ChatMessage(role=role, blocks=blocks, additional_kwargs=extras)
 
     def _with_cache_point(self, message: ChatMessage) -> ChatMessage:

@@ -13,7 +13,7 @@ from ragcache_integrations.prompts.completion.langchain import block_document, p
 from .held import HELD, dump_parts, held_parts, is_in_full
 from .repeats import MIN_WORDS, Repeats
 
-__all__ = ["documents_once"]
+__all__ = ["documents_once", "shown_text"]
 
 MARK = "cache_control"
 _FIELDS = {"type", "text", "id", "mime_type", MARK}
@@ -48,9 +48,17 @@ def documents_once(
     return [_read(message, repeats) for message in messages]
 
 
+def shown_text(message: BaseMessage) -> str:
+    """A message's text, that of documents in its content blocks included."""
+    if isinstance(message.content, str):
+        return message.content
+    blocks = (item if isinstance(item, str) else item.get("text") for item in message.content)
+    return "".join(text for text in blocks if isinstance(text, str))
+
+
 def _read(message: BaseMessage, repeats: Repeats) -> BaseMessage:
     extras = message.additional_kwargs
-    parts = held_parts(extras)
+    parts = held_parts(extras, shown_text(message))
     is_tool = isinstance(message, ToolMessage)
     if parts is None and isinstance(message.content, list):
         return _read_blocks(message, message.content, repeats)
@@ -64,7 +72,7 @@ def _read(message: BaseMessage, repeats: Repeats) -> BaseMessage:
         content = _blocks(read, message)
     if content == message.content:
         return message
-    held = {**extras, HELD: dump_parts(parts)}
+    held = {**extras, HELD: dump_parts(parts, read)}
     return message.model_copy(update={"content": content, "additional_kwargs": held})
 
 
@@ -87,7 +95,7 @@ def _read_blocks(message: BaseMessage, blocks: Sequence[Any], repeats: Repeats) 
     read = repeats.read(parts, in_full=is_in_full(message.additional_kwargs) or not whole)
     if read == tuple(parts):
         return message
-    held = {**message.additional_kwargs, HELD: dump_parts(parts)}
+    held = {**message.additional_kwargs, HELD: dump_parts(parts, read)}
     content = _blocks(read, message)
     return message.model_copy(update={"content": content, "additional_kwargs": held})
 

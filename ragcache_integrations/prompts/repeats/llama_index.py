@@ -11,7 +11,7 @@ from ragcache_integrations.core.prompt import Part, PromptDocument, part_text
 from .held import HELD, dump_parts, held_parts, is_in_full
 from .repeats import MIN_WORDS, Repeats
 
-__all__ = ["documents_once"]
+__all__ = ["documents_once", "shown_text"]
 
 
 def documents_once(
@@ -38,9 +38,18 @@ def documents_once(
     return [_read(message, repeats) for message in messages]
 
 
+def shown_text(message: ChatMessage) -> str:
+    """A message's text, without anything between its blocks."""
+    return "".join(_texts(message))
+
+
+def _texts(message: ChatMessage) -> list[str]:
+    return [block.text for block in message.blocks if isinstance(block, TextBlock)]
+
+
 def _read(message: ChatMessage, repeats: Repeats) -> ChatMessage:
-    texts = [block.text for block in message.blocks if isinstance(block, TextBlock)]
-    parts: tuple[Part, ...] | None = held_parts(message.additional_kwargs)
+    texts = _texts(message)
+    parts: tuple[Part, ...] | None = held_parts(message.additional_kwargs, "".join(texts))
     if parts is None and message.role == MessageRole.TOOL:
         parts = tuple(PromptDocument(text) for text in texts if text)
     if not parts:
@@ -52,7 +61,7 @@ def _read(message: ChatMessage, repeats: Repeats) -> ChatMessage:
     text = "".join(map(part_text, read))
     if not whole or text == "".join(texts):
         return message
-    held = {**message.additional_kwargs, HELD: dump_parts(parts)}
+    held = {**message.additional_kwargs, HELD: dump_parts(parts, read)}
     return message.model_copy(
         update={"blocks": [TextBlock(text=text), *others], "additional_kwargs": held}
     )

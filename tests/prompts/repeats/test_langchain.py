@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from typing import Any
@@ -86,9 +87,38 @@ def test_a_saved_history_says_the_same(tmp_path: Any) -> None:
 
 
 def test_what_a_message_holds_is_not_trusted() -> None:
-    for held in ("x", [], [1], [{"text": 1}], [{"text": ""}], {"text": "x"}):
+    shown = hashlib.sha256(b"plain").hexdigest()
+    items: tuple[Any, ...] = ("x", [], [1], [{"text": 1}], [{"text": ""}], {"text": "x"})
+    unreadable = [{"parts": parts, "shown": shown} for parts in items]
+    other = {"parts": [{"text": "another"}], "shown": "of another text"}
+    for held in (*items, *unreadable, other):
         message = HumanMessage("plain", additional_kwargs={"ragcache_parts": held})
         assert documents_once([message, message]) == [message, message]
+
+
+def test_a_text_that_was_changed_is_not_brought_back() -> None:
+    """Such as personal data that was redacted, or a result of a tool that was cleared."""
+    values = {"history": [], "context": [Document(f"Alice. {prose('a')}")], "question": "who"}
+    for knobs in ({}, {"document_blocks": True}):
+        message = template(**knobs).invoke(values).to_messages()[-1]
+        redacted = json.loads(json.dumps(message.content).replace("Alice", "[name]"))
+        message = message.model_copy(update={"content": redacted})
+        history = HalfTruncationHistory(4000, count_tokens=words, documents_once=True)
+        history.add_messages([message])
+        assert history.messages[0].content == redacted
+    first, second = documents_once([tool(prose("a")), tool(prose("a"))])
+    cleared = second.model_copy(update={"content": "[cleared]"})
+    assert documents_once([cleared]) == [cleared]
+    assert texts(documents_once([first, cleared, second])) == texts([first, cleared, second])
+
+
+def test_a_history_counts_documents_in_blocks() -> None:
+    values = {"history": [], "context": [Document(prose("a"))], "question": "who"}
+    message = template(document_blocks=True).invoke(values).to_messages()[-1]
+    for counted in (message, HumanMessage(message.content)):
+        history = HalfTruncationHistory(4000, count_tokens=words)
+        history.add_messages([counted])
+        assert history.stats().kept_tokens >= 100
 
 
 def tool(content: Any, **extras: Any) -> ToolMessage:

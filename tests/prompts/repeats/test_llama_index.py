@@ -77,6 +77,23 @@ def test_a_node_comes_back_in_full_when_its_turn_is_dropped() -> None:
     assert texts(again.get()) == texts(memory.get())
 
 
+def test_a_text_that_was_changed_is_not_brought_back() -> None:
+    """Such as personal data that was redacted, or a result of a tool that was cleared."""
+    template = RAGPromptTemplate(
+        documents="{context_str}", query="Question: {query_str}", documents_once=True
+    )
+    values: dict[str, Any] = {"context_str": [TextNode(text=f"Alice. {prose('a')}")]}
+    (message,) = template.format_messages(query_str="who", **values)
+    redacted = (message.content or "").replace("Alice", "[name]")
+    message = message.model_copy(update={"blocks": [TextBlock(text=redacted)]})
+    memory = HalfTruncationMemory(4000, count_tokens=words, documents_once=True)
+    memory.put(message)
+    assert texts(memory.get()) == [redacted]
+    first, second = documents_once([tool(TextBlock(text=prose("a"))) for _ in range(2)])
+    cleared = second.model_copy(update={"blocks": [TextBlock(text="[cleared]")]})
+    assert documents_once([first, cleared, second]) == [first, cleared, second]
+
+
 def tool(*blocks: Any, **extras: Any) -> ChatMessage:
     return ChatMessage(role=MessageRole.TOOL, blocks=list(blocks), additional_kwargs=extras)
 
