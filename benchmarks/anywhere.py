@@ -105,7 +105,9 @@ class Bench:
     def _start(self, name: str) -> RAGCacheEngine:
         gib, store = self.options.kv_cache_gib, self.options.document_cache_gib
         if name == "ours":
-            return self.started(gib, reuse="anywhere", document_cache_gib=store)
+            exact = self.options.exact_documents
+            knobs = {"document_cache_gib": store, "exact_documents": exact}
+            return self.started(gib, reuse="anywhere", **knobs)
         return self.started(gib + store if name == "larger" else gib, knowledge_tree=False)
 
     def started(self, kv_cache_gib: float, **knobs: Any) -> RAGCacheEngine:
@@ -462,6 +464,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, help="parts of it")
     parser.add_argument("--kv-cache-gib", type=float, default=1.0, help="of each engine")
     parser.add_argument("--document-cache-gib", type=float, default=2.0, help="of the store")
+    parser.add_argument(
+        "--exact-documents", type=int, default=0, help="first documents of a prompt that are exact"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="prompts of long documents")
     parser.add_argument("--requests", type=int, default=6, help="for each load and seed")
     parser.add_argument("--warm-up", type=int, default=2, help="requests before, not counted")

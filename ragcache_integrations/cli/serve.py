@@ -32,6 +32,7 @@ TREE = {
         "prefix (exact) or anywhere (approximate)"
     ),
     "link_tokens": "first tokens of each document that --reuse anywhere computes again",
+    "exact_documents": "documents at the beginning of a prompt that --reuse anywhere leaves exact",
     "document_cache_gib": "host memory for documents that are reused anywhere, in GiB",
     "disk_cache_gib": "disk space for documents, which survive restarts, in GiB (default: none)",
     "disk_cache_dir": "folder for these documents (default: in the user's cache folder)",

@@ -109,6 +109,9 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
             not see those before it, but for its first tokens.
         link_tokens: How many first tokens of each document are computed in place with
             ``reuse="anywhere"``: more cost time and come closer to exact answers.
+        exact_documents: How many documents at the beginning of each prompt are exact all the same
+            with ``reuse="anywhere"``: read from an exact KV cache, or computed. One costs as much
+            time as a document takes, and answers are often as good as exact ones.
         document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
         disk_cache_gib: Room on disk for documents, the tree's and those that are reused anywhere,
             in GiB: they survive restarts, and those that the memory has no room for are read from
@@ -177,6 +180,7 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
         frequency_window: float | None = None,
         reuse: str = "prefix",
         link_tokens: int = 16,
+        exact_documents: int = 0,
         document_cache_gib: float = 1.0,
         disk_cache_gib: float = 0.0,
         disk_cache_dir: str | Path | None = None,
@@ -207,6 +211,7 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
             frequency_window=frequency_window,
             reuse=reuse,
             link_tokens=link_tokens,
+            exact_documents=exact_documents,
             document_cache_gib=document_cache_gib,
             disk_cache_gib=disk_cache_gib,
             disk_cache_dir=disk_cache_dir,

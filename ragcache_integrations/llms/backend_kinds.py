@@ -57,6 +57,7 @@ _TREE_DEFAULTS = {
     "frequency_window": CACHE.frequency_window,
     "reuse": CACHE.reuse,
     "link_tokens": CACHE.link_tokens,
+    "exact_documents": CACHE.exact_documents,
     "document_cache_gib": CACHE.document_cache_gib,
     "disk_cache_gib": CACHE.disk_cache_gib,
     "disk_cache_dir": CACHE.disk_cache_dir,

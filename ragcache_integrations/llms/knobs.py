@@ -192,6 +192,8 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
             requests ask ``ragcache serve`` for it if it is not the default.
         link_tokens: How many first tokens of each document are computed in place with
             ``reuse="anywhere"``.
+        exact_documents: How many documents at the beginning of each prompt are exact all the same
+            with ``reuse="anywhere"``.
         document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
         disk_cache_gib: Room on disk for documents of both kinds, in GiB; they survive restarts. 0
             for none.
@@ -266,6 +268,7 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
     frequency_window: float | None = Field(default=CACHE.frequency_window, strict=True)
     reuse: str = CACHE.reuse
     link_tokens: int = Field(default=CACHE.link_tokens, strict=True)
+    exact_documents: int = Field(default=CACHE.exact_documents, strict=True)
     document_cache_gib: float = Field(default=CACHE.document_cache_gib, strict=True)
     disk_cache_gib: float = Field(default=CACHE.disk_cache_gib, strict=True)
     disk_cache_dir: Annotated[str | None, BeforeValidator(_path_to_text)] = CACHE.disk_cache_dir

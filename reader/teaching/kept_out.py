@@ -31,14 +31,20 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True, help="keeps what the search finds")
     parser.add_argument("--model", default=None, help="a folder; the default model where none is")
     parser.add_argument("--questions", type=int, default=None, help="the first so many")
+    parser.add_argument(
+        "--exact-documents", type=int, default=0, help="first documents that are read exactly"
+    )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     asked = [case for case in cases(load(options.library), options.cache) if case[0].answers]
     asked = asked[: options.questions]
     done = options.out.read_text("utf-8").count("\n") if options.out.exists() else 0
     sampling = SamplingOptions(max_tokens=ANSWER_TOKENS)
+    begins = f"{options.exact_documents} exact, " if options.exact_documents else ""
     with (
-        RAGCacheEngine(options.model, reuse="anywhere") as engine,
+        RAGCacheEngine(
+            options.model, reuse="anywhere", exact_documents=options.exact_documents
+        ) as engine,
         options.out.open("a", encoding="utf-8") as file,
     ):
         for start in tqdm(range(done, len(asked), BATCH)):
@@ -52,7 +58,7 @@ def main() -> None:
             streams = [engine.stream(one, sampling, **exact) for one in prompts]
             said = {"five": [stream.result().text.strip() for stream in streams]}
             for links, texts in block_answers(engine, prompts, LINKS).items():
-                said[f"links {links}"] = texts
+                said[f"{begins}links {links}"] = texts
             for place, (kept, *_) in enumerate(batch):
                 row = {"question": kept.text, "source": kept.source, "answers": kept.answers}
                 row |= {way: texts[place] for way, texts in said.items()}

@@ -26,8 +26,8 @@ COMMAND = "python -m reader.teaching.kept_out"
 NOT_WAYS = {"question", "source", "answers"}
 TITLE = (
     "Kept-out questions over the five passages that a search finds, by which the weights were "
-    'chosen; "links" is block by block with that many link tokens, and the last column is its '
-    "difference from reading all at once"
+    'chosen; "links" is block by block with that many link tokens, "1 exact" where the first '
+    "passage is read as in reading all at once, and the last column is the difference from that"
 )
 
 

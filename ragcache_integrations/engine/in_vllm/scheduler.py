@@ -409,15 +409,15 @@ class DocumentCache:
             cached = min(request.num_tokens - 1, cached + self._reuse.stored_tokens(request))
         return float(cached / max(1, request.num_tokens - cached))
 
-    def _cached_tokens(self, request: Request) -> int:
-        """How many tokens of a request's beginning are cached in either tier."""
-        return self._cached_blocks(request) * self._block_size
+    def _cached_tokens(self, request: Request, *, host: bool = True) -> int:
+        """How many tokens of a request's beginning are cached in either tier, or on the GPU."""
+        return self._cached_blocks(request, host=host) * self._block_size
 
     def _in_gpu(self, key: BlockHash) -> bool:
         return self._pool.cached_block_hash_to_block.get_one_block(key + FIRST_GROUP) is not None
 
-    def _cached_blocks(self, request: Request) -> int:
-        """How many leading blocks of a request are cached in either tier.
+    def _cached_blocks(self, request: Request, *, host: bool = True) -> int:
+        """How many leading blocks of a request are cached in either tier, or on the GPU.
 
         Cached blocks form a prefix, so that its end ``n`` is found in ``O(log n)`` look-ups:
         doubling steps bracket it, then bisection finds it. Throughout, the first ``low`` blocks
@@ -430,7 +430,7 @@ class DocumentCache:
             tokens: int = self._longest_hit(hashes, most)[1]
             return tokens // self._block_size
         in_gpu = self._pool.cached_block_hash_to_block.get_one_block
-        on_host = self.tree.host.slots
+        on_host = self.tree.host.slots if host else ()
         hashes = request.block_hashes
         limit = min(len(hashes), (request.num_tokens - 1) // self._block_size)
 

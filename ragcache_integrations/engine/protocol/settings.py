@@ -43,6 +43,8 @@ class CacheSettings:
         reuse: ``prefix``, which is exact, or ``anywhere``.
         link_tokens: How many first tokens of each document are computed where the rest is reused
             anywhere.
+        exact_documents: How many documents at the beginning of a prompt are exact where others are
+            reused anywhere.
         document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
         disk_cache_gib: Room on disk for documents of both kinds, in GiB; 0 for none.
         disk_cache_dir: Folder in which they are kept; ``None`` for the user's cache folder.
@@ -60,6 +62,7 @@ class CacheSettings:
     prefill_profile: dict[str, Any] | None = None
     reuse: str = "prefix"
     link_tokens: int = 16
+    exact_documents: int = 0
     document_cache_gib: float = 1.0
     disk_cache_gib: float = 0.0
     disk_cache_dir: str | None = None
@@ -74,6 +77,7 @@ class CacheSettings:
         check_field(self, check_seconds, "frequency_window", also="None for all time")
         check_field(self, check_choice, "reuse", REUSES)
         check_field(self, check_int, "link_tokens", 0, MOST_LINK_TOKENS)
+        check_field(self, check_int, "exact_documents", 0)
         check_field(self, check_number, "document_cache_gib", 0, above=True)
         check_field(self, check_number, "disk_cache_gib", 0)
         if self.quotas is not None:

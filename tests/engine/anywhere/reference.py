@@ -25,7 +25,12 @@ class Reference:
 
     @torch.no_grad()
     def answer(
-        self, prompt: Sequence[int], spans: Sequence[tuple[int, int]], links: int, tokens: int
+        self,
+        prompt: Sequence[int],
+        spans: Sequence[tuple[int, int]],
+        links: int,
+        tokens: int,
+        exact_until: int = 0,
     ) -> tuple[list[int], Tensor]:
         """Greedy tokens and the log-probabilities of the first one.
 
@@ -34,11 +39,12 @@ class Reference:
             spans: Its documents, each of which is encoded alone, at its place.
             links: First tokens of each that are computed behind what stands before it.
             tokens: How many tokens to answer.
+            exact_until: Tokens of the prompt's beginning that are computed in their place.
         """
         cache, at = DynamicCache(), 0
         for begin, end in spans:
             own: Any = self._run(prompt[begin:end], begin, DynamicCache())[1]
-            first = min(begin + links, end)
+            first = min(max(begin + links, exact_until), end)
             if at < first:
                 self._run(prompt[at:first], at, cache)
             for number, layer in enumerate(own.layers):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
+from tests.engine.anywhere.reference import Reference
 
 pytestmark = pytest.mark.engine
 
@@ -31,9 +33,8 @@ def scores(answer: Generation) -> list[float]:
     return [token.logprob for token in answer.logprobs]
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RAGCacheEngine]:
-    with RAGCacheEngine(
+def start(**knobs: Any) -> RAGCacheEngine:
+    return RAGCacheEngine(
         default_model_path(),
         kv_cache_gib=0.1,
         max_model_len=1024,
@@ -41,7 +42,13 @@ def engine() -> Iterator[RAGCacheEngine]:
         reuse="anywhere",
         link_tokens=4,
         vllm_args={"enforce_eager": True},
-    ) as running:
+        **knobs,
+    )
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[RAGCacheEngine]:
+    with start() as running:
         yield running
 
 
@@ -97,3 +104,35 @@ def test_no_more_is_computed_than_either_way_would(engine: RAGCacheEngine, tenan
         exact = engine.generate(prompt, GREEDY, namespace=tenant, reuse="prefix")
         assert scores(chosen) == pytest.approx(scores(exact), abs=1e-4)
         assert chosen.usage.cached_tokens > 0
+
+
+def test_as_many_documents_as_wanted_are_exact() -> None:
+    reference = Reference(default_model_path())
+    with start(exact_documents=2) as engine:
+        engine.encode(DOCUMENTS)
+        for number, documents in enumerate((DOCUMENTS, DOCUMENTS[::-1], DOCUMENTS[1:])):
+            prompt = prompt_of(documents, number)
+            rendered = engine.render(prompt)
+            spans = [(span.start, span.end) for span in rendered.documents]
+            answer = engine.generate(prompt, GREEDY)
+            tokens, right = reference.answer(rendered.token_ids, spans, 4, 6, spans[1][1])
+            assert answer.token_ids == tuple(tokens)
+            assert scores(answer)[0] == pytest.approx(float(right[tokens[0]]), abs=1e-3)
+            read = sum(end - begin - 4 for begin, end in spans[2:])
+            assert answer.usage.cached_tokens >= read
+            # What was computed of the first two serves exact prompts, and nothing else does.
+            exact = engine.generate(prompt, GREEDY, reuse="prefix")
+            assert exact.usage.cached_tokens == spans[1][1] // engine.block_size * engine.block_size
+            alone = engine.generate(prompt, GREEDY, reuse="prefix", namespace="alone")
+            assert scores(exact) == pytest.approx(scores(alone), abs=1e-4)
+
+
+def test_a_prompt_with_no_more_documents_than_are_exact_is_exact() -> None:
+    with start(exact_documents=2) as engine:
+        engine.encode(DOCUMENTS)
+        for count in (1, 2):
+            prompt = prompt_of(DOCUMENTS[-count:], count)
+            answer = engine.generate(prompt, GREEDY)
+            exact = engine.generate(prompt, GREEDY, reuse="prefix", namespace="alone")
+            assert answer.usage.cached_tokens == 0
+            assert scores(answer) == pytest.approx(scores(exact), abs=1e-4)

@@ -100,10 +100,17 @@ def engine(folder: Path) -> Iterator[RAGCacheEngine]:
         yield running
 
 
-def check(reference: Reference, folder: Path, number: int, links: int, answer: Generation) -> None:
+def check(
+    reference: Reference,
+    folder: Path,
+    number: int,
+    links: int,
+    answer: Generation,
+    exact_until: int = 0,
+) -> None:
     rendered = PromptRenderer(AutoTokenizer.from_pretrained(folder)).render(prompt_of(number))
     spans = [(span.start, span.end) for span in rendered.documents]
-    tokens, scores = reference.answer(rendered.token_ids, spans, links, 8)
+    tokens, scores = reference.answer(rendered.token_ids, spans, links, 8, exact_until)
     assert answer.logprobs is not None
     assert [token.token_id for token in answer.logprobs] == tokens
     for token in answer.logprobs[0].top:
@@ -123,6 +130,30 @@ def test_answers_are_those_of_stored_documents_one_after_the_other(
         assert answer.usage.cached_tokens >= read > 0
         assert answer.usage.cached_tokens < answer.usage.prompt_tokens
         assert engine.generate(prompts[number], GREEDY, link_tokens=links).text == answer.text
+
+
+@pytest.mark.parametrize("links", [0, 5])
+def test_the_beginning_that_is_cached_exactly_is_not_read(
+    folder: Path, links: int, engine: RAGCacheEngine
+) -> None:
+    """Documents begin the prompt as they began another: their exact KV cache serves, as ever."""
+    tenant, reference = f"beginning {links}", Reference(folder)
+    engine.encode(DOCUMENTS, namespace=tenant)
+    prompt = prompt_of(7)
+    first, _, third = engine.render(prompt).documents
+    alike = prompt_of(7, count=2)
+    engine.generate(alike, GREEDY, namespace=tenant, reuse="prefix")
+    exact_until = third.start // engine.block_size * engine.block_size
+    assert exact_until > first.end + links
+    answer = engine.generate(prompt, GREEDY, namespace=tenant, link_tokens=links)
+    check(reference, folder, 7, links, answer, exact_until)
+    assert answer.usage.cached_tokens >= exact_until + third.end - third.start - links
+    others = engine.generate(prompt, GREEDY, link_tokens=links)
+    check(reference, folder, 7, links, others)
+    assert others.text == engine.generate(prompt, GREEDY, link_tokens=links).text
+    again = engine.generate(prompt, GREEDY, namespace=tenant, reuse="prefix")
+    assert again.usage.cached_tokens == exact_until  # and nothing of what is approximate
+    assert again.text == engine.generate(prompt, GREEDY, namespace="x", reuse="prefix").text
 
 
 SCHEMA = f"""

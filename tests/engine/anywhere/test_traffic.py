@@ -30,6 +30,8 @@ DOCUMENTS = [
     " ".join(random.Random(number).choice(WORDS) for _ in range(20 + 5 * number))
     for number in range(12)
 ]
+TENANTS = ("", EXACT := "exact")
+"""Approximate answers depend on what exact ones of the same tenant have left."""
 GREEDY = SamplingOptions(max_tokens=24, ignore_eos=True)
 SETTINGS: dict[str, Any] = {
     "max_model_len": 1024,
@@ -45,8 +47,9 @@ def prompt_of(dice: random.Random, number: int, system: str = "Answer.") -> Prom
 
 def requests(count: int, seed: int) -> list[tuple[Prompt, dict[str, Any]]]:
     dice = random.Random(seed)
-    kinds: list[dict[str, Any]] = [{"reuse": "prefix"}]
-    kinds += [{"link_tokens": links} for links in (0, 8, 16, 10_000)]
+    kinds: list[dict[str, Any]] = [{"reuse": "prefix", "namespace": EXACT}]
+    kinds += [{"link_tokens": links} for links in (0, 8, 16)]
+    kinds += [{"link_tokens": 10_000, "namespace": EXACT}]
     return [(prompt_of(dice, number), dice.choice(kinds)) for number in range(count)]
 
 
@@ -61,7 +64,8 @@ def alone(model: Path) -> Iterator[list[Generation]]:
     with RAGCacheEngine(
         model, kv_cache_gib=0.1, vllm_args={"enforce_eager": True}, **SETTINGS
     ) as engine:
-        engine.encode(DOCUMENTS)
+        for tenant in TENANTS:
+            engine.encode(DOCUMENTS, namespace=tenant)
         yield [engine.generate(prompt, GREEDY, **kind) for prompt, kind in requests(100, 1)]
 
 
@@ -83,7 +87,8 @@ def crowded(model: Path) -> Iterator[RAGCacheEngine]:
         vllm_args=arguments,
         **SETTINGS,
     ) as engine:
-        engine.encode(DOCUMENTS)
+        for tenant in TENANTS:
+            engine.encode(DOCUMENTS, namespace=tenant)
         yield engine
 
 

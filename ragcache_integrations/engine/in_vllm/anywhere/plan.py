@@ -76,6 +76,7 @@ def make_plan(
     stored: Container[bytes],
     link_tokens: int,
     prompt_tokens: int,
+    exact_until: int = 0,
 ) -> Plan:
     """Plan a request.
 
@@ -85,6 +86,7 @@ def make_plan(
         stored: Keys of documents that can be read.
         link_tokens: First tokens of each document that are computed, not read.
         prompt_tokens: Length of the prompt, the last of which is always computed.
+        exact_until: Tokens of the prompt's beginning of which nothing is read.
     """
     last = prompt_tokens - 1
     loads: list[Load] = []
@@ -93,7 +95,7 @@ def make_plan(
     at = 0
     for key, (_, begin, document_end) in zip(keys, spans, strict=True):
         end = min(document_end, last)
-        first = min(begin + link_tokens, end)
+        first = min(max(begin + link_tokens, exact_until), end)
         if key not in stored:
             missing.append((key, begin, document_end))
         elif first < end:

@@ -8,7 +8,8 @@ takes it for a part of a prompt and samples nothing; it is named finished in the
 
 Approximate keys and values are in a namespace of their own, which nobody can name: a secret of this
 process, the tenant, where documents begin and end, and the number of link tokens are its salt. Only
-whole blocks before the first document have their usual names.
+whole blocks of the beginning that is exact have their usual names: of what comes before the first
+document, and of documents that begin the prompt as they began one that was computed exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData
@@ -64,6 +65,7 @@ class _Known:
         keys: Their keys.
         link_tokens: Tokens of each that are computed; ``None`` where it encodes them.
         salt: The tenant.
+        exact_until: Tokens of its beginning that are exact, whole blocks of which keep their names.
         saved: Whether its documents have been stored.
         plan: How its beginning is come by, as of the latest look at the stores.
         version: Of the stores at that time.
@@ -73,6 +75,7 @@ class _Known:
     keys: tuple[bytes, ...]
     link_tokens: int | None
     salt: str
+    exact_until: int = 0
     saved: bool = False
     plan: Plan | None = None
     version: int = -1
@@ -93,6 +96,14 @@ class _Idle:
     document: tuple[str, list[int]]
 
 
+class CachedTokens(Protocol):
+    """How many tokens of a request's beginning are cached by its block hashes."""
+
+    def __call__(self, request: Request, *, host: bool = True) -> int:
+        """Count those in either tier, or on the GPU alone."""
+        ...
+
+
 class Reuse:
     """Requests that reuse documents anywhere.
 
@@ -101,14 +112,22 @@ class Reuse:
         scheduler: vLLM's scheduler, right after its ``__init__``. Places of its batch are kept for
             rows.
         disk: What is on disk; ``None`` for no disk.
+        exact_documents: How many documents at the beginning of a prompt are exact all the same.
 
     Attributes:
         longest: The most tokens of a prompt with documents that are reused, or of one and a token
             after it; ``None`` for any number.
     """
 
-    def __init__(self, store: DocumentStore, scheduler: Any, disk: DiskIndex | None = None) -> None:
+    def __init__(
+        self,
+        store: DocumentStore,
+        scheduler: Any,
+        disk: DiskIndex | None = None,
+        exact_documents: int = 0,
+    ) -> None:
         self.store = store
+        self._exact = exact_documents
         self.disk = disk
         self._scheduler = scheduler
         self._block_size: int = scheduler.block_size
@@ -142,7 +161,7 @@ class Reuse:
         request: Request,
         spans: tuple[Span, ...],
         arguments: Mapping[str, Any],
-        cached_tokens: Callable[[Request], int],
+        cached_tokens: CachedTokens,
     ) -> bool:
         """Take a new request in, if it reuses documents or encodes them.
 
@@ -154,7 +173,7 @@ class Reuse:
             spans: Its documents.
             arguments: Its ``extra_args``.
             cached_tokens: Returns how many tokens of a request's beginning are cached by its
-                block hashes.
+                block hashes, in either tier or, with ``host=False``, on the GPU.
         """
         if self._idle is None or self._idle.name != request.request_id:
             self.make_way()
@@ -174,13 +193,13 @@ class Reuse:
                     self.disk.look(key, end - begin)
         known = _Known(spans, keys, None if encodes else max(0, int(links or 0)), salt)
         if encodes:
-            self._separate(request, known, shared=0)
+            self._separate(request, known)
         else:
             plan = self._plan(request, known)
-            if not plan.loads or not self._is_cheaper(plan, request, known, cached_tokens):
+            if not plan.loads or not self._is_cheaper(request, known, cached_tokens):
                 self._pend_missing(plan, known, request)
                 return False  # it is exact, and shares prefixes with others that are
-            self._waiting[request.request_id] = plan.computed
+            self._waiting[request.request_id] = self._plan(request, known).computed
         self._known[request.request_id] = known
         return True
 
@@ -383,28 +402,20 @@ class Reuse:
 
     # Inside
 
-    def _separate(self, request: Request, known: _Known, shared: int) -> None:
+    def _separate(self, request: Request, known: _Known) -> None:
         """Give a request the namespace of its approximate keys and values.
 
-        Args:
-            request: The request.
-            known: What is known of it.
-            shared: Its first blocks, which are exact and keep their names.
+        The blocks of its exact beginning keep their names.
         """
-        exact = request.block_hashes[:shared]
+        exact = request.block_hashes[: known.exact_until // self._block_size]
         places = ",".join(f"{begin}-{end}" for _, begin, end in known.spans)
-        request.cache_salt = f"{self._secret} {known.link_tokens} {places} {known.salt}"
+        kind = f"{known.link_tokens} {known.exact_until}"
+        request.cache_salt = f"{self._secret} {kind} {places} {known.salt}"
         request.block_hashes.clear()
         request.update_block_hashes()
         request.block_hashes[: len(exact)] = exact
 
-    def _is_cheaper(
-        self,
-        plan: Plan,
-        request: Request,
-        known: _Known,
-        cached_tokens: Callable[[Request], int],
-    ) -> bool:
+    def _is_cheaper(self, request: Request, known: _Known, cached_tokens: CachedTokens) -> bool:
         """Whether reuse leaves fewer tokens to compute than the exact KV cache does.
 
         Where exact prefixes hold documents, less than a block is no difference: they end with whole
@@ -413,10 +424,15 @@ class Reuse:
         """
         exact, usual, salt = cached_tokens(request), list(request.block_hashes), request.cache_salt
         begin = known.spans[0][1]
-        # What stands before the first document is exact, and shared with requests that are.
-        self._separate(request, known, shared=begin // self._block_size)
+        # What comes before the first document is exact, and shared with requests that are. Beyond
+        # it, what is on the GPU is taken: nothing of the host tier is read for these requests.
+        until = known.spans[min(self._exact, len(known.spans)) - 1][2] if self._exact else begin
+        known.exact_until = max(until, cached_tokens(request, host=False))
+        known.plan = None
+        plan = self._plan(request, known)
+        self._separate(request, known)
         computed = plan.after(cached_tokens(request)).computed
-        if exact <= begin or plan.end - computed >= exact + self._block_size:
+        if plan.loads and (exact <= begin or plan.end - computed >= exact + self._block_size):
             return True
         request.cache_salt = salt
         request.block_hashes[:] = usual
@@ -427,7 +443,7 @@ class Reuse:
         version = self.store.version + (0 if self.disk is None else self.disk.version)
         if known.plan is None or known.version != version:
             links, length = known.link_tokens or 0, request.num_prompt_tokens
-            known.plan = make_plan(known.spans, known.keys, self, links, length)
+            known.plan = make_plan(known.spans, known.keys, self, links, length, known.exact_until)
             known.version = version
         return known.plan
 
@@ -505,6 +521,7 @@ def reuse_of(scheduler: Any, settings: CacheSettings, disk: DiskIndex | None) ->
     tokens = int(settings.document_cache_gib * GIB) // (token_bytes * workers)
     profile = settings.prefill_profile
     seconds = PrefillCostModel.from_dict(profile) if profile else None
-    reuse = Reuse(DocumentStore(tokens, settings.policy, seconds), scheduler, disk)
+    store = DocumentStore(tokens, settings.policy, seconds)
+    reuse = Reuse(store, scheduler, disk, settings.exact_documents)
     connector.reuse = reuse
     return reuse
