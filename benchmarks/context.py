@@ -105,6 +105,11 @@ class Bench:
             self._engine = self._stack.enter_context(engine)
         return self._engine
 
+    @cached_property
+    def answers(self) -> Answers:
+        """Greedy answers, those of earlier runs included."""
+        return Answers(lambda: self.engine, self.options.answers)
+
     def ways(self, conversation: Conversation, kind: Kind, budget: int) -> dict[str, Turns]:
         """The prompts of each way."""
         plain = chat_turns(conversation, kind, budget, self.count, once=False)
@@ -171,7 +176,7 @@ def note(bench: Bench) -> dict[str, Any]:
     """F1 with and without a note of the ranking."""
     data = "bundled" if bench.options.data is None else str(bench.options.data / "nq")
     count = 8 if bench.options.quick else bench.options.questions
-    return compare_notes(bench.engine, data, count, Answers(bench.options.answers))
+    return compare_notes(data, count, bench.answers)
 
 
 def answered(bench: Bench, asked: Sequence[Conversation], first: int) -> dict[str, Any]:
@@ -182,7 +187,6 @@ def answered(bench: Bench, asked: Sequence[Conversation], first: int) -> dict[st
         asked: The conversations.
         first: The first turn that is asked.
     """
-    answers = Answers(bench.options.answers)
     scores: dict[str, list[float]] = defaultdict(list)
     meetings: list[int] = []
     began = time.perf_counter()
@@ -195,7 +199,7 @@ def answered(bench: Bench, asked: Sequence[Conversation], first: int) -> dict[st
         ways.pop(BLOCKS, None)  # ContextPilot is asked in the way that saves most
         for turn, question in list(enumerate(conversation.questions))[first:]:
             prompts = [as_prompt(prompts[turn]) for prompts in ways.values()]
-            texts = answers.ask(bench.engine, prompts)
+            texts = bench.answers.ask(prompts)
             for way, text in zip(ways, texts, strict=True):
                 scores[way].append(token_f1(text, (question.answer,)))
             meetings.append(conversation.meeting)

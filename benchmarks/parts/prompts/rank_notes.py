@@ -18,7 +18,7 @@ from parts.prompts.answer_file import Answers
 from parts.stats.tables import Cell, print_table
 from parts.traffic.embedded import Embedder
 from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.engine import Prompt, RAGCacheEngine
+from ragcache_integrations.engine import Prompt
 from ragcache_integrations.evaluation.datasets import Answer, EvalQuestion, load_dataset
 from ragcache_integrations.evaluation.scores.intervals import bootstrap_interval
 
@@ -50,16 +50,13 @@ def _by_title(ranked: Sequence[PromptDocument], shown: Sequence[PromptDocument])
 NOTES: dict[str, Note] = {PLACES: _by_place, TITLES: _by_title}
 
 
-def compare_notes(
-    engine: RAGCacheEngine, data: str, questions: int, answers: Answers
-) -> dict[str, Any]:
+def compare_notes(data: str, questions: int, answers: Answers) -> dict[str, Any]:
     """Return F1 by way, and the paired differences.
 
     Args:
-        engine: Answers.
         data: Folder of Natural Questions, or ``bundled``.
         questions: How many, drawn at random.
-        answers: Those that there are already.
+        answers: Answers the prompts.
     """
     nq = load_dataset("nq", data)
     sample = nq.sampled(min(questions, len(nq.questions)), 0)
@@ -87,7 +84,7 @@ def compare_notes(
                 for question, ranked, moved in zip(batch, found, shown, strict=True)
             ]
         for way, asked in prompts.items():
-            for question, text in zip(batch, answers.ask(engine, asked), strict=True):
+            for question, text in zip(batch, answers.ask(asked), strict=True):
                 f1[way].append(nq.score(question, Answer(text)).scores["f1"])
         if begin // BATCH % 10 == 0:
             print(f"{begin + len(batch)} of {len(sample)} questions", flush=True)
