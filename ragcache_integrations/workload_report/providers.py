@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ragcache_integrations.core.checks import check_number
@@ -14,9 +12,6 @@ __all__ = ["REQUESTS_PER_DAY", "ProviderShare", "provider_shares"]
 
 REQUESTS_PER_DAY = 1000.0
 """Where nobody says how many there are; the linter's default, too."""
-
-MOST_COMPARED = 256
-"""The most earlier requests that one is compared with, the latest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +48,46 @@ def provider_shares(trace: Trace, requests_per_day: float) -> list[ProviderShare
 
 
 def _share(trace: Trace, cache: ProviderCache, per_day: float) -> ProviderShare:
-    recent: deque[TraceRequest] = deque(
-        maxlen=min(MOST_COMPARED, int(cache.lifetime * per_day / DAY))
-    )
+    window = cache.lifetime * per_day / DAY
+    latest: dict[tuple[int, object], tuple[int, int]] = {}
     total = cached = 0
     paid = 0.0
-    for request in trace.requests:
+    for number, request in enumerate(trace.requests):
         tokens = trace.prompt_tokens(request)
-        shared = trace.system_tokens + _shared_tokens(request, recent)
-        held = min(tokens, cache.cached(shared)) if recent else 0
+        shared = trace.system_tokens + _shared_tokens(request, number, window, latest)
+        # The request before this one is recent, or none is.
+        held = min(tokens, cache.cached(shared)) if min(number, window) >= 1 else 0
         total, cached = total + tokens, cached + held
         paid += cache.billed(tokens, held)
-        recent.append(request)
     return ProviderShare(cache, cached / total, paid / total)
 
 
-def _shared_tokens(request: TraceRequest, recent: Iterable[TraceRequest]) -> int:
-    """Tokens after the system's text that a prompt has in common with a recent one, at most."""
-    longest = 0
-    for other in recent:
-        if other.namespace != request.namespace:
-            continue
-        shared = 0
-        for document, theirs in zip(request.documents, other.documents, strict=False):
-            if document != theirs:
-                break
-            shared += document[1]
-        is_same = request.documents == other.documents and request.question is not None
-        if is_same and request.question == other.question:
-            shared += request.question_tokens
-        longest = max(longest, shared)
-    return longest
+def _shared_tokens(
+    request: TraceRequest,
+    number: int,
+    window: float,
+    latest: dict[tuple[int, object], tuple[int, int]],
+) -> int:
+    """Tokens after the system's text that a prompt has in common with a recent one, at most.
+
+    Args:
+        request: The request.
+        number: Its place in the trace.
+        window: How many of the latest requests are recent.
+        latest: Of each beginning of a prompt, named by the number of the beginning without its last
+            part and by that part: its own number, and the last request that had it. This request is
+            added.
+    """
+    parts: list[tuple[object, int]] = [(document, document[1]) for document in request.documents]
+    if request.question is not None:
+        parts.append((request.question, request.question_tokens))
+    shared = parent = 0
+    is_recent = True
+    for part, tokens in ((request.namespace, 0), *parts):
+        known = latest.get((parent, part))
+        is_recent = is_recent and known is not None and number - known[1] <= window
+        shared += tokens if is_recent else 0
+        name = len(latest) + 1 if known is None else known[0]
+        latest[parent, part] = name, number
+        parent = name
+    return shared

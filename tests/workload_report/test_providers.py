@@ -46,6 +46,15 @@ def test_what_is_short_old_or_another_tenant_s_is_not() -> None:
     assert share_of("anthropic-1h", *again, per_day=100).cached > 0.4
 
 
+def test_busy_traffic_finds_what_hundreds_of_requests_ago_had() -> None:
+    """A million requests a day are 3,472 in five minutes."""
+    others = [request("a", question=str(number)) for number in range(1000)]
+    traffic = (request("c"), *others, request("c"))
+    for per_day, tokens in ((1e6, 1100), (1e308, 1100), (1e5, 0)):
+        share = share_of("google", *traffic, per_day=per_day)
+        assert share.cached == tokens / (2 * 1101 + 1000 * 701)
+
+
 requests = st.builds(
     lambda documents, question: request(*documents, question=question),
     st.lists(st.sampled_from("abcd"), max_size=4, unique=True),

@@ -70,7 +70,7 @@ def provider_cost(
     """
     per_day = check_number("requests_per_day", requests_per_day, 0, above=True)
     price = check_number("price", price, 0)
-    recent: deque[str] = deque(maxlen=min(MOST_COMPARED, int(cache.lifetime * per_day / DAY)))
+    recent: deque[str] = deque(maxlen=int(min(MOST_COMPARED, cache.lifetime * per_day / DAY)))
     total = cached = 0
     paid = 0.0
     for request in requests:
