@@ -23,7 +23,7 @@ from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
 
 from .base import Table, Tables
 from .plan import PresetPlan, plan_preset
-from .results import Results
+from .results import FEWEST, Results
 from .tables import markdown
 
 __all__ = ["PresetResult", "aevaluate_preset", "evaluate_preset", "knobs_among"]
@@ -38,10 +38,6 @@ NOISE = (
     "The model has random weights: the best setting is that of the largest gain, and nothing shows "
     "that it answers as well."
 )
-
-
-FEWEST = 100
-"""With fewer different questions, only the mechanics are shown."""
 
 FEW = (
     f"There are fewer than {FEWEST} different questions: answers that do not differ show the "
@@ -219,8 +215,7 @@ def _doubts(results: Results) -> list[str]:
     """What forbids to speak of equal quality."""
     if results.is_noise:
         return [NOISE]
-    different = {record.question for record in results.first.records}
-    return [FEW] if len(different) < FEWEST else []
+    return [FEW] if min(map(results.questions, results.runs)) < FEWEST else []
 
 
 def _differences(plan: PresetPlan, run: EvalRun) -> str:

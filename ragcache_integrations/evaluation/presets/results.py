@@ -19,10 +19,13 @@ from ragcache_integrations.evaluation.report import main_quality
 from ragcache_integrations.evaluation.runs import EvalRun, answer_scores, series
 from ragcache_integrations.evaluation.scores import Interval, bootstrap_interval
 
-__all__ = ["EQUAL_QUALITY", "Results", "Runs", "interval_of", "reduction"]
+__all__ = ["EQUAL_QUALITY", "FEWEST", "Results", "Runs", "interval_of", "reduction"]
 
 EQUAL_QUALITY = -0.03
 """Quality is equal if the whole interval of the difference is above this."""
+
+FEWEST = 100
+"""Fewer different questions show no equal quality, as answers that do not differ have no interval."""
 
 Runs = Sequence[EvalRun]
 Values = Iterable[tuple[str, float]]
@@ -117,18 +120,32 @@ class Results:
         return self._compared(base, name, metric)[1]
 
     def is_equal(self, base: str, name: str) -> bool | None:
-        """Whether a setting answers as well as another; ``None`` for random weights."""
+        """Whether a setting answers as well as another.
+
+        Returns:
+            ``None`` for random weights, and where the answers of fewer than :data:`FEWEST`
+            different questions are as good.
+        """
         if base == name:
             return None if self.is_noise else True
         difference = self.quality_difference(base, name)
-        return None if difference is None else difference.low > EQUAL_QUALITY
+        if difference is None:
+            return None
+        if difference.low <= EQUAL_QUALITY:
+            return False
+        return True if self.questions(base) >= FEWEST else None
+
+    def questions(self, name: str) -> int:
+        """How many different questions a setting answered, over all seeds."""
+        return len({record.question for run in self.runs[name] for record in run.records})
 
     def best(
         self, base: str, names: Iterable[str], gain: Callable[[str], Interval | float | None]
     ) -> str | None:
         """The setting with the largest gain among those that answer as well as ``base``.
 
-        With random weights, the one with the largest gain of all.
+        With random weights, the one with the largest gain of all; with few questions, of those
+        whose answers are as good as far as they show.
 
         Args:
             base: The setting whose quality counts.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ragcache_integrations.evaluation import EvalRun, plan_preset
-from ragcache_integrations.evaluation.presets import PRESETS, Table
+from ragcache_integrations.evaluation.presets import PRESETS, Table, results
 from ragcache_integrations.evaluation.presets.base import Tables
 from ragcache_integrations.evaluation.presets.metis import best_fixed, profiler_shares
 from ragcache_integrations.evaluation.presets.results import Results
@@ -16,6 +16,11 @@ from ragcache_integrations.evaluation.settings import EvalSettings
 from .made import made_run
 
 COUNT = 6
+
+
+@pytest.fixture(autouse=True)
+def few_questions_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "FEWEST", COUNT)
 
 
 def tables_of(

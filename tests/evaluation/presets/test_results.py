@@ -79,7 +79,7 @@ def test_random_weights_have_no_quality() -> None:
 
 @pytest.mark.parametrize(("lost", "equal"), [(0.02, True), (0.04, False)])
 def test_equal_quality_is_an_interval_above_three_points(lost: float, equal: bool) -> None:
-    compared = results(base=made_run([0.5] * 4), other=made_run([0.5 - lost] * 4))
+    compared = results(base=made_run([0.5] * 100), other=made_run([0.5 - lost] * 100))
     assert compared.is_equal("base", "other") is equal
 
 
@@ -87,6 +87,20 @@ def test_too_few_questions_show_no_equal_quality() -> None:
     """The mean is the same, but the interval is wide."""
     compared = results(base=made_run([1.0, 0.0]), other=made_run([0.0, 1.0]))
     assert compared.is_equal("base", "other") is False
+
+
+@pytest.mark.parametrize(("seeds", "equal"), [(1, None), (2, True)])
+def test_answers_to_few_questions_show_no_equal_quality_even_if_none_differs(
+    seeds: int, equal: bool | None
+) -> None:
+    """Each seed has 60 other questions, each of them twice."""
+    runs = tuple(
+        made_run([0.5] * 120, questions=2 * [f"q{seed}-{number}" for number in range(60)])
+        for seed in range(seeds)
+    )
+    compared = Results("nq", {"base": runs, "other": runs})
+    assert compared.questions("base") == 60 * seeds
+    assert compared.is_equal("base", "other") is equal
 
 
 def test_the_best_answers_as_well() -> None:
