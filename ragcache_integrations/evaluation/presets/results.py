@@ -25,7 +25,7 @@ EQUAL_QUALITY = -0.03
 """Quality is equal if the whole interval of the difference is above this."""
 
 FEWEST = 100
-"""Fewer different questions show no equal quality, as answers that do not differ have no interval."""
+"""Fewer different questions show no equal quality: answers that do not differ have no interval."""
 
 Runs = Sequence[EvalRun]
 Values = Iterable[tuple[str, float]]
