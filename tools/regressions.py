@@ -7,7 +7,9 @@ are repeated and compared: a figure is worse if its interval does not overlap th
 processor with as many cores. A run that was interrupted resumes; finished runs are kept in
 ``build/quick`` as long as the code is the same.
 
-Exit status: 0 if nothing got worse, 1 if something did, 2 if nothing did but a benchmark failed.
+Exit status: 0 if nothing got worse, 1 if something did, 2 if nothing did but a benchmark failed, a
+recorded figure is gone, or none of the benchmarks was recorded. A baseline that cannot be read is
+refused before anything runs.
 """
 
 from __future__ import annotations
@@ -66,13 +68,21 @@ class Baseline:
 
     @classmethod
     def read(cls, path: Path) -> Baseline | None:
-        """Read one; ``None`` if the benchmark was not recorded."""
+        """Read one; ``None`` if the benchmark was not recorded.
+
+        Raises:
+            SystemExit: The file is no baseline.
+        """
         if not path.exists():
             return None
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return cls(
-            content["about"], {name: Figure(*one) for name, one in content["figures"].items()}
-        )
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            figures = {name: Figure.from_list(one) for name, one in content["figures"].items()}
+            is_same_machine(machine := content["about"]["machine"], machine)
+            differences(machine, machine)
+        except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+            sys.exit(f"{path} is no baseline ({error!r:.200}): restore it, or use --record")
+        return cls(content["about"], figures)
 
 
 @dataclass(frozen=True)
@@ -172,12 +182,14 @@ def record(runs: Runs, rules: Rules, folder: Path, about: Mapping[str, Any]) -> 
         print(f"{name}: {len(figures)} figures of {len(results)} runs recorded")
 
 
-def compare_all(runs: Runs, rules: Rules, folder: Path, about: Mapping[str, Any]) -> list[Row]:
+def compare_all(
+    runs: Runs, rules: Rules, baselines: Mapping[str, Baseline | None], about: Mapping[str, Any]
+) -> list[Row]:
     """Compare all benchmarks, and say what differs between the machines."""
     rows: list[Row] = []
     said: set[str] = set()
     for name, results in runs.results.items():
-        recorded = Baseline.read(folder / f"{name}.json")
+        recorded = baselines[name]
         if recorded is None:
             print(f"{name} was not recorded yet: use --record")
             continue
@@ -251,6 +263,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     rules = Rules.read(options.rules)
     scripts = chosen(options.only, quick_scripts(options.scripts))
+    baselines: dict[str, Baseline | None] = {}
+    if not options.record:
+        baselines = {name: Baseline.read(options.recorded / f"{name}.json") for name in scripts}
     busy = os.getloadavg()[0]
     if busy > BUSY:
         print(f"Other programs keep {busy:.1f} cores busy: the times will be too long.")
@@ -265,15 +280,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "busy_cores": round(busy, 1),
         "machine": machine_facts(),
     }
-    worse = False
+    verdicts: set[str] = set()
     if options.record:
         record(runs, rules, options.recorded, about)
     else:
-        rows = compare_all(runs, rules, options.recorded, about)
+        rows = compare_all(runs, rules, baselines, about)
         show(rows, everything=options.all)
-        worse = any(row.verdict == "worse" for row in rows)
+        verdicts = {row.verdict for row in rows}
     show_errors(runs.errors)
-    return 1 if worse else 2 * bool(runs.errors)
+    if "worse" in verdicts:
+        return 1
+    is_uncompared = not (options.record or any(baselines.values())) or "gone" in verdicts
+    return 2 if runs.errors or is_uncompared else 0
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def test_a_figure_that_is_gone_or_new_is_shown(
 ) -> None:
     bench.run("--record")
     bench.write(one={"ttft_ratio": [2.0, 1.8, 2.2], "hit_ratio": 3.0})
-    assert bench.run() == 0
+    assert bench.run() == 2
     output = capsys.readouterr().out
     assert row(output, "lookup_ms")[-1] == "gone"
     assert row(output, "hit_ratio")[-1] == "new"
@@ -208,6 +208,44 @@ def test_what_was_never_recorded_is_said(bench: Bench, capsys: pytest.CaptureFix
     bench.run("--record", "--only", "one")
     assert bench.run() == 0
     assert "two was not recorded yet" in capsys.readouterr().out
+
+
+def test_where_nothing_was_recorded_nothing_was_compared(bench: Bench) -> None:
+    assert bench.run() == 2
+
+
+def test_a_figure_that_is_no_number_any_more_is_no_success(bench: Bench) -> None:
+    bench.run("--record")
+    bench.write(one=GOOD | {"ttft_ratio": float("nan")})
+    assert bench.run() == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ('"figures"', '"figs"'),
+        ('"machine"', '"engine"'),
+        ('"cores"', '"course"'),
+        ("[5.0, 5.0,", '["5.0", 5.0,'),
+        ("[5.0, 5.0,", "[NaN, 5.0,"),
+        ("[5.0, 5.0,", "[5.0,"),
+        ("[2.0, 1.8,", "[2.0, 2.8,"),
+        ("}", ""),
+    ],
+)
+def test_a_damaged_baseline_is_refused_before_anything_runs(
+    bench: Bench, part: str, other: str
+) -> None:
+    bench.run("--record")
+    path = bench.folder / "recorded" / "two.json"
+    text = path.read_text()
+    assert part in text
+    path.write_text(text.replace(part, other, 1))
+    with pytest.raises(SystemExit, match=r"two\.json is no baseline") as refused:
+        bench.run()
+    assert "--record" in str(refused.value)
+    assert bench.times_run("one") == 2
+    assert bench.run("--record") == 0
 
 
 def test_settings_are_not_recorded(bench: Bench) -> None:

@@ -57,6 +57,20 @@ class Figure:
         numbers = [float(f"{number:.6g}") for number in (self.value, self.low, self.high)]
         return [*numbers, self.has_interval]
 
+    @classmethod
+    def from_list(cls, data: Sequence[Any]) -> Self:
+        """Read what :meth:`as_list` returned.
+
+        Raises:
+            TypeError: It is something else; so is ``ValueError``.
+        """
+        *numbers, has_interval = data
+        value, low, high = numbers
+        if not (all(map(_is_number, numbers)) and low <= high and isinstance(has_interval, bool)):
+            msg = f"a figure must be a number, both ends of its interval, and a flag, got {data!r}"
+            raise ValueError(msg)
+        return cls(value, low, high, has_interval)
+
 
 def figures_of(result: Mapping[str, Any]) -> dict[str, Figure]:
     """Return the figures of a result, by path.
