@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -163,8 +163,8 @@ class EvalDataset(ABC):
         named_by_folder: Whether a folder of another name is data of your own, and gives the title.
 
     Raises:
-        ConfigurationError: There is no question or no document, a question's id comes twice, or
-            documents of the same id differ.
+        ConfigurationError: There is no question or no document, a question's id comes twice,
+            documents of the same id differ, or an id or a text is no valid Unicode.
     """
 
     name: ClassVar[str]
@@ -188,6 +188,7 @@ class EvalDataset(ABC):
                     f"{len(ids)} different ids"
                 )
                 raise ConfigurationError(msg)
+            _check_unicode(source, kind, items)
         self.questions = tuple(questions)
         self.documents = tuple(documents)
         self.source = source
@@ -274,10 +275,26 @@ class EvalDataset(ABC):
         return tuple(self.questions[number] for number in sorted(chosen.tolist()))
 
 
+def _check_unicode(
+    source: str, kind: str, items: Iterable[EvalQuestion] | Iterable[EvalDocument]
+) -> None:
+    """Refuse halves of characters, which JSON can name, but no file of a run can hold."""
+    for item in items:
+        for name, text in (("id", item.id), ("text", item.text)):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                msg = (
+                    f"{source} must hold {kind} of valid Unicode, but the {name} of {item.id!r} "
+                    f"has a lone surrogate at character {error.start}"
+                )
+                raise ConfigurationError(msg) from error
+
+
 def digest_of(documents: Sequence[EvalDocument]) -> str:
     """Return a hash of documents."""
     content = "\0".join(f"{document.id}\t{document.text}" for document in documents)
-    return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 def load_dataset(

@@ -87,8 +87,7 @@ def _paragraphs(article: Row) -> list[Row]:
 
 
 def _answers(row: Row) -> tuple[str, ...]:
-    if row.get("is_impossible"):
-        return UNANSWERABLE
+    # Not by is_impossible: evaluate-v2.0 calls a question unanswerable that has no answers.
     texts = dict.fromkeys(text_of(answer, "text") for answer in row["answers"])
     # SQuAD's evaluate-v2.0 also leaves out answers that have no words in normal form.
     return tuple(text for text in texts if normalise_answer(text)) or UNANSWERABLE

@@ -69,3 +69,29 @@ def test_a_split_without_answers(tmp_path: Path) -> None:
     write_json(tmp_path / "dev-v2.0.json", content)
     with pytest.raises(ConfigurationError, match=r"KeyError\('answers'\)"):
         load_dataset("squad", tmp_path)
+
+
+@pytest.mark.parametrize("claimed", [True, "false", None])
+def test_a_question_is_answerable_that_has_an_answer(tmp_path: Path, claimed: object) -> None:
+    """So says evaluate-v2.0, which does not read ``is_impossible``."""
+    row = {"id": "1", "question": "?", "answers": [{"text": "Rome"}], "is_impossible": claimed}
+    paragraph = {"context": "It is Rome.", "qas": [row]}
+    write_json(tmp_path / "dev-v2.0.json", {"data": [{"title": "", "paragraphs": [paragraph]}]})
+    (question,) = load_dataset("squad", tmp_path).questions
+    assert (question.answers, question.group) == (("Rome",), "answerable")
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [("id", "the id of"), ("question", "questions of valid"), ("context", "documents of valid")],
+)
+def test_halves_of_characters_are_refused(tmp_path: Path, field: str, told: str) -> None:
+    """JSON can name them, and no file of a run could hold them."""
+    row = {"id": "1", "question": "?", "answers": [{"text": "Rome"}], "context": "It is Rome."}
+    row[field] = "a\ud800b"
+    paragraph = {"context": row.pop("context"), "qas": [row]}
+    write_json(tmp_path / "dev-v2.0.json", {"data": [{"title": "", "paragraphs": [paragraph]}]})
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        load_dataset("squad", tmp_path)
+    assert "lone surrogate at character" in str(refused.value)
+    assert str(refused.value).isascii()
