@@ -28,12 +28,14 @@ class Replicas:
     Attributes:
         replicas: How many there are.
         tokens: Memory of each replica in tokens.
+        memory: Where that comes from, in words.
         rate: Requests a second for all together.
         results: What was found, by the name of the routing.
     """
 
     replicas: int
     tokens: int
+    memory: str
     rate: float
     results: dict[str, ReplicasResult]
 
@@ -59,10 +61,9 @@ class Replicas:
     def note(self) -> str:
         """How the figures came about, in a sentence."""
         return (
-            f"{self.replicas} replicas are simulated with {self.tokens:,} tokens of memory each, "
-            "the recommended size divided among them. Requests arrive at random, "
-            f"{self.rate:.3g} a second, and each replica computes one at a time: compare the ways "
-            "of routing, and do not expect these seconds."
+            f"{self.replicas} replicas are simulated with {self.tokens:,} tokens of memory each: "
+            f"{self.memory}. Requests arrive at random, {self.rate:.3g} a second, and each replica "
+            "computes one at a time: compare the ways of routing, and do not expect these seconds."
         )
 
 
@@ -80,7 +81,7 @@ def compare_routings(
         workload: The traffic. By session it is only routed if it has sessions.
         result: What one cache finds for it.
         costs: Prefill times.
-        replicas: How many replicas, at least 1. The recommended memory is divided among them;
+        replicas: How many replicas, from 1 to 1,000. The recommended memory is divided among them;
             each holds the longest request at least.
         rate: Requests a second for all together; ``None`` for 80 % of what the replicas could serve
             without any cache.
@@ -94,11 +95,19 @@ def compare_routings(
         # A profile of nothing but zeros is allowed, and bears any rate.
         rate = LOAD * replicas * len(seconds) / (math.fsum(seconds) or 1.0)
     size = result.recommended or result.unlimited
-    blocks = -(-max(size.tokens // replicas, result.longest_request_tokens) // BLOCK_SIZE)
+    share = size.tokens // replicas
+    if share < result.longest_request_tokens:
+        memory = "as much as the longest request needs"
+    elif result.recommended is None:
+        memory = "what holds everything, divided among them"
+    else:
+        memory = "the recommended size, divided among them"
+    blocks = -(-max(share, result.longest_request_tokens) // BLOCK_SIZE)
     has_sessions = any(request.session for request in trace.requests)
     return Replicas(
         replicas,
         blocks * BLOCK_SIZE,
+        memory,
         rate,
         {
             routing: simulate_replicas(

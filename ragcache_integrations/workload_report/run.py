@@ -8,7 +8,11 @@ from ragcache_integrations.core.checks import check_int, check_number, or_none
 from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, load_profile
-from ragcache_integrations.knowledge_tree.simulation import characterise, load_workload
+from ragcache_integrations.knowledge_tree.simulation import (
+    MOST_REPLICAS,
+    characterise,
+    load_workload,
+)
 
 from .model import read_model_facts
 from .providers import REQUESTS_PER_DAY, provider_shares
@@ -46,7 +50,7 @@ def characterise_workload(
     Raises:
         ConfigurationError: The file is wrong, the model's folder is, or a number is out of range.
     """
-    replicas = or_none(check_int)("replicas", replicas, 1)
+    replicas = or_none(check_int)("replicas", replicas, 1, MOST_REPLICAS)
     rate = or_none(check_number)("rate", rate, 0, above=True, unit="requests a second")
     if model is not None:
         model = _resolved(model)

@@ -34,6 +34,19 @@ def test_they_have_the_recommended_memory_together(replicated: Findings) -> None
     )
 
 
+def test_the_note_says_what_memory_they_have(log: Path, unrepeated_log: Path) -> None:
+    for path, number, told in (
+        (log, 2, "the recommended size, divided among them"),
+        (log, 1000, "as much as the longest request needs"),
+        (unrepeated_log, 1, "what holds everything, divided among them"),
+    ):
+        found = characterise_workload(path, replicas=number)
+        assert found.replicas is not None
+        assert f"tokens of memory each: {told}." in found.replicas.note()
+        if number == 1000:
+            assert found.replicas.tokens < found.result.longest_request_tokens + 32
+
+
 def test_without_sessions_they_are_not_routed_by_them(log: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     for number, line in enumerate(lines):
@@ -116,7 +129,7 @@ def test_errors_are_one_line(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("replicas", [0, 1.5, "2"])
+@pytest.mark.parametrize("replicas", [0, 1.5, "2", 10**9])
 def test_a_number_of_replicas_that_makes_no_sense_is_refused(log: Path, replicas: object) -> None:
     with pytest.raises(ConfigurationError, match="replicas must be a whole number"):
         characterise_workload(log, replicas=replicas)  # type: ignore[arg-type]  # wrong on purpose

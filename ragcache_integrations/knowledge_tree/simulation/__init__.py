@@ -1,7 +1,7 @@
 """The tree under simulated traffic and recorded traces."""
 
 from .characterise import ENOUGH, LEAST_HIT_RATE, CacheSize, Characterisation, characterise
-from .replicas import ROUTINGS, ReplicasResult, simulate_replicas
+from .replicas import MOST_REPLICAS, ROUTINGS, ReplicasResult, simulate_replicas
 from .traces import Trace, TraceRequest, zipf_ranks
 from .workload import CHARACTERS_PER_TOKEN, Workload, estimate_tokens, load_workload
 
@@ -9,6 +9,7 @@ __all__ = [
     "CHARACTERS_PER_TOKEN",
     "ENOUGH",
     "LEAST_HIT_RATE",
+    "MOST_REPLICAS",
     "ROUTINGS",
     "CacheSize",
     "Characterisation",

@@ -26,13 +26,16 @@ from .server import PrefillSeconds, Server, ServerSettings
 from .simulator import SimulationResult, result_of
 from .traces import Trace, TraceRequest
 
-__all__ = ["BALANCE_FACTOR", "ROUTINGS", "ReplicasResult", "simulate_replicas"]
+__all__ = ["BALANCE_FACTOR", "MOST_REPLICAS", "ROUTINGS", "ReplicasResult", "simulate_replicas"]
 
 ROUTINGS = ("document", "session", "round_robin", "random")
 """By what a router chooses the replica of a request."""
 
 BALANCE_FACTOR = 150
 """The most unfinished requests of a replica in per cent of the mean, as in ``docs/scaling.md``."""
+
+MOST_REPLICAS = 1000
+"""Each request looks at all of them, and each has a tree of its own."""
 
 DIGEST_BYTES = 8
 
@@ -130,7 +133,7 @@ def simulate_replicas(
 
     Args:
         trace: The requests.
-        replicas: How many replicas there are, at least 1.
+        replicas: How many replicas there are, from 1 to :data:`MOST_REPLICAS`.
         gpu_blocks: Blocks of GPU memory of each replica, as for :func:`simulate`.
         routing: ``document``: requests that begin with the same document meet; ``session``:
             requests of the same session do; ``round_robin``; or ``random``. Requests without a
@@ -159,7 +162,7 @@ def simulate_replicas(
     Source: RAGCache §5 for the tree; Mirrokni, Thorup and Zadimoghaddam, Consistent Hashing with
     Bounded Loads (2016), for the limit.
     """
-    replicas = check_int("replicas", replicas, 1, unit="replicas")
+    replicas = check_int("replicas", replicas, 1, MOST_REPLICAS, unit="replicas")
     router = _Router(routing, replicas, balance_factor, seed, trace)
     rate = or_none(check_number)(
         "rate", rate, 0, above=True, unit="requests a second", also="None for the trace's arrivals"

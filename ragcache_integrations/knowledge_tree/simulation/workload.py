@@ -31,6 +31,9 @@ __all__ = ["CHARACTERS_PER_TOKEN", "Workload", "estimate_tokens", "load_workload
 CHARACTERS_PER_TOKEN = 4
 """A usual rule of thumb for English text and the tokenizers of today's models."""
 
+MOST_TOKENS = 10_000_000
+"""The most tokens of a document that is logged without its text; each block is simulated."""
+
 SNIPPET = 60
 
 
@@ -183,11 +186,11 @@ class _Reader:
         if _is_text(text):
             digest = content_id(text)
             return self._version(name or digest, digest, lambda: max(1, self._count_tokens(text)))
-        if text is None and name is not None and is_whole(tokens) and tokens >= 1:
+        if text is None and name is not None and is_whole(tokens) and 1 <= tokens <= MOST_TOKENS:
             return self._version(name, tokens, lambda: tokens)
         msg = (
-            'a document needs a "text" that is not empty, or an "id" and "tokens" of at least 1, '
-            f"got {_shown(entry)}"
+            'a document needs a "text" that is not empty, or an "id" and "tokens" from 1 to '
+            f"{MOST_TOKENS:,}, got {_shown(entry)}"
         )
         raise ConfigurationError(msg)
 
