@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import logging
+import math
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from ragcache_integrations.core.checks import (
     check_flag,
     check_int,
     check_number,
+    is_whole,
     or_none,
 )
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError, ModelNotFoundError
@@ -169,12 +171,17 @@ def with_bundled_model(settings: EngineSettings) -> EngineSettings:
     )
 
 
-def without_host_tier(settings: EngineSettings) -> EngineSettings:
+def without_host_tier(settings: EngineSettings, workers: int | None = None) -> EngineSettings:
     """Add the host tier's memory to the KV cache's, for an engine on a CPU.
 
     Both are the same memory there, and what is in the KV cache need not be copied to be used. Where
     ``vllm_args`` fixes the number of blocks, or the size of the KV cache is not known, the tier
     stays as it is.
+
+    Args:
+        settings: The engine's settings.
+        workers: Processes that compute; ``None`` for those that ``vllm_args`` says. The host tier
+            is of all together, a KV cache of each.
     """
     cache, size = settings.cache, settings.kv_cache_gib
     if cache is None or not cache.host_cache_gib or size is None:
@@ -184,9 +191,14 @@ def without_host_tier(settings: EngineSettings) -> EngineSettings:
     logger.info("on a CPU, host_cache_gib=%g is added to kv_cache_gib", cache.host_cache_gib)
     return dataclasses.replace(
         settings,
-        kv_cache_gib=size + cache.host_cache_gib,
+        kv_cache_gib=size + cache.host_cache_gib / (workers or _workers(settings.vllm_args)),
         cache=dataclasses.replace(cache, host_cache_gib=0.0),
     )
+
+
+def _workers(vllm_args: Mapping[str, Any]) -> int:
+    sizes = (vllm_args.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
+    return math.prod(size for size in sizes if is_whole(size) and size > 0)
 
 
 def bundled_dtype() -> str:

@@ -15,7 +15,7 @@ import pytest
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.cli import serve as cli_serve
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.arguments import GIB, bundled_dtype
+from ragcache_integrations.engine.arguments import GIB, bundled_dtype, without_host_tier
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.machine import IN_ONE_PROCESS
 from ragcache_integrations.engine.protocol import CacheSettings, EngineSettings
@@ -275,6 +275,10 @@ def test_a_host_tier_on_a_cpu_is_part_of_the_kv_cache() -> None:
     assert adapted(cpu=True, engine={**engine, "kv_cache_gib": 0.5}).kv_cache_memory_bytes == (
         2.5 * GIB
     )
+    several = adapted(cpu=True, engine=engine, tensor_parallel_size=2)
+    assert several.kv_cache_memory_bytes == 2 * GIB  # of each worker: 1 GiB, and half of the tier
+    two = engine_settings(kv_cache_gib=1, host_cache_gib=2, vllm_args={"tensor_parallel_size": 2})
+    assert without_host_tier(two).kv_cache_gib == 2
     fixed = adapted(cpu=True, engine=engine, num_gpu_blocks_override=100)
     assert fixed.kv_transfer_config == ("host", 2.0)
     sized = adapted(cpu=True, engine=engine, kv_cache_memory_bytes=5)

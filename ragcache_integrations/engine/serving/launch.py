@@ -214,7 +214,8 @@ def _adapt_to_cpu(parsed: Namespace, engine: EngineSettings) -> EngineSettings:
     if engine.kv_cache_gib is None and elsewhere == (None, None):
         engine = dataclasses.replace(engine, kv_cache_gib=CPU_KV_CACHE_GIB)
     if parsed.num_gpu_blocks_override is None and parsed.kv_transfer_config is None:
-        engine = without_host_tier(engine)
+        workers = parsed.tensor_parallel_size * parsed.pipeline_parallel_size
+        engine = without_host_tier(engine, workers)
     return engine
 
 
