@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.core.generation import Generation, SamplingOptions
-from ragcache_integrations.core.prompt import Prompt
+from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import EngineDeadError
@@ -186,6 +186,28 @@ def test_random_requests_do_not_meet(crowded: RAGCacheEngine, stock: RAGCacheEng
         left |= together.keys()
     assert exact > count // 3
     assert reused > 20 * count
+
+
+def test_a_conversation_that_a_step_has_no_room_for_is_exact_and_grows(
+    crowded: RAGCacheEngine,
+) -> None:
+    """What stands between its documents is more than the 64 tokens that rows may take."""
+    few, tenant = SamplingOptions(max_tokens=3, ignore_eos=True), "turns"
+    crowded.encode(DOCUMENTS[:3], namespace=tenant)
+    messages = [Message("user", [PromptDocument(DOCUMENTS[0]), "So?"])]
+    before = 0
+    for document in DOCUMENTS[1:3]:
+        messages += [
+            Message("assistant", " ".join(WORDS)),
+            Message("user", [PromptDocument(document), "And?"]),
+        ]
+        prompt = Prompt(tuple(messages))
+        answer = crowded.generate(prompt, few, namespace=tenant)
+        exact = crowded.generate(prompt, few, namespace="stock", reuse="prefix")
+        assert answer.token_ids == exact.token_ids
+        assert answer.usage.cached_tokens >= before - 32
+        before = answer.usage.prompt_tokens
+    assert answer.usage.cached_tokens > 100
 
 
 def test_what_was_met_is_encoded_though_requests_come(crowded: RAGCacheEngine) -> None:

@@ -165,8 +165,9 @@ class Reuse:
     ) -> bool:
         """Take a new request in, if it reuses documents or encodes them.
 
-        It stays exact where that costs no more: where no document of it is stored, or where the
-        exact KV cache of its beginning leaves as little to compute as reuse would.
+        It stays exact where that costs no more: where no document of it is stored, where a step has
+        no room for its rows, or where the exact KV cache of its beginning leaves as little to
+        compute as reuse would.
 
         Args:
             request: The request.
@@ -263,7 +264,7 @@ class Reuse:
         if not plan.loads or local >= plan.end:
             return 0
         plan = plan.after(local)
-        if plan.computed > self._most_tokens or len(plan.rows) > self._most_rows:
+        if not self._fits(plan):
             return 0
         if plan.computed > self._tokens_left or len(plan.rows) > self._rows_left:
             self._waiting[request.request_id] = plan.computed
@@ -416,7 +417,7 @@ class Reuse:
         request.block_hashes[: len(exact)] = exact
 
     def _is_cheaper(self, request: Request, known: _Known, cached_tokens: CachedTokens) -> bool:
-        """Whether reuse leaves fewer tokens to compute than the exact KV cache does.
+        """Whether reuse is possible, and leaves fewer tokens to compute than the exact KV cache.
 
         Where exact prefixes hold documents, less than a block is no difference: they end with whole
         blocks. If reuse is cheaper, the request is in its namespace afterwards; otherwise it is as
@@ -431,12 +432,17 @@ class Reuse:
         known.plan = None
         plan = self._plan(request, known)
         self._separate(request, known)
-        computed = plan.after(cached_tokens(request)).computed
-        if plan.loads and (exact <= begin or plan.end - computed >= exact + self._block_size):
+        left = plan.after(cached_tokens(request))
+        saves = exact <= begin or plan.end - left.computed >= exact + self._block_size
+        if plan.loads and saves and self._fits(left):
             return True
         request.cache_salt = salt
         request.block_hashes[:] = usual
         return False
+
+    def _fits(self, plan: Plan) -> bool:
+        """Whether a step has room for the rows of a plan."""
+        return plan.computed <= self._most_tokens and len(plan.rows) <= self._most_rows
 
     def _plan(self, request: Request, known: _Known) -> Plan:
         """How a request's beginning is come by, planned again once a store has changed."""
