@@ -40,7 +40,7 @@ _NUMBER = re.compile(
     (?P<bracket>\()? (?:[$\u20ac\u00a3\u00a5]\s*)? (?P<inner>[-\u2212\u2013])?
     (?P<digits>(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?|\.\d+)
     \s* (?P<percent>%)? \s* (?P<close>\))? \s*
-    (?P<unit>(?:{_NAMES})s?(?!\w))?
+    (?P<unit>(?:{_NAMES})s?(?!\w))? \s* (?P<late>(?<!\))\))?
     """,
     re.VERBOSE | re.IGNORECASE | re.ASCII,
 )
@@ -93,7 +93,7 @@ def read_quantity(text: str) -> Quantity | None:
         first = matches[0]
     number = Decimal(first["digits"].replace(",", ""))
     # In accounts, a number in brackets is negative.
-    bracketed = first["bracket"] is not None and first["close"] is not None
+    bracketed = first["bracket"] is not None and (first["close"] or first["late"]) is not None
     minus = [part for part in (first["sign"], first["inner"]) if part and part.strip() != "+"]
     if bracketed or minus:
         number = -number
