@@ -51,6 +51,7 @@ def _tables(results: Results) -> Tables:
         "best_fixed": fixed,
         "by_model": _headline(results, fixed, BY_MODEL),
         "heuristic": _headline(results, fixed, BY_WORDS),
+        "golden_feedback": _headline(results, fixed, LEARNING),
     }
     tables = (
         _delays(results, fixed),

@@ -158,6 +158,7 @@ def test_metis_compares_with_it() -> None:
     assert made.headline["by_model"]["equal_quality"] is True
     assert made.headline["by_model"]["times_as_fast"] == pytest.approx([2.0, 2.0, 2.0])
     assert made.headline["heuristic"]["times_as_fast"] == pytest.approx([0.5, 0.5, 0.5])
+    assert made.headline["golden_feedback"]["quality_difference"] == pytest.approx([0.05] * 3)
     assert row_of(delays, "stuff 2")["times as fast"] == "-"
     assert row_of(delays, "stuff 2")["cost"] == "2.00"
     model = row_of(profilers, "adaptive, profiler: the model")
