@@ -29,7 +29,7 @@ DATASETS = {
     "hotpotqa": "HotpotQA: two documents for each question, exact match and F1",
     "2wikimultihopqa": "2WikiMultihopQA: two to four documents, exact match and F1",
     "musique": "MuSiQue: two to four documents, exact match and F1",
-    "longbench": "LongBench: ten of its tasks, each by its own metric",
+    "longbench": "LongBench: ten of its tasks, each by F1, ROUGE-L or classes",
     "tatqa": "TAT-QA: tables and texts of reports, exact match with units and F1",
     "finqa": "FinQA: arithmetic on pages of reports, accuracy of the number",
 }

@@ -62,16 +62,18 @@ a count of its paragraphs, the next line of code."""
 
 
 class LongBench(PublishedDataset):
-    """Tasks with long contexts (Bai et al. 2024), each scored by the authors' own metric.
+    """Tasks with long contexts (Bai et al. 2024), each scored by the authors' kind of metric.
 
     A folder has ``SUBSET.jsonl``, or ``data/SUBSET.jsonl`` as in the authors' ``data.zip``; all
     known subsets in it are read, or a single file. Contexts are cut into their passages or
     examples, and these into documents of about 2,000 characters. Retrieval searches those of all
     questions.
 
-    The score is F1 for questions, ROUGE-L for summaries, and for classes 1 over the number of
-    classes that the answer names if the right one is among them. Of subsets with examples, the
-    first line of an answer counts. Scores are reported for each subset, too.
+    The score is F1 for questions, ROUGE-L for summaries (of words as ``rouge_score`` has them; the
+    authors' ``rouge`` keeps capitals and punctuation, so that their figures are others), and for
+    classes 1 over the number of classes that the answer names if the right one is among them. Of
+    subsets with examples, the first line of an answer counts. Scores are reported for each subset,
+    too.
     """
 
     name = "longbench"
