@@ -32,6 +32,8 @@ LONGEST_LINE = 1 << 20
 """Bytes of a record, at most."""
 MOST_SEARCHES = 1_000_000
 """Searches that are read, at most."""
+MOST_LINES = 10_000_000
+"""Lines of a file that are read, at most; those without a query are no searches, and count."""
 SHOWN_NAMES = 5
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}\.json(\.gz)?")
 
@@ -121,6 +123,9 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
                 f"line {number} of {path}", f"a JSON object with 'Keywords', as in {HOME}"
             ):
                 line = file.readline(LONGEST_LINE + 1)
+                if line and number > MOST_LINES:
+                    msg = f"a file must have at most {MOST_LINES} lines, but has more"
+                    raise ValueError(msg)
                 record = _record(line)
             if not line:
                 return

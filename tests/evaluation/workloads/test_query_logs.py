@@ -122,6 +122,20 @@ def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         query_ranks(path, 9)
 
 
+@pytest.mark.parametrize("line", [b"\n", b'{"Keywords": null}\n'])
+def test_lines_that_are_no_searches_have_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes
+) -> None:
+    """A few packed bytes can hold any number of them."""
+    monkeypatch.setattr(query_logs, "MOST_LINES", 100)
+    path, search = tmp_path / "log.json.gz", b'{"Keywords": "a"}\n'
+    path.write_bytes(gzip.compress(99 * line + search))
+    assert query_ranks(path, 9) == [0]
+    path.write_bytes(gzip.compress(100 * line + search))
+    with pytest.raises(ConfigurationError, match="at most 100 lines"):
+        query_ranks(path, 9)
+
+
 def test_no_log(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no such file or folder"):
         query_ranks(tmp_path / "nothing", 9)
