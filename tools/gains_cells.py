@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,19 +22,19 @@ class Gain:
         part: The first cell.
         arguments: The script and its arguments.
         words: The cells after it, from the results.
-        more: Another command's arguments, whose results are looked at, too.
+        more: Arguments of other commands, whose results are looked at, too.
     """
 
     part: str
     arguments: str
     words: Callable[[Any], str]
-    more: str = ""
+    more: Sequence[str] = ()
 
     def cells(self, results: Results) -> str:
         """Return what is said of the results."""
         found = result(results, self.arguments).found
-        if self.more:
-            others = result(results, self.more).found
+        for arguments in self.more:
+            others = result(results, arguments).found
             found = found | {name: value for name, value in others.items() if value is not None}
         return self.words(found)
 
