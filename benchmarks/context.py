@@ -71,6 +71,10 @@ ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
 Turns = list[list[BaseMessage]]
 
 
+BATCH = 8
+"""Conversations whose turns are answered together."""
+
+
 class Bench:
     """The conversations, a tokenizer, and an engine that is started when it is needed."""
 
@@ -191,19 +195,23 @@ def answered(bench: Bench, asked: Sequence[Conversation], first: int) -> dict[st
     meetings: list[int] = []
     began = time.perf_counter()
     until = began + 60 * bench.options.minutes
-    for number, conversation in enumerate(asked):
+    for begin in range(0, len(asked), BATCH):
         if time.perf_counter() > until:
-            print(f"stopped after {number} conversations; run it again to go on")
+            print(f"stopped after {begin} conversations; run it again to go on")
             break
-        ways = bench.ways(conversation, "chat", BUDGET)
-        ways.pop(BLOCKS, None)  # ContextPilot is asked in the way that saves most
-        for turn, question in list(enumerate(conversation.questions))[first:]:
-            prompts = [as_prompt(prompts[turn]) for prompts in ways.values()]
-            texts = bench.answers.ask(prompts)
-            for way, text in zip(ways, texts, strict=True):
-                scores[way].append(token_f1(text, (question.answer,)))
-            meetings.append(conversation.meeting)
-        print(f"{number + 1} conversations, {time.perf_counter() - began:.0f} s", flush=True)
+        prompts: list[Prompt] = []
+        ends: list[tuple[str, str]] = []
+        for conversation in asked[begin : begin + BATCH]:
+            ways = bench.ways(conversation, "chat", BUDGET)
+            ways.pop(BLOCKS, None)  # ContextPilot is asked in the way that saves most
+            for turn, question in list(enumerate(conversation.questions))[first:]:
+                prompts += [as_prompt(turns[turn]) for turns in ways.values()]
+                ends += [(way, question.answer) for way in ways]
+                meetings.append(conversation.meeting)
+        for (way, answer), text in zip(ends, bench.answers.ask(prompts), strict=True):
+            scores[way].append(token_f1(text, (answer,)))
+        done = min(begin + BATCH, len(asked))
+        print(f"{done} conversations, {time.perf_counter() - began:.0f} s", flush=True)
     differences = {
         way: clustered(np.subtract(found, scores[WITHOUT]), meetings)
         for way, found in scores.items()

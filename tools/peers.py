@@ -155,7 +155,7 @@ PEERS = [
     Gain("FAISS", "staged_search --data data --sizes 1000000", _faiss),
     Gain("a fixed tolerance (redisvl's rule)", STREAMS, _fixed_written),
     Gain("ContextPilot", CONTEXT, _contextpilot_cut),
-    Gain("ContextPilot", "context --data data --only ttft --timed 12", _contextpilot_first_token),
+    Gain("ContextPilot", "context --data data --only ttft", _contextpilot_first_token),
     Gain("ContextPilot", CONTEXT, _contextpilot_whole),
     Gain("ContextPilot", "prompts --data data --only order", _contextpilot_order),
     Gain("stock vLLM", TREE, _same_memory),

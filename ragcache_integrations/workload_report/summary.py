@@ -111,7 +111,7 @@ class Findings:
         if self.replicas is not None:
             notes.append(self.replicas.note())
         if workload.without_documents:
-            notes.append(f"{workload.without_documents:,} requests brought no document.")
+            notes.append(f"Requests that brought no document: {workload.without_documents:,}.")
         if workload.changed_documents:
             notes.append(
                 f"{workload.changed_documents:,} document ids came with more than one text or "

@@ -91,7 +91,7 @@ def test_what_is_odd_about_the_log_is_told(findings: Findings) -> None:
     workload = replace(findings.workload, without_documents=1234, changed_documents=5678)
     notes = " ".join(replace(findings, workload=workload).notes())
 
-    assert "1,234 requests brought no document" in notes
+    assert "Requests that brought no document: 1,234." in notes
     assert "5,678 document ids came with more than one text" in notes
 
 

@@ -124,7 +124,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             ):
                 line = file.readline(LONGEST_LINE + 1)
                 if line and number > MOST_LINES:
-                    msg = f"a file must have at most {MOST_LINES} lines, but has more"
+                    msg = f"a file must have at most {MOST_LINES:,} lines, but has more"
                     raise ValueError(msg)
                 record = _record(line)
             if not line:
