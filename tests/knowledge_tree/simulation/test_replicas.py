@@ -249,7 +249,10 @@ def test_arrivals_have_the_rate_and_the_seed() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"replicas": 0}, "replicas must be a whole number of replicas of at least 1 and at most 1000, got 0"),
+        (
+            {"replicas": 0},
+            "replicas must be a whole number of replicas of at least 1 and at most 1000, got 0",
+        ),
         ({"routing": "documents"}, "did you mean 'document'"),
         ({"routing": "session"}, "no request of the trace has one"),
         ({"rate": 0}, "rate must be a number of requests a second above 0"),
