@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -25,6 +33,7 @@ from ragcache_integrations.core.generation import TokenLogprob, Usage
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 
 from .datasets import EvalDataset, EvalPrompt, EvalQuestion
+from .records import Record
 from .settings import EvalSettings
 from .systems import Model
 
@@ -50,6 +59,7 @@ class Answered:
         streamed_tokens: Number of tokens from the first to the last; ``None`` if unknown, as for an
             answer of several calls.
         configuration: The configuration that was chosen for the question, as in its record.
+        reused: Whether an equal prompt was answered before, and the model was not asked again.
     """
 
     called: float
@@ -60,6 +70,7 @@ class Answered:
     usage: Usage | None = None
     streamed_tokens: int | None = None
     configuration: str = ""
+    reused: bool = False
 
 
 def full_prompt(prompt: EvalPrompt, documents: Sequence[PromptDocument]) -> Prompt:
@@ -91,6 +102,7 @@ class Answerer:
         self._asker = model.asker(options=dataset.chooses)
         self._config = settings.synthesis_config
         self._synthesis = SynthesisSettings(max_tokens=max_tokens)
+        self._known = model.answers if settings.answer_once else None
         self._adaptive = self._pipeline(settings) if settings.synthesis == "adaptive" else None
 
     def _pipeline(self, settings: EvalSettings) -> AdaptivePipeline:
@@ -132,6 +144,35 @@ class Answerer:
         if self._adaptive is not None:
             return await _answered_adaptively(self._adaptive.astream(text, retrieve))
         documents = await retrieve(text, 0)
+        if self._known is None:
+            return await self._ask(question, text, documents)
+        key = self._key(question.id, text, [document.id for document in documents])
+        if key in self._known:
+            return _again(*self._known[key])
+        answered = await self._ask(question, text, documents)
+        self._known[key] = answered.text, answered.likeliest
+        return answered
+
+    def remember(self, records: Iterable[Record]) -> None:
+        """Learn the answers of a run, if equal prompts are answered once.
+
+        Args:
+            records: Of a run of the same data set, with this answerer's settings for the prompt.
+        """
+        if self._known is None:
+            return
+        for record in records:
+            if not record.error:
+                key = self._key(record.question, record.text, record.documents)
+                self._known[key] = record.answer, record.likeliest
+
+    def _key(self, question: str, text: str, documents: Iterable[str]) -> Hashable:
+        """All on which a prompt and its answer depend, apart from data set and model."""
+        return question, text, tuple(documents), self._max_tokens, self._config
+
+    async def _ask(
+        self, question: EvalQuestion, text: str, documents: Sequence[PromptDocument]
+    ) -> Answered:
         if self._config is not None:
             pieces = astream_synthesis(self._asker, text, documents, self._config, self._synthesis)
             answered = await _synthesised(pieces)
@@ -171,6 +212,11 @@ class Answerer:
         if answered.usage is not None:
             answered.streamed_tokens = answered.usage.completion_tokens
         return answered
+
+
+def _again(text: str, likeliest: Mapping[str, float]) -> Answered:
+    moment = time.perf_counter()
+    return Answered(moment, ended=moment, text=text, likeliest=dict(likeliest), reused=True)
 
 
 async def _answered_adaptively(

@@ -312,6 +312,7 @@ class _Evaluation:
         directory = await asyncio.to_thread(RunDirectory, path, config, fresh=self.fresh)
         with directory:
             _check_answered(directory.records, plan)
+            plan.answerer(plan.max_tokens).remember(directory.records)
             if not directory.checkpoint.sessions:
                 environment = self.environment | {"command": self.command}
                 await asyncio.to_thread(directory.write_json, "environment.json", environment)

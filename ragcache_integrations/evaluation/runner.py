@@ -230,7 +230,9 @@ class Runner:
         paused: bool,
     ) -> Record:
         times: dict[str, Any] = {}
-        if answered is not None:
+        if answered is not None and answered.reused:
+            times = {"answer": answered.text, "likeliest": answered.likeliest, "reused": True}
+        elif answered is not None:
             usage = answered.usage
             first = answered.first
             times = {

@@ -21,6 +21,7 @@ from .scores import (
     MECHANICS_ONLY,
     Interval,
     Score,
+    all_asked,
     paired_intervals,
     throughput_under_limit,
 )
@@ -277,10 +278,13 @@ def series(run: EvalRun, metric: str) -> list[float | None]:
         run: The run.
         metric: A score of its answers, ``cache_hit_rate``, ``cached_tokens``, ``k_recall``,
             ``gold_recall``, or a time: ``retrieval``, ``ttft``, ``model_ttft``, ``tpot`` or
-            ``end_to_end``, in milliseconds and ``None`` where it was disturbed.
+            ``end_to_end``, in milliseconds and ``None`` where it was disturbed. If the model was
+            not asked every question, times of answers are ``None``.
     """
     if metric in LATENCIES:
         latency = LATENCIES[metric]
+        if metric != "retrieval" and not all_asked(run.records):
+            return [None] * len(run.records)
         times = [None if record.disturbed else latency(record) for record in run.records]
         return [None if seconds is None else 1000 * seconds for seconds in times]
     of_record: dict[str, Callable[[Record], float | None]] = {

@@ -17,7 +17,13 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from ragcache_integrations.adaptive.types import SynthesisConfig
-from ragcache_integrations.core.checks import check_choice, check_int, check_number, unknown_name
+from ragcache_integrations.core.checks import (
+    check_choice,
+    check_flag,
+    check_int,
+    check_number,
+    unknown_name,
+)
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.order import Order
@@ -112,6 +118,9 @@ class EvalSettings:
         golden_every: For ``profiler="llm"``: one in this many questions is answered again with the
             most expensive configuration, and the profiler learns from it (RAGServe §5); ``None``
             for never.
+        answer_once: Whether an equal prompt, of this run or of an earlier one of the same call, is
+            answered by the same answer, without asking the model again. Greedy answers are the same
+            then, but for rounding in other batches; of such questions only the retrieval is timed.
         max_tokens: Limit of an answer in tokens; ``None`` for the data set's own.
         model: Path or hub name of the bundled engine's model; ``None`` for the bundled one. With
             ``base_url``, the name that the server serves.
@@ -148,6 +157,7 @@ class EvalSettings:
     profiler: ProfilerKind = "llm"
     latency_budget: float | None = None
     golden_every: int | None = None
+    answer_once: bool = False
     max_tokens: int | None = None
     model: str | None = None
     base_url: str | None = None
@@ -189,6 +199,7 @@ class EvalSettings:
             value, optional = getattr(self, name), name in _OPTIONAL
             if value is not None or not optional:
                 check_int(name, value, low, also="None" if optional else "")
+        check_flag("answer_once", self.answer_once)
         check_workload(self.workload)
         check_number("exponent", self.exponent, 0)
         for name, high in _NUMBERS.items():
@@ -231,6 +242,11 @@ class EvalSettings:
             "profiler and latency_budget need synthesis='adaptive', "
             f"got synthesis={self.synthesis!r}": (
                 not adaptive and (self.latency_budget is not None or self.profiler != "llm")
+            ),
+            "answer_once needs order='relevance' and no synthesis='adaptive', with which a prompt "
+            "depends on what came before, "
+            f"got synthesis={self.synthesis!r} and order={self.order!r}": (
+                self.answer_once and (adaptive or self.order != "relevance")
             ),
             "golden_every needs synthesis='adaptive' and profiler='llm', "
             f"got synthesis={self.synthesis!r} and profiler={self.profiler!r}": (

@@ -331,6 +331,63 @@ def test_a_sample_is_asked_over_a_part_of_the_documents_and_the_report_says_so(
     assert ("documents", "1,200") in described(whole, 2, "").rows
 
 
+def test_equal_prompts_are_answered_once_over_all_runs(tmp_path: Path) -> None:
+    tolerances = {"tolerance": [0.0, 0.8, 1.2]}
+    knobs: dict[str, Any] = {"retriever": make_retriever, **SMALL}
+    every = evaluate_grid("nq", tolerances, model=Echo(), out=tmp_path / "each", **knobs)
+    counted: list[int] = []
+    echo = Echo(called=counted.append)
+    once = evaluate_grid("nq", tolerances, model=echo, out=tmp_path, answer_once=True, **knobs)
+    prompts = {(r.question, r.text, r.documents) for run in every for r in run.records}
+    assert len(counted) == len(prompts) + 1  # and one to warm up
+    assert sum(len(run.records) for run in once) > len(prompts)
+    for all_asked, some_asked in zip(every, once, strict=True):
+        assert some_asked.quality == all_asked.quality
+        assert [(r.answer, r.hit) for r in some_asked.records] == [
+            (r.answer, r.hit) for r in all_asked.records
+        ]
+        assert some_asked.figures["retrieval_ms_mean"] > 0
+        for record in some_asked.records:
+            assert record.retrieval_seconds > 0
+            assert (record.end_to_end_seconds is None) == record.reused
+            assert (record.prompt_tokens is None) == record.reused
+    assert once[0].figures["prompt_tokens"] > 0
+    assert any(record.reused for record in once[1].records)
+    # Tokens and times of the few questions that were asked stand for nothing.
+    assert not {"prompt_tokens", "tokens_saved", "ttft_ms_mean"} & set(once[1].figures)
+    assert {each.metric for each in compare(once, baseline=0)} >= {"retrieval_ms", "cache_hit_rate"}
+    assert "ttft_ms" not in {each.metric for each in compare(once)}
+    assert "prompt tokens" not in verdicts(once)[0].text
+    numbers = {str(run.path): number for number, run in enumerate(once, 1)}
+    assert any("equal prompts were answered once" in each for each in remarks(once, numbers, ()))
+
+
+def test_answers_of_complete_runs_are_known_when_it_is_resumed(tmp_path: Path) -> None:
+    knobs: dict[str, Any] = {
+        "retriever": make_retriever,
+        "out": tmp_path,
+        "answer_once": True,
+        **SMALL,
+        "checkpoint_seconds": 0.0,
+    }
+    (first,) = evaluate_grid("nq", {"tolerance": [0.0]}, model=Echo(), **knobs)
+
+    def stop(number: int) -> None:
+        if number == 2:  # after the call that warms up, the first that is really asked
+            message = "broken off"
+            raise OSError(message)
+
+    sweep = {"tolerance": [0.0, 1.2]}
+    with pytest.raises(OSError, match="broken off"):
+        evaluate_grid("nq", sweep, model=Echo(called=stop), **knobs)
+    counted: list[int] = []
+    same, other = evaluate_grid("nq", sweep, model=Echo(called=counted.append), **knobs)
+    assert same.path == first.path
+    before = {(r.question, r.text, r.documents) for r in first.records}
+    new = {(r.question, r.text, r.documents) for r in other.records} - before
+    assert len(counted) == 1 + len(new)
+
+
 def test_prices_may_come_later(tmp_path: Path) -> None:
     knobs: dict[str, Any] = {"retriever": make_retriever, "out": tmp_path, **SMALL}
     run = evaluate("nq", model=Echo(), **knobs)

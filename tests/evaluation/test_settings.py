@@ -98,7 +98,10 @@ def test_what_is_typed() -> None:
     ("text", "words"),
     [
         ("tolerance", "name=value"),
-        ("tau=0.1", "unknown knob 'tau': allowed are base_url, bucket_capacity, cache_depth"),
+        (
+            "tau=0.1",
+            "unknown knob 'tau': allowed are answer_once, base_url, bucket_capacity",
+        ),
         ("tolerance=", "not empty and different"),
         ("tolerance=0.1,,0.2", "not empty and different"),
         ("tolerance=0.1,0.1", "not empty and different"),
@@ -164,6 +167,9 @@ def test_wrong_grids(sweep: dict[str, Any], words: str) -> None:
         ({"synthesis": "adaptive", "profiler": "mine"}, "profiler must be one of llm, heuristic"),
         ({"synthesis": "stuff", "latency_budget": 1}, "need synthesis='adaptive'"),
         ({"synthesis": "adaptive", "golden_every": 0}, "golden_every must be .*1"),
+        ({"answer_once": 1}, "answer_once must be True or False, got 1"),
+        ({"answer_once": True, "order": "auto"}, "answer_once needs order='relevance'.*'auto'"),
+        ({"answer_once": True, "synthesis": "adaptive"}, "answer_once needs.*'adaptive'"),
         ({"synthesis": "stuff", "golden_every": 3}, "golden_every needs synthesis='adaptive'"),
         (
             {"synthesis": "adaptive", "profiler": "heuristic", "golden_every": 3},

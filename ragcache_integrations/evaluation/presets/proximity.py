@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ragcache_integrations.evaluation.report import measure
 from ragcache_integrations.evaluation.settings import CACHE_KNOBS
 
@@ -26,6 +28,11 @@ LSH = {"cache_index": "lsh", "num_hyperplanes": 8, "bucket_capacity": 20}
 
 
 def _variants(form: Form) -> tuple[Variant, ...]:
+    variants = _with_caches(form)
+    return tuple(replace(v, knobs={**v.knobs, "answer_once": True}) for v in variants)
+
+
+def _with_caches(form: Form) -> tuple[Variant, ...]:
     tolerances = (0.1, 0.3, 0.5) if form.quick else (0.1, 0.2, 0.3, 0.5)
     capacities = (10, 100) if form.quick else (10, 100, 300)
     uniform = [
@@ -237,8 +244,8 @@ PROXIMITY = Preset(
     differs=(
         "tolerances are distances of another embedding model, so that only figures over them "
         "compare, not the tolerances; a search over fewer documents takes less time, so that a hit "
-        "saves less of it; rephrasings are made by rules, and the Zipf stream is four times as "
-        "long as the questions, not twenty times"
+        "saves less of it; equal prompts of all settings are answered once; rephrasings are made "
+        "by rules, and the Zipf stream is four times as long as the questions, not twenty times"
     ),
     variants=_variants,
     tables=_tables,

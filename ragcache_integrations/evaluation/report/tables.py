@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragcache_integrations.evaluation.runs import Comparison, EvalRun
-from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
+from ragcache_integrations.evaluation.scores import MECHANICS_ONLY, all_asked
 from ragcache_integrations.reports import Cell, Table
 
 from .labels import (
@@ -257,6 +257,12 @@ def remarks(runs: Sequence[EvalRun], numbers: dict[str, int], left_out: Sequence
             f"{which(broken)}: interrupted and resumed. Answers and hits are those of a run "
             "without a break where one user asks in a closed loop; KV caches were empty after it. "
             "Times of questions that were under way are left out."
+        )
+    reused = [run for run in runs if not all_asked(run.records)]
+    if reused:
+        sentences.append(
+            f"{which(reused)}: equal prompts were answered once, so that tokens and times of "
+            "answers are left out; searches are timed for every question."
         )
     found = [run for run in runs if run.figures.get("tokens_saved") and not run.began_empty]
     if found and len(runs) > 1:

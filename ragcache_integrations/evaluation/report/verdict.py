@@ -114,7 +114,7 @@ def _compared(runs: Sequence[EvalRun]) -> Verdict:
             label,
             _fewer(_searches(base), _searches(run)),
             _fewer(_computed_tokens(base), _computed_tokens(run))
-            if base.began_empty and run.began_empty
+            if all(each.began_empty and "prompt_tokens" in each.figures for each in (base, run))
             else 0.0,
             quality.get(run.name),
         )

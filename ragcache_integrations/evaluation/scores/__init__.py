@@ -1,6 +1,6 @@
 """Scores of answers, figures of runs, and confidence intervals."""
 
-from .figures import LATENCIES, PriceTable, read_prices, throughput_under_limit
+from .figures import LATENCIES, PriceTable, all_asked, read_prices, throughput_under_limit
 from .intervals import Interval, bootstrap_interval, paired_intervals
 from .scoring import MECHANICS_ONLY, Score, scores_of, summarise
 
@@ -10,6 +10,7 @@ __all__ = [
     "Interval",
     "PriceTable",
     "Score",
+    "all_asked",
     "bootstrap_interval",
     "paired_intervals",
     "read_prices",

@@ -17,6 +17,7 @@ from ragcache_integrations.evaluation.records import Record, read_json_file
 __all__ = [
     "LATENCIES",
     "PriceTable",
+    "all_asked",
     "cache_hit_rate",
     "certified_share",
     "cost",
@@ -60,8 +61,12 @@ def retrieval_latency(record: Record) -> float | None:
 
 
 def tokens_saved(records: Sequence[Record]) -> int | None:
-    """Prompt tokens whose KV cache was reused; ``None`` if the model does not report them."""
-    return _total(record.cached_tokens for record in records)
+    """Prompt tokens whose KV cache was reused.
+
+    Returns:
+        ``None`` if the model does not report them, or was not asked every question.
+    """
+    return _total(record.cached_tokens for record in all_asked(records))
 
 
 def tier_hit_rates(counts: Mapping[str, int]) -> dict[str, float]:
@@ -183,7 +188,11 @@ def read_prices(text: str) -> PriceTable:
 
 
 def cost(records: Sequence[Record], prices: PriceTable) -> float | None:
-    """Cost of the questions; ``None`` if the model does not report its tokens."""
+    """Cost of the questions.
+
+    Returns:
+        ``None`` if the model does not report its tokens, or was not asked every question.
+    """
     return _cost(records, prices, cached=True)
 
 
@@ -194,7 +203,7 @@ def money_saved(records: Sequence[Record], prices: PriceTable) -> float | None:
 
 
 def _cost(records: Sequence[Record], prices: PriceTable, *, cached: bool) -> float | None:
-    known = [record for record in records if record.prompt_tokens is not None]
+    known = [record for record in all_asked(records) if record.prompt_tokens is not None]
     if not known:
         return None
     prompt = sum(record.prompt_tokens or 0 for record in known)
@@ -233,9 +242,11 @@ def figures_of(
     Returns:
         The figures by name. Times are in milliseconds, as ``NAME_ms_mean``, ``_median`` and
         ``_p99``, without disturbed records. ``k_recall`` is over all questions, ``hit_k_recall``
-        over those that the query cache answered.
+        over those that the query cache answered. Tokens and times of answers are left out if the
+        model was not asked every question: those that it was asked are no sample of them.
     """
     hits = [record.number for record in records if record.hit]
+    asked = all_asked(records)
     figures: dict[str, float | None] = {
         "questions": len(records),
         "errors": sum(bool(record.error) for record in records),
@@ -246,12 +257,13 @@ def figures_of(
         # A mean over misses alone, which are always right, would be no mean over all questions.
         "k_recall": _mean(list(recalls.values())) if set(hits) <= set(recalls) else None,
         "hit_k_recall": _mean([recalls[hit] for hit in hits if hit in recalls]),
-        "prompt_tokens": _total(record.prompt_tokens for record in records),
-        "output_tokens": _total(record.output_tokens for record in records),
+        "prompt_tokens": _total(record.prompt_tokens for record in asked),
+        "output_tokens": _total(record.output_tokens for record in asked),
         "tokens_saved": tokens_saved(records),
     }
     for name, latency in LATENCIES.items():
-        times = [latency(record) for record in records if not record.disturbed]
+        timed = records if name == "retrieval" else asked
+        times = [latency(record) for record in timed if not record.disturbed]
         known = [1000 * time for time in times if time is not None]
         if known:
             figures[f"{name}_ms_mean"] = statistics.fmean(known)
@@ -261,6 +273,11 @@ def figures_of(
     if prices is not None:
         figures |= {"cost": cost(records, prices), "money_saved": money_saved(records, prices)}
     return {name: value for name, value in figures.items() if value is not None}
+
+
+def all_asked(records: Sequence[Record]) -> Sequence[Record]:
+    """The records; none if the model was not asked some of the questions."""
+    return () if any(record.reused for record in records) else records
 
 
 def _mean(values: Sequence[float]) -> float | None:
