@@ -136,6 +136,17 @@ class TestResults:
         (folded,) = results.blocks("\n".join(f"line {number}." for number in range(9)))
         assert folded.startswith("<details><summary>9 lines</summary>")
 
+    def test_a_page_of_tables_stands_below_its_title(self) -> None:
+        results = tool("results")
+        page = "# A paper\n\n## Quality\n\n| a |\n| --- |\n| 1 |\n\nA remark."
+        made = results.Result("ragcache eval nq --preset proximity", PLACE, page, {"runs": 2})
+        entry = {"command": made.command, "title": "A title", "sentence": "A sentence."}
+        words = {"part": [{"title": "Some part", "result": [entry]}]}
+        shown = results.pages({made.command: made}, words)[results.PARTS / "some_part.md"]
+        assert "# A paper" not in shown
+        assert "\n## A title\n" in shown
+        assert "\n### Quality\n\n| a |\n| --- |\n| 1 |\n\nA remark.\n" in shown
+
     def test_each_part_has_a_page_and_what_is_in_none_has_one_too(self) -> None:
         results = tool("results")
         known, unknown = (

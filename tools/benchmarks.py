@@ -3,6 +3,7 @@
 For example ``python tools/benchmarks.py knowledge_tree --only ttft``. There is a file for each
 command; running it again replaces the file. ``docs/benchmarks.md`` and its pages are written from
 all of them.
+``python tools/benchmarks.py eval nq --preset proximity …`` records the tables of ``ragcache eval``.
 With ``--busy`` first, the result says that other work ran beside it, for what is not about time.
 ``python tools/benchmarks.py --gpu FOLDER`` records what ``tools/gpu/run.py`` has brought back from
 another machine.
@@ -106,6 +107,21 @@ def brought_back(folder: Path) -> Iterator[Result]:
         yield Result(outcome["command"], day, "\n".join(lines), found, note)
 
 
+def tables_of(arguments: list[str], place: str, note: str) -> Result:
+    """Run a preset of ``ragcache eval``; its page of tables is the result's output.
+
+    Raises:
+        SystemExit: It failed, or there is no preset.
+    """
+    output = run([sys.executable, "-m", "ragcache_integrations.cli", "eval", *arguments])
+    path = re.search(r"^Tables: (.+)$", output, re.MULTILINE)
+    if path is None:
+        sys.exit("only runs with --preset have tables to record")
+    page = (ROOT / path[1]).read_text(encoding="utf-8").strip()
+    found = json.loads(output.splitlines()[-1])
+    return Result(shlex.join(["ragcache", "eval", *arguments]), place, page, found, note)
+
+
 def main() -> None:
     """Run it, record the result and write the pages."""
     arguments = sys.argv[1:] or sys.exit(__doc__)
@@ -115,11 +131,15 @@ def main() -> None:
     else:
         busy = arguments[0] == "--busy"
         name, *arguments = arguments[busy:]
-        script = f"benchmarks/{name}.py"
-        output = run([sys.executable, script, *arguments])
-        shown = shlex.join(["python", script, *arguments])
         place = f"{dt.datetime.now(tz=dt.UTC).date()}, {machine()}"
-        Result.of(shown, place, output, BUSY if busy else "").save(FOLDER)
+        note = BUSY if busy else ""
+        if name == "eval":
+            tables_of(arguments, place, note).save(FOLDER)
+        else:
+            script = f"benchmarks/{name}.py"
+            output = run([sys.executable, script, *arguments])
+            shown = shlex.join(["python", script, *arguments])
+            Result.of(shown, place, output, note).save(FOLDER)
     write_pages()
 
 

@@ -27,10 +27,11 @@ WORDS = ROOT / "tools" / "results.toml"
 
 HEAD = """# Benchmarks
 
-What the scripts in `benchmarks/` and `tools/gpu/` printed, losses included. Each section has the
-command that prints it again, the machine, and a link to the full output with its JSON. Brackets are
-95 % confidence intervals. Unless a section names a GPU, the runs were on 2 CPU cores, and models
-had random weights: times and hit rates are meaningful, answers are not.
+What the scripts in `benchmarks/` and `tools/gpu/` printed, and tables of `ragcache eval --preset`,
+losses included. Each section has the command that prints it again, the machine, and a link to the
+full output with its JSON. Brackets are 95 % confidence intervals. Unless a section names a GPU or
+the bundled reader, the runs were on 2 CPU cores, and models had random weights: times and hit rates
+are meaningful, answers are not.
 
 [Run the benchmarks](howto/run_benchmarks.md) says what each script compares. `make bench` repeats
 their quick runs and lists what got worse. The pages are written by `python tools/results.py`; no
@@ -64,7 +65,8 @@ class Result:
     Attributes:
         command: The command.
         place: Date, machine and versions.
-        output: What it printed, without the JSON object in the last line.
+        output: What it printed, without the JSON object in the last line; or the page of tables
+            that it wrote, in Markdown, which begins with a title.
         found: The JSON object; ``None`` if there was none.
         note: What else a reader has to know.
     """
@@ -184,7 +186,12 @@ def _joined(lines: Iterable[str]) -> str:
 
 def _section(result: Result, columns: Columns = ()) -> Iterator[str]:
     yield f"```sh\n{result.command}\n```\n"
-    yield from blocks(result.output, columns)
+    if result.output.startswith("# "):
+        yield (
+            re.sub(r"^#", "##", result.output.partition("\n")[2].strip(), flags=re.MULTILINE) + "\n"
+        )
+    else:
+        yield from blocks(result.output, columns)
     note = f" {result.note}" if result.note else ""
     yield f"{result.place}.{note} [Full output](../results/{result.name}.json).\n"
 
