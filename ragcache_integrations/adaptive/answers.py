@@ -15,11 +15,20 @@ from .types import SynthesisConfig, Synthesised
 __all__ = ["AdaptiveAnswer", "AdaptiveCost", "Explanation", "Why"]
 
 Why = Literal[
-    "fits", "fallback", "late", "queued", "fixed", "median", "load unknown", "nothing found"
+    "fits",
+    "fallback",
+    "late",
+    "queued",
+    "fixed",
+    "largest",
+    "median",
+    "load unknown",
+    "nothing found",
 ]
 
 _WHY = {
     "fixed": "fixed",
+    "largest": "the largest of what suits the question",
     "median": "the median of what suits the question",
     "load unknown": "the median of what suits the question, since the free memory is unknown",
     "nothing found": "nothing was retrieved",
@@ -34,8 +43,8 @@ class Explanation:
         mode: The pipeline's mode.
         config: The configuration.
         why: ``fits``, ``fallback``, ``late`` and ``queued`` as in
-            :class:`~ragcache_integrations.adaptive.choice.best_fit.Choice`; ``fixed`` and
-            ``median`` by the mode; ``load unknown``: the median of the space, since the free
+            :class:`~ragcache_integrations.adaptive.choice.best_fit.Choice`; ``fixed``, ``largest``
+            and ``median`` by the mode; ``load unknown``: the median of the space, since the free
             memory is unknown; ``nothing found``: no chunk was retrieved.
         found: Chunks that were retrieved.
         estimate: The profiler's estimate; ``None`` if it was not called.

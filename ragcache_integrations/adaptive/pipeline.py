@@ -21,6 +21,7 @@ from ragcache_integrations.errors import ConfigurationError
 from .answers import AdaptiveAnswer, AdaptiveCost, Explanation, Why
 from .asker import Asker
 from .choice import (
+    DEFAULT_PROFILE,
     BestFit,
     CachedChunks,
     Choice,
@@ -102,7 +103,7 @@ class AdaptivePipeline:
             msg = f"mode={self._settings.mode!r} needs a profiler, got None"
             raise ConfigurationError(msg)
         self._measures = Measures(asker, self._synthesis)
-        self._recent = RecentSpaces()
+        self._recent = RecentSpaces(pruned_space(DEFAULT_PROFILE, self._settings.held))
         self._reservations = Reservations()
         self._make_resources = resources
         self._namespace = namespace
@@ -253,8 +254,7 @@ class AdaptivePipeline:
         if not isinstance(question, str) or not question.strip():
             msg = f"the question must be a non-empty string, got {question!r}"
             raise ConfigurationError(msg)
-        settings = self._settings
-        to_read = settings.config.num_chunks if settings.config else settings.max_chunks
+        to_read = self._settings.most_chunks
         due = self.golden is not None and self.golden.is_due()
         to_retrieve = max(to_read, GOLDEN_CONFIG.num_chunks) if due else to_read
         return _Job(question, to_retrieve, to_read, due)
@@ -310,6 +310,8 @@ class AdaptivePipeline:
         assert space is not None  # noqa: S101 - for type checkers: no config, so a profile
         if not job.documents:
             return space.median(1), "nothing found"
+        if self._settings.mode == "largest":
+            return space.largest(len(job.chunks)), "largest"
         median = space.median(len(job.chunks))
         return median, "median" if self._settings.mode == "median" else "load unknown"
 
@@ -321,7 +323,7 @@ class AdaptivePipeline:
         sure = confidence is None or confidence >= self._settings.min_confidence
         if estimate.profile is None or not sure:
             return self._recent.space(), False
-        space = pruned_space(estimate.profile)
+        space = pruned_space(estimate.profile, self._settings.held)
         self._recent.note(space)
         return space, True
 

@@ -8,13 +8,13 @@ from typing import Literal, get_args
 from ragcache_integrations.core.checks import check_choice, check_int, check_number, check_seconds
 from ragcache_integrations.errors import ConfigurationError
 
-from .choice import LEEWAY
+from .choice import LEEWAY, Held
 from .profile import MAX_PIECES
-from .types import SynthesisConfig
+from .types import Synthesis, SynthesisConfig
 
 __all__ = ["MAX_CHUNKS", "AdaptiveSettings", "Mode"]
 
-Mode = Literal["adaptive", "median", "fixed"]
+Mode = Literal["adaptive", "largest", "median", "fixed"]
 
 MAX_CHUNKS = LEEWAY * MAX_PIECES
 """The most chunks that any profile requires."""
@@ -27,14 +27,20 @@ class AdaptiveSettings:
     ::
 
         AdaptiveSettings(latency_budget=2.0)
+        AdaptiveSettings(method="stuff")  # each question decides the number of chunks alone
         AdaptiveSettings(mode="fixed", config=SynthesisConfig("stuff", 5))
 
     Attributes:
-        mode: ``adaptive`` takes the best configuration that fits the free memory; ``median`` the
-            median of what suits the question, without looking at the memory; ``fixed`` always
-            ``config``.
+        mode: ``adaptive`` takes the largest configuration that fits the free memory; ``largest``
+            the largest of what suits the question and ``median`` the median of it, without looking
+            at the memory; ``fixed`` always ``config``.
         config: The configuration for ``fixed``; ``None`` for the other modes.
-        max_chunks: Number of chunks to retrieve while the question is being profiled.
+        method: The synthesis method of all questions; ``None`` if each question decides it.
+        num_chunks: The number of chunks that all questions read; ``None`` if each decides it.
+        intermediate_length: The most words of the summaries of all questions, for ``map_reduce``;
+            ``None`` if each question decides it.
+        max_chunks: Number of chunks to retrieve while the question is being profiled, unless
+            ``num_chunks`` or ``config`` says how many it reads.
         min_confidence: Profiles below this confidence (0 to 1) are not trusted: the pipeline uses
             what suited recent questions instead.
         profile_timeout: Seconds after the question at which the pipeline stops waiting for its
@@ -52,6 +58,9 @@ class AdaptiveSettings:
 
     mode: Mode = "adaptive"
     config: SynthesisConfig | None = None
+    method: Synthesis | None = None
+    num_chunks: int | None = None
+    intermediate_length: int | None = None
     max_chunks: int = MAX_CHUNKS
     min_confidence: float = 0.9
     profile_timeout: float = 10.0
@@ -67,6 +76,10 @@ class AdaptiveSettings:
                 f"got mode={self.mode!r} and config={self.config!r}"
             )
             raise ConfigurationError(msg)
+        held = self.held
+        if self.mode == "fixed" and held != Held():
+            msg = f"mode='fixed' takes all values from config, got {held}"
+            raise ConfigurationError(msg)
         check_int("max_chunks", self.max_chunks, 1)
         check_number("min_confidence", self.min_confidence, 0, 1)
         check_number("profile_timeout", self.profile_timeout, 0, above=True, unit="seconds")
@@ -74,3 +87,19 @@ class AdaptiveSettings:
         if self.golden_every is not None:
             check_int("golden_every", self.golden_every, 1, also="None")
         check_int("golden_token_budget", self.golden_token_budget, 1)
+
+    @property
+    def held(self) -> Held:
+        """The knobs that do not depend on the question."""
+        return Held(
+            method=self.method,
+            num_chunks=self.num_chunks,
+            intermediate_length=self.intermediate_length,
+        )
+
+    @property
+    def most_chunks(self) -> int:
+        """The most chunks that an answer reads, and so the number to retrieve."""
+        if self.config is not None:
+            return self.config.num_chunks
+        return self.num_chunks or self.max_chunks

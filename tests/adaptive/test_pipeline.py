@@ -37,6 +37,7 @@ QUESTION = "Why do cats purr?"
 CHUNKS = documents(*(f"{number:03}" * 30 for number in range(40)))  # 90 tokens of a character
 JOINT = QueryProfile("low", joint_reasoning=True, pieces=2)
 ALONE = QueryProfile("low", joint_reasoning=False, pieces=2)
+COMPLEX = QueryProfile("high", joint_reasoning=True, pieces=2, summary_words=(30, 60))
 
 
 class Profiling:
@@ -204,6 +205,63 @@ def test_modes_for_comparison(way: Way) -> None:
         SynthesisConfig("stuff", 4),
         "median",
     )
+
+
+@every_way
+def test_the_largest_does_not_look_at_the_memory(way: Way) -> None:
+    pipeline = make(Profiling(sure(COMPLEX)), Memory(0), mode="largest")
+    explanation = way(pipeline).explanation
+    assert explanation.config == SynthesisConfig("map_reduce", 6, 60)
+    assert (explanation.why, explanation.load, explanation.choice) == ("largest", None, None)
+    assert "the largest of what suits the question" in str(explanation)
+    assert left_clean(pipeline)
+
+
+@every_way
+@pytest.mark.parametrize(
+    ("settings", "config"),
+    [
+        ({"method": "stuff"}, SynthesisConfig("stuff", 6)),
+        ({"method": "map_reduce"}, SynthesisConfig("map_reduce", 6, 60)),
+        ({"intermediate_length": 40}, SynthesisConfig("map_reduce", 6, 40)),
+        ({"num_chunks": 3}, SynthesisConfig("map_reduce", 3, 60)),
+        ({"num_chunks": 3, "intermediate_length": 40}, SynthesisConfig("map_reduce", 3, 40)),
+        ({"num_chunks": 3, "mode": "median"}, SynthesisConfig("stuff", 3)),
+        ({"method": "stuff", "mode": "largest"}, SynthesisConfig("stuff", 6)),
+    ],
+)
+def test_a_knob_that_is_held_is_the_same_for_every_question(
+    way: Way, settings: dict[str, Any], config: SynthesisConfig
+) -> None:
+    pipeline = make(Profiling(sure(COMPLEX)), Memory(), **settings)
+    assert way(pipeline).explanation.config == config
+    assert left_clean(pipeline)
+
+
+@every_way
+def test_a_knob_is_held_for_questions_without_a_profile_too(way: Way) -> None:
+    explanation = way(make(Broken(), Memory(), method="map_rerank", max_chunks=4)).explanation
+    assert not explanation.trusted
+    assert explanation.config == SynthesisConfig("map_rerank", 4)
+    # In the space of recent questions, as well.
+    pipeline = make(Profiling(sure(), sure(ALONE, 0.1)), Memory(), num_chunks=5)
+    first, second = (way(pipeline).explanation for _ in range(2))
+    assert (first.trusted, second.trusted) == (True, False)
+    assert first.config == second.config == SynthesisConfig("stuff", 5)
+
+
+@every_way
+def test_a_number_of_chunks_that_is_held_is_what_is_retrieved(way: Way) -> None:
+    found: list[int] = []
+
+    def find(question: str, count: int) -> Sequence[PromptDocument]:
+        found.append(count)
+        return CHUNKS[:count]
+
+    explanation = way(make(memory=Memory(0), num_chunks=25), find).explanation
+    assert found == [25]
+    # Not even these fit, and still it reads as many.
+    assert (explanation.why, explanation.config) == ("queued", SynthesisConfig("stuff", 25))
 
 
 def test_a_fixed_configuration_needs_no_profiler() -> None:
@@ -509,6 +567,13 @@ def test_the_heuristic_profiler_will_do() -> None:
         ({"mode": "medians"}, "did you mean 'median'"),
         ({"mode": "fixed"}, "takes a SynthesisConfig"),
         ({"config": SynthesisConfig("stuff", 1)}, "the other modes take none"),
+        ({"method": "stuf"}, "did you mean 'stuff'"),
+        ({"num_chunks": 0}, "num_chunks must be"),
+        ({"method": "stuff", "intermediate_length": 9}, "is for map_reduce"),
+        (
+            {"mode": "fixed", "config": SynthesisConfig("stuff", 1), "method": "stuff"},
+            "mode='fixed' takes all values from config",
+        ),
         ({"max_chunks": 0}, "max_chunks"),
         ({"min_confidence": 1.5}, "min_confidence"),
         ({"profile_timeout": 0}, "profile_timeout"),

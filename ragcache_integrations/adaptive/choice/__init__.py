@@ -3,19 +3,21 @@
 from .best_fit import BestFit, Choice, ChunkFacts, Situation
 from .cached_chunks import CachedChunks
 from .load import EngineLoadSource, LoadSource, MemoryLoad, MetricsLoadSource
-from .mapping import LEEWAY, PrunedSpace, RecentSpaces, pruned_space
+from .mapping import DEFAULT_PROFILE, LEEWAY, Held, PrunedSpace, RecentSpaces, pruned_space
 from .measuring import Measures
 from .polling import Seen
 from .reservations import Reservations
 from .resources import LoadReader, Resources, resources_of
 
 __all__ = [
+    "DEFAULT_PROFILE",
     "LEEWAY",
     "BestFit",
     "CachedChunks",
     "Choice",
     "ChunkFacts",
     "EngineLoadSource",
+    "Held",
     "LoadReader",
     "LoadSource",
     "Measures",

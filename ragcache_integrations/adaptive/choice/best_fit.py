@@ -12,7 +12,7 @@ from ragcache_integrations.core.checks import check_int, check_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
-from .mapping import PrunedSpace
+from .mapping import RANK, PrunedSpace, size_order
 
 __all__ = [
     "BestFit",
@@ -27,8 +27,6 @@ __all__ = [
 ]
 
 Reason = Literal["fits", "fallback", "late", "queued"]
-
-_RANK: dict[Synthesis, int] = {"map_rerank": 0, "stuff": 1, "map_reduce": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +220,8 @@ class Choice:
         config: The configuration.
         reason: ``fits``: the largest of the space that fits. ``fallback``: nothing of the space
             fits, so the cheapest of the right method, with as many chunks as fit. ``late``: not
-            even one chunk fits into the latency budget, or the window. ``queued``: not even one
-            fits into the free memory, so that it has to wait.
+            even the fewest chunks, one unless their number is held, fit into the latency budget, or
+            the window. ``queued``: not even they fit into the free memory, so that it has to wait.
         plan: The calls that it makes.
         need: Memory without which it would wait, in tokens.
         seconds: How long it should take, including the wait.
@@ -250,7 +248,8 @@ class BestFit:
     to wait), no call exceeds the window, and the answer should be ready within the latency budget.
     If nothing of the space fits, the choice is among its methods with their shortest summaries:
     the one with the most chunks that fits, the cheapest method if several do. If none of them
-    fits, it is the one with a single chunk that needs the least memory.
+    fits, it is the one with a single chunk that needs the least memory. A number of chunks that is
+    held stays as it is.
 
     Args:
         prefill: Estimates prefill seconds by cached and new tokens.
@@ -282,7 +281,7 @@ class BestFit:
             situation: The memory and time that it has to fit into.
         """
         configurations = set(space.configurations(len(chunks.tokens)))
-        considered = sorted(configurations, key=_size_order, reverse=True)
+        considered = sorted(configurations, key=size_order, reverse=True)
         reason: Reason = "fits"
         plans = ((option, size(option, chunks, sizes)) for option in considered)
         fitting = (option for option, plan in plans if self.fits(plan, situation, sizes.window))
@@ -332,22 +331,24 @@ class BestFit:
         self, space: PrunedSpace, chunks: ChunkFacts, sizes: PromptSizes, situation: Situation
     ) -> tuple[SynthesisConfig, Reason]:
         """The configuration to choose if nothing of the space fits."""
-        cheap = _cheapest(space, min(space.max_chunks, len(chunks.tokens)))
+        found = len(chunks.tokens)
+        fewest = min(space.fewest_chunks, found)
+        cheap = _cheapest(space, range(fewest, min(space.max_chunks, found) + 1))
         plans = {config: size(config, chunks, sizes) for config in cheap}
         fitting = [
             config for config, plan in plans.items() if self.fits(plan, situation, sizes.window)
         ]
         if fitting:
             return max(
-                fitting, key=lambda config: (config.num_chunks, -_RANK[config.method])
+                fitting, key=lambda config: (config.num_chunks, -RANK[config.method])
             ), "fallback"
-        single = [config for config in cheap if config.num_chunks == 1]
-        least = min(single, key=lambda config: (plans[config].need, _RANK[config.method]))
+        smallest = [config for config in cheap if config.num_chunks == fewest]
+        least = min(smallest, key=lambda config: (plans[config].need, RANK[config.method]))
         return least, "late" if plans[least].need <= situation.free_tokens else "queued"
 
 
-def _cheapest(space: PrunedSpace, chunks: int) -> Sequence[SynthesisConfig]:
-    """Each method of a space with its shortest summaries, and each number of chunks."""
+def _cheapest(space: PrunedSpace, counts: range) -> Sequence[SynthesisConfig]:
+    """Each method of a space with its shortest summaries, and each of some numbers of chunks."""
     shortest: dict[Synthesis, int | None] = {}
     for region in space.regions:
         length = region.lengths[0]
@@ -357,9 +358,5 @@ def _cheapest(space: PrunedSpace, chunks: int) -> Sequence[SynthesisConfig]:
     return [
         SynthesisConfig(method, count, length)
         for method, length in shortest.items()
-        for count in range(1, chunks + 1)
+        for count in counts
     ]
-
-
-def _size_order(config: SynthesisConfig) -> tuple[int, int, int]:
-    return config.num_chunks, config.intermediate_length or 0, _RANK[config.method]

@@ -18,6 +18,7 @@ from ragcache_integrations.adaptive import (
     LoadSource,
     MetricsLoadSource,
     Profiler,
+    Synthesis,
     SynthesisConfig,
     SynthesisPrompts,
 )
@@ -47,13 +48,20 @@ class AdaptiveKnobs(AnswerKnobs):
 
     Attributes:
         mode: ``adaptive`` uses the largest of the suitable configurations that fits into the free
-            memory; ``median`` the middle one; ``fixed`` always ``config``.
+            memory; ``largest`` the largest and ``median`` the middle one, without looking at the
+            memory; ``fixed`` always ``config``.
         config: For ``fixed``: a :class:`~ragcache_integrations.adaptive.SynthesisConfig`.
+        method: Synthesis method of all questions: ``stuff``, ``map_reduce`` or ``map_rerank``.
+            ``None``: chosen for each question.
+        num_chunks: Number of chunks that all questions read. ``None``: chosen for each question.
+        intermediate_length: The most words of the summaries of all questions, for ``map_reduce``.
+            ``None``: chosen for each question.
         profiler: ``llm`` asks a model what a question needs; ``heuristic`` infers it from the
             question's words; or an object with ``profile`` and ``aprofile``.
         corpus: A one-line description of the corpus, for the profiler; ``draft_corpus`` drafts it.
         chunk_size: Length of the corpus's chunks in tokens, for the profiler.
-        max_chunks: Number of chunks that are retrieved while the question is being profiled.
+        max_chunks: Number of chunks that are retrieved while the question is being profiled, if
+            ``num_chunks`` is not set.
         min_confidence: Profiles below this confidence, from 0 to 1, are replaced by what suited
             recent questions.
         profile_timeout: Seconds from the question after which a missing profile is replaced, too.
@@ -79,6 +87,9 @@ class AdaptiveKnobs(AnswerKnobs):
 
     mode: Mode = DEFAULTS.mode
     config: SynthesisConfig | None = None
+    method: Synthesis | None = None
+    num_chunks: int | None = Field(default=None, ge=1, strict=True)
+    intermediate_length: int | None = Field(default=None, ge=1, strict=True)
     profiler: Annotated[Literal["llm", "heuristic"] | Profiler, SkipValidation] = "llm"
     corpus: str = Field(default="", strict=True)
     chunk_size: int | None = Field(default=None, ge=1, strict=True)
@@ -213,6 +224,9 @@ class AdaptiveArguments(AnswerArguments, total=False):
 
     mode: Mode
     config: SynthesisConfig | None
+    method: Synthesis | None
+    num_chunks: int | None
+    intermediate_length: int | None
     profiler: Literal["llm", "heuristic"] | Profiler
     corpus: str
     chunk_size: int | None

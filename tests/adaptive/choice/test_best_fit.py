@@ -18,7 +18,7 @@ from ragcache_integrations.adaptive.choice.best_fit import (
     Situation,
     size,
 )
-from ragcache_integrations.adaptive.choice.mapping import Region, pruned_space
+from ragcache_integrations.adaptive.choice.mapping import Held, Region, pruned_space
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import PrefillCostModel
 
@@ -31,7 +31,11 @@ regions = st.one_of(
     st.builds(Region, st.sampled_from(["stuff", "map_rerank"]), ranges),
     st.builds(Region, st.just("map_reduce"), ranges, words),
 )
-spaces = st.lists(regions, min_size=1, max_size=4).map(lambda some: PrunedSpace(tuple(some)))
+spaces = st.builds(
+    lambda some, fewest: PrunedSpace(tuple(some), min(fewest, *(one.chunks[1] for one in some))),
+    st.lists(regions, min_size=1, max_size=4),
+    st.one_of(st.just(1), st.integers(1, 12)),
+)
 tokens = st.lists(st.integers(1, 300), min_size=1, max_size=14).map(tuple)
 windows = st.one_of(st.none(), st.integers(120, 3000))
 
@@ -133,10 +137,11 @@ def test_it_is_the_largest_that_fits_by_brute_force(
         for region in space.regions
     }
     most = min(space.max_chunks, len(chunks.tokens))
+    fewest = min(space.fewest_chunks, most)
     cheap = [
         SynthesisConfig(method, count, length)
         for method, length in lowest.items()
-        for count in range(1, most + 1)
+        for count in range(fewest, most + 1)
     ]
     assert choice.config in cheap
     enough = [one for one in cheap if fits(one)]
@@ -146,9 +151,9 @@ def test_it_is_the_largest_that_fits_by_brute_force(
         assert choice.config.num_chunks == max(one.num_chunks for one in enough)
     else:
         assert choice.reason == ("late" if choice.need <= choice.free_tokens else "queued")
-        assert choice.config.num_chunks == 1
+        assert choice.config.num_chunks == fewest
         assert choice.need == min(
-            needed(one, chunks, sizes) for one in cheap if one.num_chunks == 1
+            needed(one, chunks, sizes) for one in cheap if one.num_chunks == fewest
         )
 
 
@@ -172,6 +177,16 @@ def test_figure_8_stuff_would_queue_and_map_reduce_starts() -> None:
     # With less, not even the mappers' summaries fit; with more, both would.
     assert choose(space, chunks, free=2000).reason == "fallback"
     assert choose(space, chunks, free=12_000).config.method == "map_reduce"
+
+
+def test_a_number_of_chunks_that_is_held_waits_for_its_memory() -> None:
+    chunks = ChunkFacts((500,) * 20)
+    profile = QueryProfile("high", joint_reasoning=True, pieces=2)
+    space = pruned_space(profile, Held(num_chunks=20))
+    for free in (4000, 2000, 0):
+        assert choose(space, chunks, free=free).config.num_chunks == 20
+    assert choose(space, chunks, free=0).reason == "queued"
+    assert choose(pruned_space(profile), chunks, free=0).config.num_chunks == 1
 
 
 def test_five_or_six_chunks_fit_so_it_takes_six() -> None:

@@ -144,6 +144,19 @@ def test_modes_for_comparison(way: Way) -> None:
     fixed = way(chain(mode="fixed", config=config, profiler="llm"))
     assert (fixed["explain"].config, fixed["cost"].calls) == (config, 5)
     assert way(chain(mode="median"))["explain"].why == "median"
+    assert way(chain(mode="largest", load=Memory(0)))["explain"].why == "largest"
+
+
+@every_way
+def test_a_knob_is_held_for_all_questions(way: Way) -> None:
+    free = way(chain(load=Memory(100_000)))["explain"].config
+    assert free.method == "map_reduce"
+    assert free.num_chunks != 3
+    held = way(chain(load=Memory(100_000), method="stuff"))
+    assert held["explain"].config == SynthesisConfig("stuff", free.num_chunks)
+    held = way(chain(load=Memory(100_000), num_chunks=3, intermediate_length=40))
+    assert held["explain"].config == SynthesisConfig("map_reduce", 3, 40)
+    assert [one.id for one in held["context"]] == ["d0", "d1", "d2"]
 
 
 @every_way
@@ -257,6 +270,10 @@ def test_nothing_found() -> None:
         ({"golden_every": 30}, "LLMProfiler"),
         ({"llm": 3}, "llm"),
         ({"corpus": "two\nlines", "profiler": "llm"}, "one line"),
+        ({"method": "stuf"}, "method"),
+        ({"methods": "stuff"}, "did you mean 'method'"),
+        ({"num_chunks": 0}, "num_chunks"),
+        ({"method": "stuff", "num_chunks": 2}, "leave nothing to choose"),
     ],
 )
 def test_wrong_arguments_are_refused(knobs: dict[str, Any], said: str) -> None:

@@ -113,6 +113,21 @@ def test_modes_for_comparison(way: Way) -> None:
     assert response.metadata["explain"].config == config
     _, response = way(make(mode="median"))
     assert response.metadata["explain"].why == "median"
+    _, response = way(make(mode="largest", load=Memory(0)))
+    assert response.metadata["explain"].why == "largest"
+
+
+@every_way
+def test_a_knob_is_held_for_all_questions(way: Way) -> None:
+    _, response = way(make(load=Memory(100_000)))
+    free = response.metadata["explain"].config
+    assert free.method == "map_reduce"
+    assert free.num_chunks != 3
+    _, response = way(make(load=Memory(100_000), method="stuff"))
+    assert response.metadata["explain"].config == SynthesisConfig("stuff", free.num_chunks)
+    _, response = way(make(load=Memory(100_000), num_chunks=3, intermediate_length=40))
+    assert response.metadata["explain"].config == SynthesisConfig("map_reduce", 3, 40)
+    assert len(response.source_nodes) == 3
 
 
 @every_way
@@ -182,6 +197,10 @@ def test_a_corpus_is_drafted() -> None:
         ({"retriever": 3}, "retriever must be"),
         ({"load": "nowhere"}, "address"),
         ({"latency_budget": 0}, "latency_budget"),
+        ({"method": "stuf"}, "method"),
+        ({"methods": "stuff"}, "did you mean 'method'"),
+        ({"num_chunks": 0}, "num_chunks"),
+        ({"method": "stuff", "num_chunks": 2}, "leave nothing to choose"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], said: str) -> None:
