@@ -36,7 +36,7 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--sweep", "tau=0.1,0.2"], "unknown knob 'tau': allowed are base_url"),
+        (["--sweep", "tau=0.1,0.2"], "unknown knob 'tau': allowed are answer_once"),
         (["--sweep", "tolerance"], "name=value"),
         (["--sweep", "k=1", "--sweep", "k=2"], "k must be given once"),
         (["--sweep", "k=1,2", "--k", "3"], "k must be given once"),
