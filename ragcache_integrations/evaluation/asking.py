@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from ragcache_integrations.adaptive import (
     AdaptiveAnswer,
     AdaptivePipeline,
-    AdaptiveSettings,
     Explanation,
     HeuristicProfiler,
     LLMProfiler,
@@ -111,11 +110,7 @@ class Answerer:
         return AdaptivePipeline(
             self._asker,
             LLMProfiler(self._asker, corpus) if by_model else HeuristicProfiler(),
-            AdaptiveSettings(
-                max_chunks=settings.k,
-                latency_budget=settings.latency_budget,
-                golden_every=settings.golden_every,
-            ),
+            settings.adaptive_settings(),
             self._synthesis,
             resources=lambda: resources_of(self._model.backend()),
         )

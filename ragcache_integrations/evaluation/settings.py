@@ -16,7 +16,8 @@ from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
-from ragcache_integrations.adaptive.types import SynthesisConfig
+from ragcache_integrations.adaptive import AdaptiveSettings, SynthesisConfig
+from ragcache_integrations.adaptive import Synthesis as Method
 from ragcache_integrations.core.checks import (
     check_choice,
     check_flag,
@@ -36,6 +37,7 @@ __all__ = [
     "CACHE_KNOBS",
     "ENGINE_KNOBS",
     "KNOBS",
+    "SUMMARY_WORDS",
     "Corpus",
     "EvalSettings",
     "Framework",
@@ -50,6 +52,7 @@ __all__ = [
 Framework = Literal["langchain", "llama_index"]
 RetrieverKind = Literal["cache", "plain", "none"]
 Synthesis = Literal["stuff", "map_reduce", "map_rerank", "adaptive"]
+Mode = Literal["adaptive", "largest", "median"]
 ProfilerKind = Literal["llm", "heuristic"]
 Corpus = Literal["sample", "all"]
 
@@ -71,6 +74,9 @@ ENGINE_KNOBS = tuple(
 """Knobs of the bundled engine; see :class:`~ragcache_integrations.engine.RAGCacheEngine`."""
 
 MAX_SWEEP = 1000
+
+SUMMARY_WORDS = 100
+"""The most words of each summary of ``map_reduce`` where no other number is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +116,15 @@ class EvalSettings:
         synthesis: How chunks become an answer: ``stuff``, ``map_reduce`` or ``map_rerank``
             (RAGServe §2), or ``adaptive``, which chooses the method and the number of chunks for
             each question (RAGServe §4). ``None`` for the data set's own prompt.
-        intermediate_length: For ``map_reduce``: the most words of each summary.
+        intermediate_length: For ``map_reduce``: the most words of each summary; ``None`` for
+            :data:`SUMMARY_WORDS`. For ``adaptive``: that of all questions; ``None`` if each decides
+            it.
+        method: For ``adaptive``: the method of all questions; ``None`` if each decides it.
+        num_chunks: For ``adaptive``: the number of documents that all questions read, at most
+            ``k``; ``None`` if each decides it.
+        mode: For ``adaptive``: ``adaptive`` takes the largest configuration that fits the free
+            memory; ``largest`` the largest of what suits the question and ``median`` the median of
+            it, without looking at the memory.
         profiler: For ``adaptive``: ``llm`` to profile questions by the model, ``heuristic`` by
             their words alone.
         latency_budget: For ``adaptive``: estimated seconds that an answer may take; ``None`` for no
@@ -153,7 +167,10 @@ class EvalSettings:
     search_ratio: float | None = None
     order: Order = "relevance"
     synthesis: Synthesis | None = None
-    intermediate_length: int = 100
+    intermediate_length: int | None = None
+    method: Method | None = None
+    num_chunks: int | None = None
+    mode: Mode = "adaptive"
     profiler: ProfilerKind = "llm"
     latency_budget: float | None = None
     golden_every: int | None = None
@@ -193,7 +210,7 @@ class EvalSettings:
     def _check_values(self) -> None:
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
-            if value is not None or name != "synthesis":
+            if value is not None or name not in _OPTIONAL:
                 check_choice(name, value, allowed)
         for name, low in _WHOLE.items():
             value, optional = getattr(self, name), name in _OPTIONAL
@@ -239,9 +256,10 @@ class EvalSettings:
             f"synthesis='adaptive' reads the best documents, got order={self.order!r}": (
                 adaptive and self.order != "relevance"
             ),
-            "profiler and latency_budget need synthesis='adaptive', "
-            f"got synthesis={self.synthesis!r}": (
-                not adaptive and (self.latency_budget is not None or self.profiler != "llm")
+            f"{', '.join(self._only_adaptive())} need synthesis='adaptive', "
+            f"got synthesis={self.synthesis!r}": not adaptive and bool(self._only_adaptive()),
+            f"num_chunks must be at most k={self.k}, got {self.num_chunks}": (
+                self.num_chunks is not None and self.num_chunks > self.k
             ),
             "answer_once needs order='relevance' and no synthesis='adaptive', with which a prompt "
             "depends on what came before, "
@@ -256,14 +274,39 @@ class EvalSettings:
         msg = next((text for text, applies in wrong.items() if applies), "")
         if msg:
             raise ConfigurationError(msg)
+        if adaptive:
+            self.adaptive_settings()
+
+    def _only_adaptive(self) -> list[str]:
+        """The names of the knobs that are set and are for adaptive synthesis alone."""
+        usual = {"mode": "adaptive", "profiler": "llm"}
+        names = ("method", "num_chunks", "mode", "profiler", "latency_budget")
+        return [name for name in names if getattr(self, name) != usual.get(name)]
+
+    def adaptive_settings(self) -> AdaptiveSettings:
+        """How adaptive synthesis chooses a configuration for each question.
+
+        Raises:
+            ConfigurationError: Knobs contradict each other.
+        """
+        return AdaptiveSettings(
+            mode=self.mode,
+            method=self.method,
+            num_chunks=self.num_chunks,
+            intermediate_length=self.intermediate_length,
+            max_chunks=self.k,
+            latency_budget=self.latency_budget,
+            golden_every=self.golden_every,
+        )
 
     @property
     def synthesis_config(self) -> SynthesisConfig | None:
         """The configuration of all questions; ``None`` without synthesis, or if it is adaptive."""
         if self.synthesis is None or self.synthesis == "adaptive":
             return None
-        length = self.intermediate_length if self.synthesis == "map_reduce" else None
-        return SynthesisConfig(self.synthesis, self.k, length)
+        length = self.intermediate_length or SUMMARY_WORDS
+        reduces = self.synthesis == "map_reduce"
+        return SynthesisConfig(self.synthesis, self.k, length if reduces else None)
 
     def set(self, **knobs: Any) -> Self:
         """Return the settings with other knobs, by their flat names.
@@ -313,6 +356,8 @@ _CHOICES: dict[str, Sequence[str]] = {
     "retriever": get_args(RetrieverKind),
     "order": get_args(Order),
     "synthesis": get_args(Synthesis),
+    "method": get_args(Method),
+    "mode": get_args(Mode),
     "profiler": get_args(ProfilerKind),
 }
 _WHOLE = {
@@ -323,10 +368,14 @@ _WHOLE = {
     "users": 1,
     "k": 1,
     "intermediate_length": 1,
+    "num_chunks": 1,
     "golden_every": 1,
     "max_tokens": 1,
 }
-_OPTIONAL = {"sample", "length", "golden_every", "max_tokens"}
+_OPTIONAL = {
+    *("synthesis", "method", "sample", "length"),
+    *("intermediate_length", "num_chunks", "golden_every", "max_tokens"),
+}
 _NUMBERS = {"rate": math.inf, "minutes": math.inf, "search_ratio": 1.0, "latency_budget": math.inf}
 _OWN = tuple(
     setting.name

@@ -198,6 +198,31 @@ def test_a_model_of_ones_own_gets_the_middle_of_what_suits(tmp_path: Path) -> No
     assert [one.answer for one in again.records] == [one.answer for one in run.records]
 
 
+@pytest.mark.parametrize(
+    ("knobs", "chosen"),
+    [
+        ({"method": "stuff", "mode": "largest"}, {"stuff 3"}),
+        ({"method": "map_reduce", "intermediate_length": 40}, {"map_reduce 2 40"}),
+        ({"num_chunks": 1, "mode": "median"}, {"map_rerank 1", "stuff 1"}),
+    ],
+)
+def test_a_knob_is_held_for_all_questions(
+    tmp_path: Path, knobs: dict[str, Any], chosen: set[str]
+) -> None:
+    run = evaluate(
+        "nq",
+        model=Echo(),
+        retriever=make_retriever,
+        synthesis="adaptive",
+        profiler="heuristic",
+        k=3,
+        sample=5,
+        out=tmp_path,
+        **knobs,
+    )
+    assert {record.configuration for record in run.records} <= chosen
+
+
 @pytest.mark.engine
 def test_open_loop_at_several_rates(engine: RAGCacheEngine, tmp_path: Path) -> None:
     model = ChatRAGCache(engine=engine)

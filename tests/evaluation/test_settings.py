@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ragcache_integrations.adaptive import AdaptiveSettings
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
 from ragcache_integrations.evaluation.settings import (
     CACHE_KNOBS,
@@ -166,6 +167,23 @@ def test_wrong_grids(sweep: dict[str, Any], words: str) -> None:
         ({"synthesis": "adaptive", "latency_budget": 0}, "latency_budget must be a number above 0"),
         ({"synthesis": "adaptive", "profiler": "mine"}, "profiler must be one of llm, heuristic"),
         ({"synthesis": "stuff", "latency_budget": 1}, "need synthesis='adaptive'"),
+        (
+            {"synthesis": "stuff", "mode": "median", "num_chunks": 2},
+            "num_chunks, mode need synthesis='adaptive', got synthesis='stuff'",
+        ),
+        ({"method": "stuff"}, "method need synthesis='adaptive'"),
+        ({"synthesis": "adaptive", "method": "stuf"}, "did you mean 'stuff'"),
+        ({"synthesis": "adaptive", "mode": "fixed"}, "mode must be one of adaptive, largest"),
+        ({"synthesis": "adaptive", "k": 3, "num_chunks": 4}, "num_chunks must be at most k=3"),
+        ({"intermediate_length": 0}, "intermediate_length must be .*1, or None"),
+        (
+            {"synthesis": "adaptive", "method": "stuff", "intermediate_length": 50},
+            "intermediate_length is for map_reduce",
+        ),
+        (
+            {"synthesis": "adaptive", "method": "stuff", "num_chunks": 2},
+            "leave nothing to choose",
+        ),
         ({"synthesis": "adaptive", "golden_every": 0}, "golden_every must be .*1"),
         ({"answer_once": 1}, "answer_once must be True or False, got 1"),
         ({"answer_once": True, "order": "auto"}, "answer_once needs order='relevance'.*'auto'"),
@@ -214,5 +232,18 @@ def test_configurations_of_synthesis() -> None:
     config = USUAL.set(synthesis="map_reduce", k=3).synthesis_config
     assert config is not None
     assert (config.num_chunks, config.intermediate_length) == (3, 100)
+    config = USUAL.set(synthesis="map_reduce", intermediate_length=40).synthesis_config
+    assert config is not None
+    assert config.intermediate_length == 40
     assert USUAL.set(synthesis="stuff").synthesis_config is not None
     assert USUAL.set(synthesis="adaptive", latency_budget=2.5).synthesis_config is None
+
+
+def test_settings_of_adaptive_synthesis() -> None:
+    usual = USUAL.set(synthesis="adaptive", k=7).adaptive_settings()
+    assert usual == AdaptiveSettings(max_chunks=7)
+    assert USUAL.set(
+        synthesis="adaptive", mode="largest", num_chunks=4, intermediate_length=60, golden_every=9
+    ).adaptive_settings() == AdaptiveSettings(
+        mode="largest", num_chunks=4, intermediate_length=60, max_chunks=5, golden_every=9
+    )

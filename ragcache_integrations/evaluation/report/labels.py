@@ -50,6 +50,8 @@ def _facts(run: EvalRun, flat: dict[str, Any], named: Iterable[str]) -> dict[str
     facts = {**flat, "label": run.config.get("label", ""), "model": run.config["model"]}
     if "retriever" in passed:
         facts["retriever"] = run.config["retriever"]
+    if run.settings.synthesis_config is not None:
+        facts["intermediate_length"] = run.settings.synthesis_config.intermediate_length
     cached = "retriever" not in passed and run.settings.retriever == "cache"
     bundled = "model" not in passed and run.settings.base_url is None
     for name in named:

@@ -92,6 +92,7 @@ _SWEEPS = {
 _ANY = (QUALITY, "cache_hit_rate", "gpu_hit_rate", "ttft_ms_mean", "end_to_end_ms_mean")
 _CONFIGURATION = {
     *("k", "synthesis", "intermediate_length", "latency_budget", "profiler"),
+    *("mode", "method", "num_chunks"),
     *("max_tokens", "order", "label"),
     *("model", "retriever", "tolerance", "guarantee"),
 }

@@ -255,6 +255,12 @@ def test_defaults_are_known_where_another_run_sets_the_knob(grid: list[EvalRun])
         object.__setattr__(run, "config", {**run.config, "given": []})
     assert [one["policy"] for one in facts_of(ours)] == ["lrfu", "lru"]
     assert [one["tolerance"] for one in facts_of(ours)] == [0.0, 0.0]
+    summed_up = [
+        _like(grid[0], synthesis="map_reduce"),
+        _like(grid[0], synthesis="map_reduce", intermediate_length=40),
+        _like(grid[0], synthesis="stuff", intermediate_length=40),
+    ]
+    assert [one["intermediate_length"] for one in facts_of(summed_up)] == [100, 40, None]
 
 
 @pytest.mark.parametrize(
