@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ragcache_integrations.evaluation.report import measure
 from ragcache_integrations.evaluation.runs import EvalRun, series
 from ragcache_integrations.evaluation.scores import Interval
+from ragcache_integrations.evaluation.settings import SUMMARY_WORDS
 
 from .base import Cell, Claim, Form, Preset, Table, Tables, Variant, claims_table, quality_cell
 from .results import Results, interval_of
@@ -26,11 +27,21 @@ FIXED = {
 BY_MODEL = "adaptive, profiler: the model"
 BY_WORDS = "adaptive, profiler: heuristic"
 LEARNING = "adaptive, golden feedback"
+_BY_MODEL = {"synthesis": "adaptive", "k": MOST_CHUNKS, "profiler": "llm"}
 ADAPTIVE = {
-    BY_MODEL: {"synthesis": "adaptive", "k": MOST_CHUNKS, "profiler": "llm"},
-    BY_WORDS: {"synthesis": "adaptive", "k": MOST_CHUNKS, "profiler": "heuristic"},
-    LEARNING: {"synthesis": "adaptive", "k": MOST_CHUNKS, "profiler": "llm"},
+    BY_MODEL: _BY_MODEL,
+    BY_WORDS: {**_BY_MODEL, "profiler": "heuristic"},
+    LEARNING: _BY_MODEL,
 }
+CHUNKS = "adaptive, number of chunks alone"
+METHOD = "adaptive, and the method"
+LENGTH = "adaptive, and the length of summaries"
+STEPS = {
+    CHUNKS: {**_BY_MODEL, "mode": "largest", "method": "stuff"},
+    METHOD: {**_BY_MODEL, "mode": "largest", "intermediate_length": SUMMARY_WORDS},
+    LENGTH: {**_BY_MODEL, "mode": "largest"},
+}
+"""What is chosen for each question, one knob more with each; the last step is ``BY_MODEL``."""
 GOLDEN_EVERY, GOLDEN_EVERY_QUICK = 30, 3
 """The paper's (§5), and one for the few questions of the small form."""
 DELAY = "end_to_end"
@@ -40,7 +51,7 @@ def _variants(form: Form) -> tuple[Variant, ...]:
     learning = {"golden_every": GOLDEN_EVERY_QUICK if form.quick else GOLDEN_EVERY}
     return tuple(
         Variant(name, {"retriever": "plain", **knobs, **(learning if name == LEARNING else {})})
-        for name, knobs in (FIXED | ADAPTIVE).items()
+        for name, knobs in (FIXED | ADAPTIVE | STEPS).items()
     )
 
 
@@ -52,9 +63,17 @@ def _tables(results: Results) -> Tables:
         "by_model": _headline(results, fixed, BY_MODEL),
         "heuristic": _headline(results, fixed, BY_WORDS),
         "golden_feedback": _headline(results, fixed, LEARNING),
+        "knob_by_knob": {
+            name: {
+                **_gains(results, fixed, name),
+                "over_the_step_before": _gains(results, before, name),
+            }
+            for before, name in _steps(fixed)
+        },
     }
     tables = (
         _delays(results, fixed),
+        _knob_by_knob(results, fixed),
         _profilers(results),
         claims_table("RAGServe", _claims(results, fixed)),
     )
@@ -79,26 +98,24 @@ def _negative(interval: Interval | None) -> float | None:
 def _headline(results: Results, fixed: str, name: str) -> dict[str, object]:
     return {
         "equal_quality": results.is_equal(fixed, name),
-        "quality_difference": Cell(results.quality_difference(fixed, name)).plain,
-        "times_as_fast": Cell(results.times_as_fast(fixed, name, DELAY)).plain,
+        **_gains(results, fixed, name),
         "profiler_share": Cell(interval_of(profiler_shares(results.runs[name]))).plain,
+    }
+
+
+def _gains(results: Results, base: str, name: str) -> dict[str, object]:
+    return {
+        "quality_difference": Cell(results.quality_difference(base, name)).plain,
+        "times_as_fast": Cell(results.times_as_fast(base, name, DELAY)).plain,
     }
 
 
 def _delays(results: Results, fixed: str) -> Table:
     priced = any("cost" in run.figures for runs in results.runs.values() for run in runs)
     rows = []
-    for name in results.runs:
-        row = [
-            Cell(name),
-            quality_cell(results.quality(name)),
-            Cell(None if name == fixed else results.quality_difference(fixed, name), "difference"),
-            Cell(results.mean(name, DELAY), "ms"),
-            Cell(None if name == fixed else results.times_as_fast(fixed, name, DELAY), "times"),
-        ]
-        if priced:
-            row.append(Cell(results.figure(name, "cost"), "money"))
-        rows.append(tuple(row))
+    for name in (*FIXED, *ADAPTIVE):
+        cost = (Cell(results.figure(name, "cost"), "money"),) if priced else ()
+        rows.append((*_quality_and_delay(results, fixed, name), *cost))
     columns = ("configuration", measure(results.quality_name).words, "difference", "delay, ms")
     more = ("times as fast", *(("cost",) if priced else ()))
     note = (
@@ -106,6 +123,52 @@ def _delays(results: Results, fixed: str) -> Table:
         "the best of them."
     )
     return Table("Quality and delay", (*columns, *more), tuple(rows), (note,))
+
+
+def _quality_and_delay(results: Results, fixed: str, name: str) -> tuple[Cell, ...]:
+    """The cells of a setting: quality and delay, each also compared with the fixed one."""
+    difference, times = _compared(results, None if name == fixed else fixed, name)
+    return (
+        Cell(name),
+        quality_cell(results.quality(name)),
+        difference,
+        Cell(results.mean(name, DELAY), "ms"),
+        times,
+    )
+
+
+def _compared(results: Results, base: str | None, name: str) -> tuple[Cell, Cell]:
+    """The difference in quality and the ratio of delays; unknown without a base."""
+    difference = None if base is None else results.quality_difference(base, name)
+    times = None if base is None else results.times_as_fast(base, name, DELAY)
+    return Cell(difference, "difference"), Cell(times, "times")
+
+
+def _steps(fixed: str) -> Iterator[tuple[str, str]]:
+    """Each step with the one before, which is the fixed configuration for the first."""
+    return itertools.pairwise((fixed, *STEPS, BY_MODEL))
+
+
+def _knob_by_knob(results: Results, fixed: str) -> Table:
+    """Figure 16: what every further knob adds."""
+    rows = [(*_quality_and_delay(results, fixed, fixed), *_compared(results, None, fixed))]
+    for before, name in _steps(fixed):
+        steps = _compared(results, before, name)
+        rows.append((*_quality_and_delay(results, fixed, name), *steps))
+    columns = ("chosen", measure(results.quality_name).words, "difference", "delay, ms")
+    more = ("times as fast", "difference, step", "times as fast, step")
+    steps_are = (
+        f"Compared with {fixed}, and each step with the row above it. The first reads as many "
+        "chunks as suit the question, by stuff; the second chooses the method, too, with summaries "
+        f"of {SUMMARY_WORDS} words; the third their length. These take the largest configuration "
+        "that suits the question; the last row takes the largest that fits into the free memory."
+    )
+    load_means = (
+        "Where questions follow one another, all of the memory is free, and the last step changes "
+        "nothing: set a rate to measure it. Where the free memory is unknown, as of most models "
+        "other than the bundled engine's, that step takes the median."
+    )
+    return Table("Knob by knob", (*columns, *more), tuple(rows), (steps_are, load_means))
 
 
 def _profilers(results: Results) -> Table:
@@ -195,6 +258,19 @@ def _claims(results: Results, fixed: str) -> tuple[Claim, ...]:
             "figure 14, §7.3",
             _learnt(results),
         ),
+        Claim(
+            "quality above the fixed configuration, choosing the number of chunks; the method, "
+            "too; the length of summaries, too",
+            "5, 4, 3 % (QMSum)",
+            "figure 16, §7.4",
+            _by_knobs(results, fixed),
+        ),
+        Claim(
+            "delay, times lower by choosing with the load, too",
+            "2.8 (QMSum)",
+            "figure 16, §7.4",
+            Cell(results.times_as_fast(LENGTH, BY_MODEL, DELAY), "times"),
+        ),
     )
 
 
@@ -223,6 +299,13 @@ def _learnt(results: Results) -> Cell:
     if results.is_noise:
         return quality_cell(None)
     return Cell(_share_added(results, BY_MODEL, LEARNING), "share")
+
+
+def _by_knobs(results: Results, fixed: str) -> Cell:
+    """How much better answers are than those of a fixed configuration, step by step."""
+    if results.is_noise:
+        return quality_cell(None)
+    return Cell("; ".join(Cell(_share_added(results, fixed, name), "share").text for name in STEPS))
 
 
 def _share_added(results: Results, base: str, name: str) -> Interval | None:

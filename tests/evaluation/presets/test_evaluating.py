@@ -18,6 +18,7 @@ from ragcache_integrations.evaluation import (
     evaluate_preset,
 )
 from ragcache_integrations.evaluation.presets.evaluating import knobs_among
+from ragcache_integrations.evaluation.presets.metis import CHUNKS
 from ragcache_integrations.evaluation.report import FOLLOWED
 from ragcache_integrations.evaluation.settings import EvalSettings
 from tests.evaluation.world import Echo, make_retriever, store
@@ -107,7 +108,9 @@ def test_metis_with_a_model_of_ones_own(tmp_path: Path) -> None:
         out=tmp_path,
         prices={"input": 1, "cached_input": 0.5, "output": 2},
     )
-    assert len(result.runs) == 9
+    assert len(result.runs) == 12
+    by_stuff = result.runs[[one.name for one in result.plan.variants].index(CHUNKS)]
+    assert {record.configuration.split()[0] for record in by_stuff.records} == {"stuff"}
     assert "cost" in result.tables[0].columns
     assert result.headline["headline"]["best_fixed"] in result.plan.describe()
     assert 0 <= result.headline["headline"]["by_model"]["profiler_share"][0] <= 1

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation import EvalRun, plan_preset
 from ragcache_integrations.evaluation.presets import PRESETS, Table, results
 from ragcache_integrations.evaluation.presets.base import Tables
@@ -128,11 +129,21 @@ DELAYS = {
     "adaptive, profiler: the model": 1.0,
     "adaptive, profiler: heuristic": 4.0,
     "adaptive, golden feedback": 1.2,
+    "adaptive, number of chunks alone": 2.5,
+    "adaptive, and the method": 5.0,
+    "adaptive, and the length of summaries": 4.0,
+}
+QUALITIES = {
+    "stuff 1": 0.1,
+    "adaptive, golden feedback": 0.55,
+    "adaptive, number of chunks alone": 0.45,
+    "adaptive, and the method": 0.6,
+    "adaptive, and the length of summaries": 0.7,
 }
 
 
 def metis_run(name: str, settings: EvalSettings) -> EvalRun:
-    quality = [{"stuff 1": 0.1, "adaptive, golden feedback": 0.55}.get(name, 0.5)] * COUNT
+    quality = [QUALITIES.get(name, 0.5)] * COUNT
     if name == "map_reduce 4":
         quality[0] = 0.55
     return made_run(
@@ -153,7 +164,7 @@ def test_the_best_fixed_configuration_is_the_fastest_that_answers_as_well() -> N
 
 def test_metis_compares_with_it() -> None:
     made = tables_of("metis", metis_run)
-    delays, profilers, claims = made.tables
+    delays, _, profilers, claims = made.tables
     assert made.headline["best_fixed"] == "stuff 2"
     assert made.headline["by_model"]["equal_quality"] is True
     assert made.headline["by_model"]["times_as_fast"] == pytest.approx([2.0, 2.0, 2.0])
@@ -174,11 +185,73 @@ def test_metis_compares_with_it() -> None:
     check_papers(claims)
 
 
+def test_metis_knob_by_knob() -> None:
+    made = tables_of("metis", metis_run)
+    _, steps, _, claims = made.tables
+    assert [row[0].text for row in steps.rows] == [
+        "stuff 2",
+        "adaptive, number of chunks alone",
+        "adaptive, and the method",
+        "adaptive, and the length of summaries",
+        "adaptive, profiler: the model",
+    ]
+    figures = {
+        row[0].text: [cell.plain[0] if isinstance(cell.plain, list) else None for cell in row[1:]]
+        for row in steps.rows
+    }
+    # stuff 2 has an F1 of 0.5 within 2 s: quality, difference, ms, times; and of the step.
+    assert figures["stuff 2"] == [0.5, None, 2000, None, None, None]
+    assert figures["adaptive, number of chunks alone"] == pytest.approx(
+        [0.45, -0.05, 2500, 0.8, -0.05, 0.8]
+    )
+    assert figures["adaptive, and the method"] == pytest.approx([0.6, 0.1, 5000, 0.4, 0.15, 0.5])
+    assert figures["adaptive, and the length of summaries"] == pytest.approx(
+        [0.7, 0.2, 4000, 0.5, 0.1, 1.25]
+    )
+    assert figures["adaptive, profiler: the model"] == pytest.approx([0.5, 0, 1000, 2, -0.2, 4])
+    last = made.headline["knob_by_knob"]["adaptive, profiler: the model"]
+    assert last["times_as_fast"] == pytest.approx([2.0] * 3)
+    assert last["over_the_step_before"]["times_as_fast"] == pytest.approx([4.0] * 3)
+    assert last["over_the_step_before"]["quality_difference"] == pytest.approx([-0.2] * 3)
+    better, faster = claims.rows[-2:]
+    assert [cell.text for cell in better[1:3]] == ["5, 4, 3 % (QMSum)", "figure 16, §7.4"]
+    assert better[3].text == "-10.0 % [-10.0, -10.0]; 20.0 % [20.0, 20.0]; 40.0 % [40.0, 40.0]"
+    assert [cell.text for cell in faster[1:]] == [
+        "2.8 (QMSum)",
+        "figure 16, §7.4",
+        "4.00 [4.00, 4.00]",
+    ]
+
+
+def test_metis_holds_the_knobs_that_a_step_does_not_choose() -> None:
+    plan = plan_preset("nq", "metis")
+    chosen = {
+        variant.name: settings.adaptive_settings()
+        for variant, settings in zip(plan.variants, plan.configurations, strict=True)
+        if settings.synthesis == "adaptive"
+    }
+    steps = [
+        chosen["adaptive, number of chunks alone"],
+        chosen["adaptive, and the method"],
+        chosen["adaptive, and the length of summaries"],
+        chosen["adaptive, profiler: the model"],
+    ]
+    assert [(one.mode, one.method, one.intermediate_length) for one in steps] == [
+        ("largest", "stuff", None),
+        ("largest", None, 100),
+        ("largest", None, None),
+        ("adaptive", None, None),
+    ]
+    assert {one.max_chunks for one in steps} == {8}
+    with pytest.raises(ConfigurationError, match="decides intermediate_length, method itself"):
+        plan_preset("nq", "metis", intermediate_length=50, method="stuff")
+
+
 def test_metis_without_prices_has_no_cost() -> None:
     def unpriced(name: str, settings: EvalSettings) -> EvalRun:
         return made_run([0.5] * COUNT, settings=settings, end_to_end_seconds=DELAYS[name])
 
-    delays, _, claims = tables_of("metis", unpriced).tables
+    delays, *_, claims = tables_of("metis", unpriced).tables
     assert "cost" not in delays.columns
     assert claims.rows[3][3].text == "unknown: it needs prices of tokens"
 
