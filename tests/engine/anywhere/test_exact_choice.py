@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -33,7 +33,7 @@ def scores(answer: Generation) -> list[float]:
     return [token.logprob for token in answer.logprobs]
 
 
-def start(**knobs: Any) -> RAGCacheEngine:
+def start(vllm_args: Mapping[str, Any] | None = None, **knobs: Any) -> RAGCacheEngine:
     return RAGCacheEngine(
         default_model_path(),
         kv_cache_gib=0.1,
@@ -41,7 +41,7 @@ def start(**knobs: Any) -> RAGCacheEngine:
         dtype="float32",
         reuse="anywhere",
         link_tokens=4,
-        vllm_args={"enforce_eager": True},
+        vllm_args={"enforce_eager": True, **(vllm_args or {})},
         **knobs,
     )
 
@@ -136,3 +136,24 @@ def test_a_prompt_with_no_more_documents_than_are_exact_is_exact() -> None:
             exact = engine.generate(prompt, GREEDY, reuse="prefix", namespace="alone")
             assert answer.usage.cached_tokens == 0
             assert scores(answer) == pytest.approx(scores(exact), abs=1e-4)
+
+
+def test_an_exact_document_on_the_host_counts_as_computed() -> None:
+    """Nothing of the host tier is read for approximate prompts: with it, exact is cheaper here."""
+    long, short, *others = DOCUMENTS[3] * 4, DOCUMENTS[0], *(text * 4 for text in DOCUMENTS[1:3])
+    small = {"num_gpu_blocks_override": 45, "block_size": 32}
+    with start(small, exact_documents=1, host_cache_gib=0.05) as engine:
+        engine.encode([long, short])
+        engine.generate(prompt_of([long], 1), GREEDY, reuse="prefix")
+        for number in range(6):  # they push it out of the GPU
+            engine.generate(prompt_of([f"{number} {others[0]}"], 2), GREEDY, reuse="prefix")
+        prompt = prompt_of([long, short], 3)
+        first, second = engine.render(prompt).documents
+        answer = engine.generate(prompt, GREEDY)
+        stats = engine.stats().tree
+        assert stats is not None
+        assert stats.swap_ins > 0
+        assert answer.usage.cached_tokens > first.end - first.start - 2 * engine.block_size
+        alone = engine.generate(prompt, GREEDY, reuse="prefix", namespace="alone")
+        assert scores(answer) == pytest.approx(scores(alone), abs=1e-4)
+        assert second.end - second.start < first.end - first.start

@@ -406,9 +406,12 @@ class Reuse:
     def _separate(self, request: Request, known: _Known) -> None:
         """Give a request the namespace of its approximate keys and values.
 
-        The blocks of its exact beginning keep their names.
+        The blocks of its exact beginning keep their names. The prompt's last whole block does not:
+        vLLM names each block after the one before it, so that the next, which the answer fills,
+        would have an exact name, too.
         """
-        exact = request.block_hashes[: known.exact_until // self._block_size]
+        most = max(0, len(request.block_hashes) - 1)
+        exact = request.block_hashes[: min(most, known.exact_until // self._block_size)]
         places = ",".join(f"{begin}-{end}" for _, begin, end in known.spans)
         kind = f"{known.link_tokens} {known.exact_until}"
         request.cache_salt = f"{self._secret} {kind} {places} {known.salt}"
@@ -432,7 +435,7 @@ class Reuse:
         known.plan = None
         plan = self._plan(request, known)
         self._separate(request, known)
-        left = plan.after(cached_tokens(request))
+        left = plan.after(cached_tokens(request, host=False))
         saves = exact <= begin or plan.end - left.computed >= exact + self._block_size
         if plan.loads and saves and self._fits(left):
             return True
