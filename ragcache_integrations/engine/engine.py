@@ -111,7 +111,7 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
             ``reuse="anywhere"``: more cost time and come closer to exact answers.
         exact_documents: How many documents at the beginning of each prompt are exact all the same
             with ``reuse="anywhere"``: read from an exact KV cache, or computed. One costs as much
-            time as a document takes, and answers are often as good as exact ones.
+            time as computing a document, and answers come closer to exact ones.
         document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
         disk_cache_gib: Room on disk for documents, the tree's and those that are reused anywhere,
             in GiB: they survive restarts, and those that the memory has no room for are read from
@@ -149,6 +149,7 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
         block_size: Tokens per block of the KV cache; only whole blocks are reused.
         reuse: ``prefix`` or ``anywhere``, as above.
         link_tokens: As above.
+        exact_documents: As above.
         reuse_is_off: Why documents are computed exactly although the engine was made with
             ``reuse="anywhere"``; ``None`` if nothing is wrong.
         disk_is_off: Why documents are not kept on disk although ``disk_cache_gib`` is above 0;
@@ -234,6 +235,7 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
         self.model = settings.model
         cache = settings.cache or CacheSettings()
         self.reuse, self.link_tokens = cache.reuse, cache.link_tokens
+        self.exact_documents = cache.exact_documents
         self._counters = Counters()
         self._process = Supervisor(settings, faults, self._counters)
         # Ends the process when this object is collected and when the interpreter exits.

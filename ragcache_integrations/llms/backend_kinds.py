@@ -69,6 +69,9 @@ ENGINE_KNOBS = (*_START_KNOBS, *_TREE_DEFAULTS)
 REUSE_KNOBS = ("reuse", "link_tokens")
 """Those of them that a single call may have, too, and that ``ragcache serve`` is sent."""
 
+_APPROXIMATION_KNOBS = (*REUSE_KNOBS, "exact_documents")
+"""Those of them on which approximate answers depend."""
+
 _BACKEND_METHODS = (
     *("generate", "agenerate", "generate_batch", "agenerate_batch", "stream", "astream"),
     *("count_tokens", "tokenize"),
@@ -232,7 +235,7 @@ class UserBackend(BackendKind):
 
 def _approximation(owner: Any) -> dict[str, Any]:
     """How an engine, or an LLM object with one, approximates answers; nothing if they are exact."""
-    values = {name: getattr(owner, name, None) for name in REUSE_KNOBS}
+    values = {name: getattr(owner, name, None) for name in _APPROXIMATION_KNOBS}
     return values if values["reuse"] == "anywhere" else {}
 
 

@@ -272,6 +272,7 @@ def test_not_every_engine_reuses_documents_as_a_call_says(engine: Any) -> None:
         ({"reuse": "prefix", "link_tokens": 8}, True),
         ({"reuse": "anywhere", "link_tokens": 16}, False),
         ({"reuse": "anywhere", "link_tokens": 0}, False),
+        ({"reuse": "prefix", "exact_documents": 1}, True),
     ],
 )
 def test_a_cache_of_answers_tells_approximate_engines_apart(
@@ -286,6 +287,12 @@ def test_a_cache_of_answers_tells_approximate_engines_apart(
     exact, first, second = seen
     assert first == second
     assert (first == exact) == same
+
+
+def test_a_cache_of_answers_tells_numbers_of_exact_documents_apart() -> None:
+    knobs: dict[str, Any] = {"model": "m", "reuse": "anywhere"}
+    none, one, again = (LLMKnobs(exact_documents=count, **knobs)._identity() for count in (0, 1, 1))
+    assert none != one == again
 
 
 def test_headers_need_a_server() -> None:
