@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import time
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
     Callable,
-    Hashable,
     Iterable,
     Mapping,
     Sequence,
 )
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from ragcache_integrations.adaptive import (
     AdaptiveAnswer,
@@ -58,6 +59,7 @@ class Answered:
         streamed_tokens: Number of tokens from the first to the last; ``None`` if unknown, as for an
             answer of several calls.
         configuration: The configuration that was chosen for the question, as in its record.
+        prompt: Digest of the prompt, as in its record.
         reused: Whether an equal prompt was answered before, and the model was not asked again.
     """
 
@@ -69,6 +71,7 @@ class Answered:
     usage: Usage | None = None
     streamed_tokens: int | None = None
     configuration: str = ""
+    prompt: str = ""
     reused: bool = False
 
 
@@ -141,29 +144,34 @@ class Answerer:
         documents = await retrieve(text, 0)
         if self._known is None:
             return await self._ask(question, text, documents)
-        key = self._key(question.id, text, [document.id for document in documents])
-        if key in self._known:
-            return _again(*self._known[key])
+        digest = self._digest(question, text, documents)
+        if digest in self._known:
+            return _again(digest, *self._known[digest])
         answered = await self._ask(question, text, documents)
-        self._known[key] = answered.text, answered.likeliest
+        answered.prompt = digest
+        self._known[digest] = answered.text, answered.likeliest
         return answered
 
     def remember(self, records: Iterable[Record]) -> None:
-        """Learn the answers of a run, if equal prompts are answered once.
-
-        Args:
-            records: Of a run of the same data set, with this answerer's settings for the prompt.
-        """
+        """Learn the answers of a run of the same model, if equal prompts are answered once."""
         if self._known is None:
             return
         for record in records:
-            if not record.error:
-                key = self._key(record.question, record.text, record.documents)
-                self._known[key] = record.answer, record.likeliest
+            if record.prompt and not record.error:
+                self._known[record.prompt] = record.answer, record.likeliest
 
-    def _key(self, question: str, text: str, documents: Iterable[str]) -> Hashable:
-        """All on which a prompt and its answer depend, apart from data set and model."""
-        return question, text, tuple(documents), self._max_tokens, self._config
+    def _digest(
+        self, question: EvalQuestion, text: str, documents: Sequence[PromptDocument]
+    ) -> str:
+        """Hash all on which an answer of the model depends.
+
+        Documents count by their texts: those of two corpora may have the same ids.
+        """
+        prompt = asdict(self._dataset.prompt(question, text)) if self._config is None else text
+        texts = [document.text for document in documents]
+        config = None if self._config is None else asdict(self._config)
+        content = [prompt, texts, self._max_tokens, config, self._dataset.chooses]
+        return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
     async def _ask(
         self, question: EvalQuestion, text: str, documents: Sequence[PromptDocument]
@@ -209,9 +217,11 @@ class Answerer:
         return answered
 
 
-def _again(text: str, likeliest: Mapping[str, float]) -> Answered:
+def _again(prompt: str, text: str, likeliest: Mapping[str, float]) -> Answered:
     moment = time.perf_counter()
-    return Answered(moment, ended=moment, text=text, likeliest=dict(likeliest), reused=True)
+    return Answered(
+        moment, ended=moment, text=text, likeliest=dict(likeliest), prompt=prompt, reused=True
+    )
 
 
 async def _answered_adaptively(

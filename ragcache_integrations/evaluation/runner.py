@@ -259,6 +259,7 @@ class Runner:
             number=item.number,
             question=question.id,
             text=item.text,
+            prompt="" if answered is None else answered.prompt,
             session=len(self._sessions),
             sequence=pending.sequence,
             documents=tuple(name for name, _ in pending.documents),

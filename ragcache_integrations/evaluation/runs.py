@@ -40,6 +40,8 @@ __all__ = [
 _SCORES = TypeAdapter(Score)
 _OF_ALL = ("cache_hit_rate", "k_recall", "gold_recall", "cached_tokens", *LATENCIES)
 """Metrics of runs of every data set."""
+_OF_ANSWERS = {"cached_tokens", *LATENCIES} - {"retrieval"}
+"""Those of them that count only if the model was asked every question."""
 
 
 @dataclass(frozen=True)
@@ -279,12 +281,12 @@ def series(run: EvalRun, metric: str) -> list[float | None]:
         metric: A score of its answers, ``cache_hit_rate``, ``cached_tokens``, ``k_recall``,
             ``gold_recall``, or a time: ``retrieval``, ``ttft``, ``model_ttft``, ``tpot`` or
             ``end_to_end``, in milliseconds and ``None`` where it was disturbed. If the model was
-            not asked every question, times of answers are ``None``.
+            not asked every question, tokens and times of answers are ``None``.
     """
+    if metric in _OF_ANSWERS and not all_asked(run.records):
+        return [None] * len(run.records)
     if metric in LATENCIES:
         latency = LATENCIES[metric]
-        if metric != "retrieval" and not all_asked(run.records):
-            return [None] * len(run.records)
         times = [None if record.disturbed else latency(record) for record in run.records]
         return [None if seconds is None else 1000 * seconds for seconds in times]
     of_record: dict[str, Callable[[Record], float | None]] = {

@@ -135,6 +135,7 @@ class EvalSettings:
         answer_once: Whether an equal prompt, of this run or of an earlier one of the same call, is
             answered by the same answer, without asking the model again. Greedy answers are the same
             then, but for rounding in other batches; of such questions only the retrieval is timed.
+            Prompts are equal if their texts are; the ids of their documents do not count.
         max_tokens: Limit of an answer in tokens; ``None`` for the data set's own.
         model: Path or hub name of the bundled engine's model; ``None`` for the bundled one. With
             ``base_url``, the name that the server serves.
@@ -266,6 +267,8 @@ class EvalSettings:
             f"got synthesis={self.synthesis!r} and order={self.order!r}": (
                 self.answer_once and (adaptive or self.order != "relevance")
             ),
+            "answer_once needs reuse='prefix': with 'anywhere' an answer depends on what came "
+            "before": self.answer_once and self.engine.get("reuse") == "anywhere",
             "golden_every needs synthesis='adaptive' and profiler='llm', "
             f"got synthesis={self.synthesis!r} and profiler={self.profiler!r}": (
                 self.golden_every is not None and not (adaptive and self.profiler == "llm")

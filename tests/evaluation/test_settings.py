@@ -188,6 +188,7 @@ def test_wrong_grids(sweep: dict[str, Any], words: str) -> None:
         ({"answer_once": 1}, "answer_once must be True or False, got 1"),
         ({"answer_once": True, "order": "auto"}, "answer_once needs order='relevance'.*'auto'"),
         ({"answer_once": True, "synthesis": "adaptive"}, "answer_once needs.*'adaptive'"),
+        ({"answer_once": True, "reuse": "anywhere"}, "answer_once needs reuse='prefix'"),
         ({"synthesis": "stuff", "golden_every": 3}, "golden_every needs synthesis='adaptive'"),
         (
             {"synthesis": "adaptive", "profiler": "heuristic", "golden_every": 3},

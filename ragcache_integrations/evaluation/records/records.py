@@ -47,6 +47,8 @@ class Record:
         end_to_end_seconds: From the question's arrival to the last token.
         tpot_seconds: Time per output token after the first; ``None`` for fewer than two tokens, and
             for an answer of several calls.
+        prompt: Digest of all on which the answer depends apart from the model, if equal prompts are
+            answered once; else empty.
         reused: Whether the answer is that of an equal prompt before, as ``answer_once`` has it. It
             has neither tokens nor times of an answer.
         disturbed: Whether its times do not count, since it was interrupted with the run, or waited
@@ -76,6 +78,7 @@ class Record:
     ttft_seconds: float | None = None
     end_to_end_seconds: float | None = None
     tpot_seconds: float | None = None
+    prompt: str = ""
     reused: bool = False
     disturbed: bool = False
 

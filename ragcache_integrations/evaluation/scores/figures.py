@@ -269,7 +269,7 @@ def figures_of(
             figures[f"{name}_ms_mean"] = statistics.fmean(known)
             figures[f"{name}_ms_median"] = statistics.median(known)
             figures[f"{name}_ms_p99"] = float(np.percentile(known, 99))
-    figures |= tier_hit_rates(counts)
+    figures |= tier_hit_rates(counts) if asked else {}
     if prices is not None:
         figures |= {"cost": cost(records, prices), "money_saved": money_saved(records, prices)}
     return {name: value for name, value in figures.items() if value is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ragcache_integrations.adaptive import Asker
@@ -37,7 +37,7 @@ class Model:
     Attributes:
         eager_first: Whether the first piece of an answer is its first token, even if it has no
             text.
-        answers: Its answers with their likeliest first tokens, by what their prompts depend on, for
+        answers: Its answers with their likeliest first tokens, by digests of their prompts, for
             runs that ask it once for equal prompts.
     """
 
@@ -60,7 +60,7 @@ class Model:
         self.whole_answers = whole_answers
         # Whether an engine on this machine answers, which streams token by token.
         self.eager_first = llm is not None and llm.base_url is None
-        self.answers: dict[Hashable, tuple[str, Mapping[str, float]]] = {}
+        self.answers: dict[str, tuple[str, Mapping[str, float]]] = {}
         self.random_weights = self._is_noise() if random_weights is None else random_weights
 
     def asker(self, *, options: bool) -> Asker:

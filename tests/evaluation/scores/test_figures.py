@@ -76,6 +76,10 @@ def test_the_tiers_are_counted_as_in_the_paper() -> None:
         "host_token_hit_rate": 0.1,
     }
     assert tier_hit_rates({}) == {}
+    # Equal prompts that the model was not asked again would have been found, too.
+    asked, again = record(number=0), record(number=1, reused=True)
+    assert figures_of([asked], {}, counts)["gpu_hit_rate"] == 0.5
+    assert "gpu_hit_rate" not in figures_of([asked, again], {}, counts)
 
 
 def test_throughput_is_the_last_rate_within_the_limit() -> None:
