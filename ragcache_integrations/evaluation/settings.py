@@ -43,6 +43,7 @@ __all__ = [
     "Framework",
     "ProfilerKind",
     "RetrieverKind",
+    "Store",
     "Synthesis",
     "grid",
     "parse_assignment",
@@ -51,6 +52,7 @@ __all__ = [
 
 Framework = Literal["langchain", "llama_index"]
 RetrieverKind = Literal["cache", "plain", "none"]
+Store = Literal["memory", "disk"]
 Synthesis = Literal["stuff", "map_reduce", "map_rerank", "adaptive"]
 Mode = Literal["adaptive", "largest", "median"]
 ProfilerKind = Literal["llm", "heuristic"]
@@ -111,6 +113,9 @@ class EvalSettings:
         k: Documents per question; with ``adaptive`` synthesis the most that are read.
         search_ratio: Share of an IVF index's clusters that a search scans, above 0 and at most 1;
             ``None`` for a flat index, which compares with all documents.
+        store: Where the vectors are: in ``memory``, or on the ``disk``, from which every search
+            reads them again
+            (:func:`~ragcache_integrations.evaluation.systems.disk.index_on_disk`).
         order: The documents' order in the prompt: ``relevance``, ``reverse``, ``cached_first`` or
             ``auto``.
         synthesis: How chunks become an answer: ``stuff``, ``map_reduce`` or ``map_rerank``
@@ -166,6 +171,7 @@ class EvalSettings:
     retriever: RetrieverKind = "cache"
     k: int = 5
     search_ratio: float | None = None
+    store: Store = "memory"
     order: Order = "relevance"
     synthesis: Synthesis | None = None
     intermediate_length: int | None = None
@@ -250,6 +256,9 @@ class EvalSettings:
             ),
             f"{', '.join(self.cache)} need retriever='cache', got {self.retriever!r}": (
                 bool(self.cache) and self.retriever != "cache"
+            ),
+            "store='disk' needs documents, got retriever='none'": (
+                self.store == "disk" and self.retriever == "none"
             ),
             f"synthesis={self.synthesis!r} needs documents, got retriever='none'": (
                 self.synthesis is not None and self.retriever == "none"
@@ -357,6 +366,7 @@ _CHOICES: dict[str, Sequence[str]] = {
     "rephrasing": KINDS,
     "framework": get_args(Framework),
     "retriever": get_args(RetrieverKind),
+    "store": get_args(Store),
     "order": get_args(Order),
     "synthesis": get_args(Synthesis),
     "method": get_args(Method),

@@ -154,6 +154,8 @@ def test_wrong_grids(sweep: dict[str, Any], words: str) -> None:
         ({"rate": 0}, "rate must be a number above 0, or None"),
         ({"rate": float("nan")}, "rate must be a number"),
         ({"exponent": None}, "exponent must be a number of at least 0"),
+        ({"store": "dsk"}, "store must be one of memory, disk, got 'dsk'; did you mean 'disk'"),
+        ({"store": "disk", "retriever": "none"}, "store='disk' needs documents"),
         ({"search_ratio": 1.5}, "search_ratio must be a number above 0 and at most 1, or None"),
         ({"minutes": 5}, "minutes needs a rate"),
         ({"minutes": 5, "rate": 1.0, "length": 3}, "excludes length"),

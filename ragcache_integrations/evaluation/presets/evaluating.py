@@ -223,9 +223,11 @@ def _differences(plan: PresetPlan, run: EvalRun) -> str:
     machine: Mapping[str, Any] = run.environment
     data = run.config["dataset"]
     noise = ", random weights" if run.config["random_weights"] else ""
+    on_disk = run.settings.store == "disk" and "retriever" not in run.config.get("given", [])
+    read = ", whose vectors every search reads from the disk" if on_disk else ""
     return (
         f"What differs from the paper ({plan.preset.setting}): {run.config['model']}{noise} on "
         f"{machine.get('cores', 'unknown')} cores, {machine.get('device') or 'no GPU'}; "
         f"{data['questions']:,} questions a seed over {data['documents']:,} documents of "
-        f"{data['title']}; {plan.preset.differs}."
+        f"{data['title']}{read}; {plan.preset.differs}."
     )

@@ -18,6 +18,7 @@ from ragcache_integrations.evaluation.settings import EvalSettings
 
 from .base import NoRetriever, Retriever
 from .corpus import document_embeddings, faiss_index
+from .disk import index_on_disk
 from .models import Model
 
 __all__ = ["Builder", "Making"]
@@ -118,6 +119,8 @@ class Builder:
         )
         # An index for each: to follow a store's changes a query cache hooks into the store.
         index = faiss_index(embeddings, settings.search_ratio)
+        if settings.store == "disk":
+            index = index_on_disk(index)
         cache = {**settings.cache, "seed": settings.seed} if settings.retriever == "cache" else None
         retriever: Retriever = _adapters(settings.framework).faiss_retriever(
             documents, index, k=settings.k, cache=cache
@@ -156,7 +159,7 @@ def is_making(part: Any) -> bool:
 
 def _search_knobs(settings: EvalSettings) -> set[str]:
     usual = EvalSettings(dataset=settings.dataset)
-    names = ("search_ratio", "retriever")
+    names = ("search_ratio", "store", "retriever")
     return {name for name in names if getattr(settings, name) != getattr(usual, name)}
 
 

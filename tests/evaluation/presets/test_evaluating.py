@@ -92,6 +92,17 @@ def test_the_same_call_resumes(tmp_path: Path) -> None:
     assert again.headline == resumed.headline
 
 
+def test_a_store_on_disk_is_said_of_ours_alone(tmp_path: Path) -> None:
+    ours = evaluate_preset(
+        "nq", "proximity", model=Echo(), out=tmp_path / "ours", sample=1, k=2, store="disk"
+    )
+    assert all(run.settings.store == "disk" for run in ours.runs)
+    assert "vectors every search reads from the disk;" in ours.remarks[0]
+    assert "from the disk" in ours.markdown()
+    theirs = proximity(tmp_path / "theirs", Echo(), sample=1, store="disk")
+    assert "from the disk" not in theirs.remarks[0]
+
+
 def test_async_is_the_same(tmp_path: Path) -> None:
     knobs: dict[str, Any] = {"sample": 3, "k": 2, "retriever": retriever, "model": Echo()}
     result = asyncio.run(aevaluate_preset("nq", "proximity", out=tmp_path / "a", **knobs))

@@ -1,0 +1,110 @@
+"""A FAISS index in a file, whose vectors are read from the disk for every search."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import mmap
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.files import open_regular
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.resources.cache import build_once, cache_home
+
+__all__ = ["index_on_disk"]
+
+INDEX = "vectors.faiss"
+
+
+def index_on_disk(index: Any) -> Any:
+    """Put a FAISS index into a file of the cache folder, and search it there.
+
+    The file is mapped into memory, and the operating system would keep what it read once. So the
+    file is released from memory before every search, as if it were much larger than the memory:
+    a flat index is then read as a whole, and of an IVF index the clusters that a search scans. The
+    vectors that a query cache re-ranks are read from the file, too.
+
+    Args:
+        index: A flat index, or an IVF index over flat lists. It is not changed.
+
+    Returns:
+        An index with the same vectors at the same positions.
+
+    Raises:
+        ConfigurationError: The cache folder cannot be written to, its file cannot be read, this
+            system cannot release files from memory, or FAISS is older than 1.11.
+        MissingExtraError: FAISS is not installed.
+    """
+    faiss = require("faiss", feature="store='disk'", extra="faiss")
+    if not hasattr(os, "posix_fadvise") or not hasattr(faiss, "IO_FLAG_MMAP_IFC"):
+        msg = "store='disk' needs Linux, and faiss-cpu 1.11 or newer: take store='memory'"
+        raise ConfigurationError(msg)
+    content = faiss.serialize_index(index)
+    digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+    folder = cache_home() / "indexes" / digest
+    file = build_once(folder, lambda unfinished: content.tofile(unfinished / INDEX)) / INDEX
+    is_ivf = hasattr(index, "nprobe")
+    try:
+        # The first flag maps the lists of an IVF index alone, the second one flat vectors.
+        mapped = faiss.read_index(
+            str(file), faiss.IO_FLAG_MMAP if is_ivf else faiss.IO_FLAG_MMAP_IFC
+        )
+        pages = _Pages(file, *(_lists(faiss, mapped) if is_ivf else _vectors(mapped)))
+    except (OSError, RuntimeError) as error:
+        msg = f"{file} must hold a FAISS index ({error}): delete its folder"
+        raise ConfigurationError(msg) from error
+    search = mapped.search
+
+    def search_released(*args: Any, **kwargs: Any) -> Any:
+        pages.release()
+        return search(*args, **kwargs)
+
+    mapped.search = search_released
+    return mapped
+
+
+def _vectors(index: Any) -> tuple[int, int]:
+    """Address and length of a flat index's vectors in memory."""
+    return int(index.get_xb()), int(index.ntotal * index.code_size)
+
+
+def _lists(faiss: Any, index: Any) -> tuple[int, int]:
+    """Address and length of an IVF index's lists in memory."""
+    lists = faiss.downcast_InvertedLists(index.invlists)
+    return int(lists.ptr), int(lists.totsize)
+
+
+class _Pages:
+    """The pages of memory into which a file is mapped.
+
+    Args:
+        path: The file.
+        address: Where its mapped bytes begin.
+        length: Number of these bytes.
+    """
+
+    def __init__(self, path: Path, address: int, length: int) -> None:
+        begin = address - address % mmap.PAGESIZE
+        self._range = ctypes.c_void_p(begin), ctypes.c_size_t(address + length - begin)
+        with open_regular(path) as file:
+            self._file = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._file)
+        self._madvise = ctypes.CDLL(None, use_errno=True).madvise
+
+    def release(self) -> None:
+        """Have the next access read the disk.
+
+        Threads that are searching read their pages again.
+
+        Raises:
+            OSError: The system refused it.
+        """
+        # Pages that a process has mapped are not released from the system's cache, hence both.
+        if self._madvise(*self._range, mmap.MADV_DONTNEED) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
