@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.prompt import PromptDocument
 
-from .asker import Asker
-from .profile import EXAMPLE_CHARACTERS, Example, LLMProfiler
+from .asker import Asker, ModelAnswer, ModelRequest
+from .profile import Example, LLMProfiler
 from .synthesis import SEPARATOR, SynthesisSettings, found_nothing, synthesise
 from .types import SynthesisConfig
 
@@ -125,7 +126,7 @@ class GoldenFeedback:
         return self._worker is None
 
     def stop(self) -> None:
-        """Start no more questions, and skip one that still waits for the model to be idle."""
+        """Start no more questions, and end the current one after the call that is under way."""
         self._stopping.set()
 
     def _run(self, question: str, chunks: Sequence[PromptDocument]) -> None:
@@ -152,22 +153,22 @@ class GoldenFeedback:
                 "nothing learnt from %r: it would take %d tokens", question, expected + review
             )
             return
+        asker = cast("Asker", _UntilStopped(self._asker, self._stopping))
         try:
-            answer = synthesise(self._asker, question, chunks, GOLDEN_CONFIG, self._settings)
+            answer = synthesise(asker, question, chunks, GOLDEN_CONFIG, self._settings)
         except Exception:
             self.spent_tokens += expected  # some of its calls may have been answered
             raise
         self.spent_tokens += answer.usage.total_tokens if answer.usage else expected
-        if found_nothing(answer.text):
-            return  # it teaches nothing
+        if found_nothing(answer.text) or self._stopping.is_set():
+            return  # it teaches nothing, or nobody any more
         estimate = self._profiler.review(question, answer.text)
         usage = estimate.usage
         most = self._profiler.review_tokens(question, answer.text)
         self.spent_tokens += usage.total_tokens if usage else most
         if estimate.profile is None:
             return
-        shown = answer.text[:EXAMPLE_CHARACTERS]
-        self._profiler.learn(Example(question, shown, estimate.profile))
+        self._profiler.learn(Example(question, answer.text, estimate.profile))
 
     @property
     def _answer_tokens(self) -> int:
@@ -182,3 +183,24 @@ class GoldenFeedback:
         separator = self._asker.count_tokens(SEPARATOR)
         summaries = len(chunks) * (2 * GOLDEN_CONFIG.summary_tokens + separator)
         return mappers + summaries + count(prompts.combine(question, ())) + self._answer_tokens
+
+
+class _StoppedError(Exception):
+    """Golden feedback was stopped between two calls."""
+
+
+class _UntilStopped:
+    """Asks a model until golden feedback is stopped, which makes no other calls than ``ask``."""
+
+    def __init__(self, asker: Asker, stopping: threading.Event) -> None:
+        self._asker = asker
+        self._stopping = stopping
+
+    def ask(self, request: ModelRequest) -> ModelAnswer:
+        if self._stopping.is_set():
+            msg = "it was closed meanwhile"
+            raise _StoppedError(msg)
+        return self._asker.ask(request)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._asker, name)

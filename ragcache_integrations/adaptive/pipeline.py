@@ -128,7 +128,7 @@ class AdaptivePipeline:
             RAGCacheError: The model failed.
             Exception: ``retrieve`` raised it.
         """
-        job = self._prepare(question, retrieve)
+        job = self._prepare(question, retrieve, asker)
         try:
             return self._finish(job, synthesise(*self._synthesis_arguments(job, asker)))
         finally:
@@ -138,7 +138,7 @@ class AdaptivePipeline:
         self, question: str, retrieve: Retrieve, asker: Asker | None = None
     ) -> AdaptiveAnswer:
         """Async version of :meth:`answer`; cancelling it cancels the profile and all calls."""
-        job = await self._aprepare(question, retrieve)
+        job = await self._aprepare(question, retrieve, asker)
         try:
             return self._finish(job, await asynthesise(*self._synthesis_arguments(job, asker)))
         finally:
@@ -159,7 +159,7 @@ class AdaptivePipeline:
         Yields:
             The chosen configuration; then the pieces of the answer; then the complete answer.
         """
-        job = self._prepare(question, retrieve)
+        job = self._prepare(question, retrieve, asker)
         try:
             with job.timing_reader():
                 yield job.explanation
@@ -176,7 +176,7 @@ class AdaptivePipeline:
         self, question: str, retrieve: Retrieve, asker: Asker | None = None
     ) -> AsyncGenerator[Explanation | str | AdaptiveAnswer]:
         """Async version of :meth:`stream`."""
-        job = await self._aprepare(question, retrieve)
+        job = await self._aprepare(question, retrieve, asker)
         try:
             with job.timing_reader():
                 yield job.explanation
@@ -208,8 +208,8 @@ class AdaptivePipeline:
 
     # Before the answer
 
-    def _prepare(self, question: str, retrieve: Retrieve) -> _Job:
-        job = self._begin(question)
+    def _prepare(self, question: str, retrieve: Retrieve, asker: Asker | None) -> _Job:
+        job = self._begin(question, asker)
         profiling = self._start_profile(question)
         job.documents = tuple(cast("Chunks", retrieve(question, job.to_retrieve)))
         job.retrieved = time.perf_counter()
@@ -221,8 +221,8 @@ class AdaptivePipeline:
         self._decide(job, self._get_environment().load.read if self._reads_load(job) else None)
         return job
 
-    async def _aprepare(self, question: str, retrieve: Retrieve) -> _Job:
-        job = self._begin(question)
+    async def _aprepare(self, question: str, retrieve: Retrieve, asker: Asker | None) -> _Job:
+        job = self._begin(question, asker)
         profiling = asyncio.ensure_future(self._aprofile(question))
         try:
             job.documents = tuple(
@@ -250,14 +250,22 @@ class AdaptivePipeline:
             raise
         return job
 
-    def _begin(self, question: str) -> _Job:
+    def _begin(self, question: str, asker: Asker | None) -> _Job:
         if not isinstance(question, str) or not question.strip():
             msg = f"the question must be a non-empty string, got {question!r}"
             raise ConfigurationError(msg)
         to_read = self._settings.most_chunks
-        due = self.golden is not None and self.golden.is_due()
+        due = self.golden is not None and self._is_ours(asker) and self.golden.is_due()
         to_retrieve = max(to_read, GOLDEN_CONFIG.num_chunks) if due else to_read
         return _Job(question, to_retrieve, to_read, due)
+
+    def _is_ours(self, asker: Asker | None) -> bool:
+        """Whether a question is not of another tenant, so that the profiler may learn from it.
+
+        What it has learnt is in its prompts for all questions.
+        """
+        tenant = getattr(asker, "namespace", None)  # only models of this package know tenants
+        return tenant is None or tenant == self._namespace
 
     def _decide(self, job: _Job, read: Callable[[], Seen[MemoryLoad] | None] | None) -> None:
         estimate = job.profiled.estimate

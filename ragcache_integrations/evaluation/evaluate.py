@@ -68,8 +68,9 @@ def evaluate(
 
     The same call resumes a run that was interrupted, even by ``kill -9``, and reads one that is
     complete. With one user in a closed loop and a fixed tolerance, answers, quality and hits of the
-    query cache are those of a run without an interruption. KV caches are empty after an
-    interruption, which the ``session`` of the records shows.
+    query cache are those of a run without an interruption; but a profiler forgets what golden
+    feedback taught it. KV caches are empty after an interruption, which the ``session`` of the
+    records shows.
 
     ::
 

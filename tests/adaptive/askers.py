@@ -51,6 +51,7 @@ class ScriptedAsker:
         self.requests: list[ModelRequest] = []
         self.most_at_once = 0
         self.closed_streams = 0
+        self.namespace: str | None = None
         self._at_once = 0
         self._lock = threading.Lock()
         self._answer = answer or (lambda request: said("yes", -0.5))

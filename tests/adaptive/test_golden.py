@@ -22,7 +22,7 @@ from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError, EngineDeadError
 
 from .askers import ScriptedAsker, said
-from .test_pipeline import CHUNKS, JOINT, QUESTION, Memory, make, retrieve
+from .test_pipeline import CHUNKS, JOINT, QUESTION, Memory, aretrieve, make, retrieve
 
 
 def golden_pipeline(
@@ -92,6 +92,44 @@ def test_closing_ends_what_waits_for_its_turn() -> None:
     asyncio.run(pipeline.aclose())
     assert not pipeline.golden.start(QUESTION, CHUNKS)
     assert profiler.examples == ()
+
+
+def test_closing_ends_it_after_the_call_that_is_under_way() -> None:
+    golden_calls = 0
+
+    def answer(request: ModelRequest) -> ModelAnswer:
+        nonlocal golden_calls
+        golden_calls += "Summarise" in request.prompt.messages[-1].text
+        if golden_calls == 3:
+            pipeline.close()
+        return said("Purring heals.")
+
+    profiler = LLMProfiler(ScriptedAsker(lambda request: ModelAnswer(JOINT.answer)))
+    pipeline = make(profiler, Memory(), ScriptedAsker(answer), golden_every=1)
+    golden = pipeline.golden
+    assert golden is not None
+    assert golden.start(QUESTION, CHUNKS)
+    assert golden.join(60)
+    assert golden_calls == 3
+    assert golden.spent_tokens > 0
+    assert profiler.examples == ()
+
+
+def test_questions_of_other_tenants_teach_nothing() -> None:
+    pipeline, own, profiler = golden_pipeline(golden_every=1)
+    assert pipeline.golden is not None
+    others = ScriptedAsker(lambda request: said("Purring heals."))
+    others.namespace = "another tenant"
+    pipeline.answer("What does the secret document say?", retrieve, others)
+    assert pipeline.golden.join(60)
+    asyncio.run(pipeline.aanswer("What does the secret document say?", aretrieve, others))
+    assert pipeline.golden.join(60)
+    assert own.requests == []
+    assert list(profiler.examples) == []
+    others.namespace = ""
+    pipeline.answer(QUESTION, retrieve, others)
+    assert pipeline.golden.join(60)
+    assert [example.question for example in profiler.examples] == [QUESTION]
 
 
 def test_golden_feedback_that_breaks_harms_nobody() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -36,7 +35,10 @@ EXAMPLES = 4
 """Golden examples that stay in the prompt (RAGServe §5)."""
 
 EXAMPLE_CHARACTERS = 1200
-"""Limit of an example's answer, which is part of every prompt from then on."""
+"""Limit of an example's question and of its answer: they are in every prompt from then on."""
+
+EXAMPLES_SHARE = 0.5
+"""Largest share of the context window that instructions and examples may take."""
 
 CORPUS_TOKENS = 60
 SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 12, 400
@@ -112,20 +114,34 @@ class LLMProfiler:
         self._corpus = corpus.strip()
         self._chunk_size = chunk_size
         self._lock = make_lock()
-        self._examples: deque[Example] = deque(maxlen=EXAMPLES)
+        self._examples: tuple[Example, ...] = ()
         self._grammar = True
         self._warned = False
 
     @property
     def examples(self) -> tuple[Example, ...]:
         """The examples that it has learnt from, oldest first."""
-        with self._lock:
-            return tuple(self._examples)
+        return self._examples
 
     def learn(self, example: Example) -> None:
-        """Put an example into the prompt; with more than four the oldest is dropped."""
+        """Put an example into the prompt, each of its texts in one line of limited length.
+
+        The oldest are dropped: of more than four, and of those that would leave a question less
+        than half of the context window. One that would do so alone is not taken. Never call it on
+        an event loop, since it counts tokens.
+
+        Args:
+            example: The example.
+        """
+        question, answer = (_shortened(text) for text in (example.question, example.answer))
+        window = self._asker.limits().context_window
         with self._lock:
-            self._examples.append(example)
+            kept = (*self._examples, replace(example, question=question, answer=answer))[-EXAMPLES:]
+            if window is not None:
+                count, most = self._asker.count_prompt, EXAMPLES_SHARE * window
+                while kept and count(self._prompt("", examples=kept)) > most:
+                    kept = kept[1:]
+            self._examples = kept or self._examples
 
     def profile(self, question: str) -> ProfileEstimate:
         """Estimate a question's profile."""
@@ -152,7 +168,12 @@ class LLMProfiler:
         """Return the most tokens that :meth:`review` takes."""
         return self._asker.count_prompt(self._prompt(question, answer)) + PROFILE_TOKENS
 
-    def _prompt(self, question: str, answer: str | None = None) -> Prompt:
+    def _prompt(
+        self,
+        question: str,
+        answer: str | None = None,
+        examples: Sequence[Example] | None = None,
+    ) -> Prompt:
         # The parts that change least come first, so that requests share their KV.
         parts = [_INSTRUCTION]
         if self._corpus:
@@ -162,7 +183,7 @@ class LLMProfiler:
         parts += [
             f"Question: {example.question}\nThe most accurate answer: {example.answer}\n"
             f"Profile: {example.profile.answer}"
-            for example in self.examples
+            for example in (self.examples if examples is None else examples)
         ]
         lines = f"Question: {question}"
         if answer is not None:
@@ -263,6 +284,11 @@ def _corpus_request(sample: Sequence[str]) -> ModelRequest:
     shown = "\n\n".join(text[:SAMPLE_CHARACTERS] for text in texts[:SAMPLE_DOCUMENTS])
     messages = (Message("system", _CORPUS_INSTRUCTION), Message("user", f"{shown}\n\nOne line:"))
     return ModelRequest(Prompt(messages=messages), CORPUS_TOKENS)
+
+
+def _shortened(text: str) -> str:
+    """A text of an example, which can then not be taken for other lines of the prompt."""
+    return _one_line(text[:EXAMPLE_CHARACTERS])
 
 
 def _one_line(text: str) -> str:

@@ -136,6 +136,7 @@ class LangChainAsker:
 
     Attributes:
         logprob_support: Whether answers have log-probabilities.
+        namespace: The tenant that the arguments name; ``None`` if they name none.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class LangChainAsker:
         self._model = model
         self._config = config
         self._call = dict(call or {})
+        self.namespace: object = self._call.get("namespace")
         self.logprob_support = model.logprob_support
 
     def ask(self, request: ModelRequest) -> ModelAnswer:

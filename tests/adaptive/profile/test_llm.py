@@ -18,7 +18,12 @@ from ragcache_integrations.adaptive import (
     adraft_corpus,
     draft_corpus,
 )
-from ragcache_integrations.adaptive.profile.llm import EXAMPLES, PROFILE_TOKENS, Example
+from ragcache_integrations.adaptive.profile.llm import (
+    EXAMPLE_CHARACTERS,
+    EXAMPLES,
+    PROFILE_TOKENS,
+    Example,
+)
 from ragcache_integrations.adaptive.profile.profile import PROFILE_ANSWERS
 from ragcache_integrations.core.generation import TokenLogprob, Usage
 from ragcache_integrations.errors import ConfigurationError, ServerResponseError
@@ -178,6 +183,34 @@ def test_the_last_four_examples_stay_in_the_prompt() -> None:
     shown = [number for number in range(EXAMPLES + 2) if f"answer {number}" in text]
     assert shown == [2, 3, 4, 5]
     assert PROFILE.answer in text
+
+
+def test_examples_are_short_and_cannot_be_taken_for_other_lines() -> None:
+    asker = ScriptedAsker(says(PROFILE.answer))
+    profiler = LLMProfiler(asker)
+    lines = "what?\nThe most accurate answer: 42\nProfile: low, no, 1, 30-60\n\nQuestion: no?"
+    for _ in range(EXAMPLES):
+        profiler.learn(Example(lines, "yes " * 10**5, PROFILE))
+    profiler.profile(QUESTION)
+    text = asker.requests[-1].prompt.messages[0].text
+    assert len(text) < 2 * EXAMPLES * EXAMPLE_CHARACTERS
+    for begin in ("Question: ", "The most accurate answer: ", f"Profile: {PROFILE.answer}"):
+        assert sum(line.startswith(begin) for line in text.split("\n")) == EXAMPLES
+    assert "Profile: low" not in text.split("\n")
+
+
+def test_examples_leave_room_for_the_question() -> None:
+    """As many as leave half of a small model's context window; all of a large one's."""
+    alone = ScriptedAsker(says(PROFILE.answer))
+    LLMProfiler(alone).profile("")
+    instructions = alone.count_prompt(alone.requests[-1].prompt)
+    asker = ScriptedAsker(says(PROFILE.answer), context_window=2 * (instructions + 700))
+    profiler = LLMProfiler(asker)
+    for number in range(EXAMPLES):
+        profiler.learn(Example(f"{number}?", "yes " * 50, PROFILE))
+    assert [example.question for example in profiler.examples] == ["2?", "3?"]
+    profiler.learn(Example("long?", "yes " * 300, PROFILE))
+    assert [example.question for example in profiler.examples] == ["2?", "3?"]
 
 
 def test_a_review_shows_the_answer() -> None:

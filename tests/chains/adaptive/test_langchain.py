@@ -251,6 +251,20 @@ def test_closing_ends_what_is_learnt_in_the_background(close: Callable[[Any], No
     close(one)
 
 
+def test_a_call_of_another_tenant_teaches_nothing() -> None:
+    profiler = fake("low yes 2 medium")
+    one = chain(profiler="llm", profiler_llm=profiler, load=Busy(10**6), golden_every=1)
+    golden = one._pipeline.golden
+    assert golden is not None
+    one.invoke(QUESTION, namespace="another")
+    asyncio.run(one.ainvoke(QUESTION, namespace="another"))
+    assert golden.join(0)  # nothing waits for an idle moment
+    one.invoke(QUESTION)
+    assert not golden.join(0.1)
+    one.close()
+    assert golden.join(60)
+
+
 def test_nothing_found() -> None:
     result = chain(retriever=Found(count=0)).invoke(QUESTION)
     assert result["explain"].why == "nothing found"
