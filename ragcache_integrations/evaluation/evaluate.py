@@ -35,6 +35,7 @@ __all__ = [
     "aevaluate",
     "aevaluate_configurations",
     "aevaluate_grid",
+    "digest_name",
     "evaluate",
     "evaluate_grid",
     "run_name",
@@ -288,9 +289,18 @@ def run_name(settings: EvalSettings, swept: Sequence[str] = (), label: str = "")
     """
     flat = settings.flat()
     shown = [f"{name}={flat.get(name)}" for name in swept]
-    content = json.dumps(settings.as_dict(), sort_keys=True).encode()
-    digest = hashlib.blake2b(content, digest_size=4).hexdigest()
     words = "-".join([settings.dataset, *([label] if label else []), *shown])
+    return digest_name(words, json.dumps(settings.as_dict(), sort_keys=True))
+
+
+def digest_name(words: str, content: str) -> str:
+    """Name a folder or a file by some words and a hash.
+
+    Args:
+        words: What a reader sees; cut after 150 characters, with ``_`` for what names cannot have.
+        content: All that distinguishes it from others.
+    """
+    digest = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
     return "-".join([re.sub(r"[^\w.=+-]+", "_", words)[:NAME_LENGTH], digest])
 
 

@@ -76,8 +76,11 @@ def test_proximity_by_command(
     assert "14 runs, one after another" in out
     for words in ("mechanics only", "up to 59 %", "77.2 % (PubMedQA)", "§1"):
         assert words in out.replace("\n", " ")
-    for name in ("proximity-mmlu-quick.md", "proximity-mmlu-quick.json", "report.html"):
-        assert (tmp_path / name).is_file()
+    assert (tmp_path / "report.html").is_file()
+    (page,) = tmp_path.glob("*.md")
+    assert page.name.startswith("proximity-mmlu-quick-k=2-kv_cache_gib=0.25-sample=2-")
     # The same command reads what is there.
     assert cli.main(arguments) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == content
+    assert list(tmp_path.glob("*.md")) == [page]
+    assert list(tmp_path.glob("*.json")) == [page.with_suffix(".json")]

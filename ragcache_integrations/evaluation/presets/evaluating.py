@@ -22,6 +22,7 @@ from ragcache_integrations.evaluation.runs import EvalRun
 from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
 
 from .base import Table, Tables
+from .pages import page_name
 from .plan import PresetPlan, plan_preset
 from .results import FEWEST, Results
 from .tables import markdown
@@ -66,22 +67,31 @@ class PresetResult:
 
     @property
     def title(self) -> str:
-        """Names the preset, the data set and the form."""
+        """Names the preset, the data set, the form, and knobs other than usual."""
         title = self.runs[0].config["dataset"]["title"]
         form = ", small form" if self.plan.form.quick else ""
-        return f"{self.plan.preset.paper} on {title}{form}"
+        knobs = "".join(f", {name}={value}" for name, value in self.plan.changed.items())
+        return f"{self.plan.preset.paper} on {title}{form}{knobs}"
 
     def markdown(self) -> str:
         """Return the tables and remarks as a page of Markdown."""
         return markdown(self.title, self.tables, self.remarks)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON: the headline, and all tables."""
-        tables = [table.as_dict() for table in self.tables]
-        return {**self.headline, "tables": tables, "remarks": list(self.remarks)}
+        """Return plain data for JSON: the headline, the settings, and all tables."""
+        return {
+            **self.headline,
+            "data": self.runs[0].settings.data,
+            "changed": dict(self.plan.changed),
+            "tables": [table.as_dict() for table in self.tables],
+            "remarks": list(self.remarks),
+        }
 
     def write(self, out: str | Path) -> tuple[Path, Path]:
         """Write the tables as ``PRESET-DATASET.md`` and ``.json``, with ``-quick`` if small.
+
+        With other knobs than usual, the name has them and a hash: only the same knobs replace a
+        page.
 
         Args:
             out: The folder; created if it does not exist.
@@ -93,11 +103,13 @@ class PresetResult:
             ConfigurationError: ``out`` cannot be written to.
         """
         folder = Path(out)
-        quick = "-quick" if self.plan.form.quick else ""
-        name = f"{self.plan.preset.name}-{self.plan.form.dataset}{quick}"
+        first = self.runs[0]
+        name = page_name(
+            self.plan, folder, data=first.settings.data, label=first.config.get("label", "")
+        )
         texts = {
             folder / f"{name}.md": self.markdown(),
-            folder / f"{name}.json": json.dumps(self.as_dict(), indent=1) + "\n",
+            folder / f"{name}.json": json.dumps(self.as_dict(), indent=1, default=str) + "\n",
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)

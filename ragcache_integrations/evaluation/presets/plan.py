@@ -42,6 +42,8 @@ class PresetPlan:
         variants: The settings, in the order of the runs.
         configurations: The configuration of every run: all variants of the first seed, then those
             of the next.
+        changed: Knobs in which it differs from the preset's usual form, the source of the data
+            aside; ``seeds`` if their number does.
     """
 
     preset: Preset
@@ -49,6 +51,7 @@ class PresetPlan:
     seeds: tuple[int, ...]
     variants: tuple[Variant, ...]
     configurations: tuple[EvalSettings, ...]
+    changed: Mapping[str, Any]
 
     def run_names(self, label: str = "") -> list[str]:
         """Return the name of every run's folder, with the knobs in which the settings differ.
@@ -127,15 +130,17 @@ def plan_preset(
         _check_dataset(chosen, dataset)
     bundled = isinstance(dataset, str) and str(knobs.get("data", BUNDLED)) == BUNDLED
     quick = bundled if quick is None else check_flag("quick", quick)
-    if seeds is None:
-        seeds = 1 if quick else chosen.seeds
+    usual_seeds = 1 if quick else chosen.seeds
     usual = chosen.usual_quick if quick else chosen.usual
     form = Form(name, quick, {**usual, **knobs})
     variants = chosen.variants(form)
     _check_knobs(chosen, variants, usual, knobs)
-    numbers = tuple(range(check_int("seeds", seeds, 1, MOST_SEEDS)))
+    count = usual_seeds if seeds is None else check_int("seeds", seeds, 1, MOST_SEEDS)
+    numbers = tuple(range(count))
     first = _settings(form, variants[0], 0)
-    form = Form(name, quick, {**form.knobs, **_sample(dataset, first, "sample" in knobs)})
+    questions = _loaded(dataset, first)
+    form = Form(name, quick, {**form.knobs, **_sample(questions, first, "sample" in knobs)})
+    changed = _changed(form, {**usual, **_usual_sample(questions, usual)})
     configurations = tuple(
         _settings(form, variant, seed) for seed in numbers for variant in variants
     )
@@ -145,6 +150,7 @@ def plan_preset(
         seeds=numbers,
         variants=variants,
         configurations=configurations,
+        changed=changed | ({} if count == usual_seeds else {"seeds": count}),
     )
 
 
@@ -180,17 +186,36 @@ def _settings(form: Form, variant: Variant, seed: int) -> EvalSettings:
     return EvalSettings(dataset=form.dataset).set(**{**shared, **variant.knobs, "seed": seed})
 
 
-def _sample(dataset: str | EvalDataset, first: EvalSettings, chosen: bool) -> dict[str, int]:
+def _loaded(dataset: str | EvalDataset, settings: EvalSettings) -> EvalDataset:
+    if not isinstance(dataset, str):
+        return dataset
+    documents = None if settings.documents is None else Path(settings.documents)
+    return load_dataset(dataset, settings.data, documents)
+
+
+def _sample(dataset: EvalDataset, first: EvalSettings, chosen: bool) -> dict[str, int]:
     """Check the number of questions; a usual sample is at most all of them.
 
     Returns:
         The sample as a knob; empty for all questions.
     """
-    if isinstance(dataset, str):
-        documents = None if first.documents is None else Path(first.documents)
-        dataset = load_dataset(dataset, first.data, documents)
     if first.sample is None:
         return {}
     if chosen:
         return {"sample": len(dataset.sampled(first.sample, first.seed))}
-    return {"sample": min(first.sample, len(dataset.questions))}
+    return _usual_sample(dataset, {"sample": first.sample})
+
+
+def _usual_sample(dataset: EvalDataset, usual: Mapping[str, Any]) -> dict[str, int]:
+    sample = usual.get("sample")
+    return {} if sample is None else {"sample": min(sample, len(dataset.questions))}
+
+
+def _changed(form: Form, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The knobs whose values are not the usual ones, by name."""
+    defaults = {**EvalSettings(dataset=form.dataset).flat(), **usual}
+    return {
+        name: value
+        for name, value in sorted(form.knobs.items())
+        if name != "data" and defaults.get(name, _ABSENT) != value
+    }

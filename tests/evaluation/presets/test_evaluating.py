@@ -162,7 +162,7 @@ def test_random_weights_are_said_to_show_no_equal_quality(tmp_path: Path) -> Non
 def test_the_tables_are_written(tmp_path: Path) -> None:
     result = proximity(tmp_path, Echo())
     page, data = result.write(tmp_path / "new")
-    assert page.name == "proximity-nq-quick.md"
+    assert page.name.startswith("proximity-nq-quick-k=2-sample=3-")
     assert page.read_text() == result.markdown()
     content = json.loads(data.read_text())
     assert content["headline"] == json.loads(json.dumps(result.headline["headline"]))
