@@ -151,24 +151,40 @@ def _steps(fixed: str) -> Iterator[tuple[str, str]]:
 
 def _knob_by_knob(results: Results, fixed: str) -> Table:
     """Figure 16: what every further knob adds."""
-    rows = [(*_quality_and_delay(results, fixed, fixed), *_compared(results, None, fixed))]
+    rows = [
+        (*_quality_and_delay(results, fixed, fixed), *_compared(results, None, fixed), Cell(None))
+    ]
     for before, name in _steps(fixed):
-        steps = _compared(results, before, name)
+        changed = None if before == fixed else interval_of(_changed_choices(results, before, name))
+        steps = (*_compared(results, before, name), Cell(changed, "share"))
         rows.append((*_quality_and_delay(results, fixed, name), *steps))
     columns = ("chosen", measure(results.quality_name).words, "difference", "delay, ms")
-    more = ("times as fast", "difference, step", "times as fast, step")
+    more = ("times as fast", "difference, step", "times as fast, step", "other choice")
     steps_are = (
         f"Compared with {fixed}, and each step with the row above it. The first reads as many "
         "chunks as suit the question, by stuff; the second chooses the method, too, with summaries "
         f"of {SUMMARY_WORDS} words; the third their length. These take the largest configuration "
         "that suits the question; the last row takes the largest that fits into the free memory."
     )
+    choice_means = (
+        "Other choice: questions that this step answers in another configuration than the row "
+        "above. Where there are none, differences in time are those of the machine."
+    )
     load_means = (
         "Where questions follow one another, all of the memory is free, and the last step changes "
         "nothing: set a rate to measure it. Where the free memory is unknown, as of most models "
         "other than the bundled engine's, that step takes the median."
     )
-    return Table("Knob by knob", (*columns, *more), tuple(rows), (steps_are, load_means))
+    return Table(
+        "Knob by knob", (*columns, *more), tuple(rows), (steps_are, choice_means, load_means)
+    )
+
+
+def _changed_choices(results: Results, before: str, name: str) -> Iterator[tuple[str, float]]:
+    """1 for each question whose configuration is not that of another setting, else 0."""
+    for first, second in zip(results.runs[before], results.runs[name], strict=True):
+        for old, new in zip(first.records, second.records, strict=True):
+            yield new.question, float(old.configuration != new.configuration)
 
 
 def _profilers(results: Results) -> Table:

@@ -141,6 +141,14 @@ QUALITIES = {
     "adaptive, and the length of summaries": 0.7,
 }
 
+LONGER = [*["stuff 8"] * 3, "map_reduce 6 200", *["map_reduce 6 100"] * 2]
+CHOICES = {
+    "adaptive, number of chunks alone": ["stuff 8"] * COUNT,
+    "adaptive, and the method": [*["stuff 8"] * 3, *["map_reduce 6 100"] * 3],
+    "adaptive, and the length of summaries": LONGER,
+    "adaptive, profiler: the model": LONGER,
+}
+
 
 def metis_run(name: str, settings: EvalSettings) -> EvalRun:
     quality = [QUALITIES.get(name, 0.5)] * COUNT
@@ -151,6 +159,7 @@ def metis_run(name: str, settings: EvalSettings) -> EvalRun:
         settings=settings,
         figures={"cost": 2.0 if name.startswith("stuff") else 1.0},
         end_to_end_seconds=DELAYS[name],
+        configuration=CHOICES.get(name, [""] * COUNT),
         ttft_seconds=0.6,
         model_ttft_seconds=0.2,
         retrieval_seconds=0.1,
@@ -199,16 +208,19 @@ def test_metis_knob_by_knob() -> None:
         row[0].text: [cell.plain[0] if isinstance(cell.plain, list) else None for cell in row[1:]]
         for row in steps.rows
     }
-    # stuff 2 has an F1 of 0.5 within 2 s: quality, difference, ms, times; and of the step.
-    assert figures["stuff 2"] == [0.5, None, 2000, None, None, None]
-    assert figures["adaptive, number of chunks alone"] == pytest.approx(
-        [0.45, -0.05, 2500, 0.8, -0.05, 0.8]
+    # stuff 2 has an F1 of 0.5 within 2 s: quality, difference, ms, times; and of the step. The
+    # method changes the configuration of three of six questions, the length of one of these.
+    assert figures["stuff 2"] == [0.5, None, 2000, None, None, None, None]
+    chunks = figures["adaptive, number of chunks alone"]
+    assert chunks.pop() is None
+    assert chunks == pytest.approx([0.45, -0.05, 2500, 0.8, -0.05, 0.8])
+    assert figures["adaptive, and the method"] == pytest.approx(
+        [0.6, 0.1, 5000, 0.4, 0.15, 0.5, 3 / 6]
     )
-    assert figures["adaptive, and the method"] == pytest.approx([0.6, 0.1, 5000, 0.4, 0.15, 0.5])
     assert figures["adaptive, and the length of summaries"] == pytest.approx(
-        [0.7, 0.2, 4000, 0.5, 0.1, 1.25]
+        [0.7, 0.2, 4000, 0.5, 0.1, 1.25, 1 / 6], abs=1e-6
     )
-    assert figures["adaptive, profiler: the model"] == pytest.approx([0.5, 0, 1000, 2, -0.2, 4])
+    assert figures["adaptive, profiler: the model"] == pytest.approx([0.5, 0, 1000, 2, -0.2, 4, 0])
     last = made.headline["knob_by_knob"]["adaptive, profiler: the model"]
     assert last["times_as_fast"] == pytest.approx([2.0] * 3)
     assert last["over_the_step_before"]["times_as_fast"] == pytest.approx([4.0] * 3)
