@@ -32,6 +32,7 @@ class _Dataset(TypedDict):
 class _Workload(TypedDict):
     questions: Whole
     digest: str
+    refused: NotRequired[dict[str, Whole]]
 
 
 class _Config(TypedDict):

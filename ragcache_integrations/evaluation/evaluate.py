@@ -23,10 +23,11 @@ from ragcache_integrations.errors import (
 
 from .datasets import DATASETS, EvalDataset, digest_of
 from .records import Record, RunDirectory, describe_environment
+from .rephrasings import check_rephraser, rephrased_by_model
 from .runner import CHECKPOINT_SECONDS, Plan, Runner
 from .runs import EvalRun
 from .scores import PriceTable, scores_of, summarise
-from .settings import EvalSettings, grid
+from .settings import BY_MODEL, EvalSettings, grid
 from .systems import Builder
 from .workloads import make_workload
 
@@ -319,6 +320,10 @@ class _Evaluation:
 
     async def run(self, settings: EvalSettings, path: Path) -> EvalRun:
         plan = await asyncio.to_thread(self._plan, settings)
+        if settings.rephrasing == BY_MODEL:
+            check_rephraser(plan)
+            if settings.workload == "zipf":
+                plan = await rephrased_by_model(plan, path.parent, show_progress=self.show_progress)
         config = self._config(plan)
         directory = await asyncio.to_thread(RunDirectory, path, config, fresh=self.fresh)
         with directory:
@@ -352,7 +357,8 @@ class _Evaluation:
             settings.workload,
             length=settings.length,
             variants=settings.variants,
-            rephrasing=settings.rephrasing,
+            # What the model does not rephrase well is rephrased by rules.
+            rephrasing="medium" if settings.rephrasing == BY_MODEL else settings.rephrasing,
             exponent=settings.exponent,
             rate=settings.rate,
             minutes=settings.minutes,
@@ -378,7 +384,11 @@ class _Evaluation:
                 "of_documents": len(plan.dataset.documents),
                 "digest": digest_of(plan.documents),
             },
-            "workload": {"questions": len(plan.workload), "digest": plan.workload.digest},
+            "workload": {
+                "questions": len(plan.workload),
+                "digest": plan.workload.digest,
+                **({} if plan.workload.refused is None else {"refused": plan.workload.refused}),
+            },
             "given": self.builder.passed_parts,
             "retriever": plan.retriever.name,
             "model": Path(plan.model.name).name if plan.model.random_weights else plan.model.name,

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike, fspath
-from typing import Any, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from .datasets import BUNDLED
 from .workloads import KINDS, Kind, check_workload
 
 __all__ = [
+    "BY_MODEL",
     "CACHE_KNOBS",
     "ENGINE_KNOBS",
     "KNOBS",
@@ -42,6 +43,7 @@ __all__ = [
     "EvalSettings",
     "Framework",
     "ProfilerKind",
+    "Rephraser",
     "RetrieverKind",
     "Store",
     "Synthesis",
@@ -53,6 +55,10 @@ __all__ = [
 Framework = Literal["langchain", "llama_index"]
 RetrieverKind = Literal["cache", "plain", "none"]
 Store = Literal["memory", "disk"]
+Rephraser = Kind | Literal["model"]
+
+BY_MODEL: Final = "model"
+"""The rephrasing that is not one of the rules'."""
 Synthesis = Literal["stuff", "map_reduce", "map_rerank", "adaptive"]
 Mode = Literal["adaptive", "largest", "median"]
 ProfilerKind = Literal["llm", "heuristic"]
@@ -102,7 +108,10 @@ class EvalSettings:
             :func:`~ragcache_integrations.evaluation.workloads.streams.make_workload`.
         length: Number of questions in the stream; ``None`` for the workload's usual length.
         variants: For ``uniform``: number of times that each question comes.
-        rephrasing: For ``zipf``: how far from the questions their rephrasings are.
+        rephrasing: For ``zipf``: how far from the questions their rephrasings are; or ``model`` for
+            the model's own, each of which it has to answer as it answers the question
+            (:func:`~ragcache_integrations.evaluation.rephrasings.rephrased_by_model`). One that is
+            refused is replaced by a ``medium`` one.
         exponent: For ``zipf``: Zipf's exponent; at least 0.
         rate: Requests per second, arriving as a Poisson process; ``None`` for a closed loop.
         minutes: Length of a trace at ``rate`` in minutes; 60 in RAGCache §7.
@@ -162,7 +171,7 @@ class EvalSettings:
     workload: str = "as_is"
     length: int | None = None
     variants: int = 4
-    rephrasing: Kind = "medium"
+    rephrasing: Rephraser = "medium"
     exponent: float = 0.8
     rate: float | None = None
     minutes: float | None = None
@@ -363,7 +372,7 @@ class EvalSettings:
 
 _CHOICES: dict[str, Sequence[str]] = {
     "corpus": get_args(Corpus),
-    "rephrasing": KINDS,
+    "rephrasing": (*KINDS, BY_MODEL),
     "framework": get_args(Framework),
     "retriever": get_args(RetrieverKind),
     "store": get_args(Store),

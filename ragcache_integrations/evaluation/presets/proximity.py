@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ragcache_integrations.evaluation.report import measure
+from ragcache_integrations.evaluation.report import measure, rephrased_by
 from ragcache_integrations.evaluation.settings import CACHE_KNOBS
 
 from .base import (
@@ -107,7 +107,10 @@ def _figures(results: Results, workload: str) -> Table:
         *("retrieval, ms", "times as fast"),
     )
     words = {"uniform": "each question four times", "zipf": "questions by Zipf's law, rephrased"}
-    return Table(f"Workload {workload}: {words[workload]}", columns, rows)
+    # All settings have the same stream for a seed.
+    notes = (f"Questions are rephrased {rephrased_by(results.runs[base])}.",)
+    title = f"Workload {workload}: {words[workload]}"
+    return Table(title, columns, rows, notes if workload == "zipf" else ())
 
 
 def _names(results: Results, workload: str) -> tuple[str, list[str]]:
@@ -244,8 +247,8 @@ PROXIMITY = Preset(
     differs=(
         "tolerances are distances of another embedding model, so that only figures over them "
         "compare, not the tolerances; a search over fewer documents takes less time, so that a hit "
-        "saves less of it; equal prompts of all settings are answered once; rephrasings are made "
-        "by rules, and the Zipf stream is four times as long as the questions, not twenty times"
+        "saves less of it; equal prompts of all settings are answered once; the Zipf stream is "
+        "four times as long as the questions, not twenty times"
     ),
     variants=_variants,
     tables=_tables,

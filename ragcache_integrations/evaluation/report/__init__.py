@@ -1,6 +1,7 @@
 """The HTML report of a run: tables, plots, comparisons."""
 
 from .console import show
+from .labels import rephrased_by
 from .measures import FOLLOWED, Unit, format_figure, main_quality, measure
 from .report import awrite_report, write_report
 
@@ -11,6 +12,7 @@ __all__ = [
     "format_figure",
     "main_quality",
     "measure",
+    "rephrased_by",
     "show",
     "write_report",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "label",
     "labels_of",
     "number_of",
+    "rephrased_by",
 ]
 
 Facts = Mapping[str, Any]
@@ -70,6 +72,27 @@ def chosen_by(run: EvalRun) -> str:
     counts = run.summary.get("configurations", {}).items()
     ordered = sorted(counts, key=lambda entry: (-entry[1], entry[0]))
     return ", ".join(f"{name} ({count})" for name, count in ordered)
+
+
+def rephrased_by(runs: Sequence[EvalRun]) -> str:
+    """Say what rephrased the questions of runs, such as ``by rules``.
+
+    Of a model's, it says how many were refused and why: ``by the model; 3 of 12 refused (another
+    answer 2, no new words 1) and made by rules``.
+
+    Args:
+        runs: At least one run, all of them rephrased by the same; of the same stream one counts.
+    """
+    streams = {run.config["workload"]["digest"]: run.config["workload"] for run in runs}
+    refused: Counter[str] = Counter()
+    for stream in streams.values():
+        if "refused" not in stream:
+            return "by rules"
+        refused.update(stream["refused"])
+    total = sum(stream["questions"] for stream in streams.values())
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.most_common())
+    instead = f" ({reasons}) and made by rules" if refused else ""
+    return f"by the model; {refused.total():,} of {total:,} refused{instead}"
 
 
 def differing_knobs(facts: Sequence[Facts]) -> list[str]:

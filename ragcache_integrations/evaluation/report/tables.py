@@ -20,6 +20,7 @@ from .labels import (
     facts_of,
     format_knob,
     number_of,
+    rephrased_by,
 )
 from .measures import (
     MEASURES,
@@ -190,6 +191,7 @@ def described(run: EvalRun, number: int, title: str) -> Described:
         ("model", format_knob(run.config["model"]) + noise),
         ("settings", ", ".join(knobs) or "all at their defaults"),
         *([("chosen", chosen)] if chosen else []),
+        *([("rephrased", rephrased_by([run]))] if _is_reworded(run) else []),
         ("seed", str(run.settings.seed)),
         ("begun", _moment(run.environment.get("time"))),
     ]
@@ -201,6 +203,11 @@ def described(run: EvalRun, number: int, title: str) -> Described:
             ran_on = ", ".join(f"{name} {value}" for name, value in _ran_on(session["environment"]))
             rows.append((f"since break {place} on", ran_on))
     return Described(number, title, call_of(run), tuple(rows), _groups(run))
+
+
+def _is_reworded(run: EvalRun) -> bool:
+    """Whether a model made the rephrasings."""
+    return "refused" in run.config["workload"]
 
 
 def _of_all(data: dict[str, Any]) -> str:

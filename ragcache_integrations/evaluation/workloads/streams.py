@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -51,10 +51,13 @@ class Workload:
     Attributes:
         items: The questions; at least one.
         rate: Requests per second, as a Poisson process; ``None`` for a closed loop.
+        refused: For rephrasings by a model: how many were refused and made by rules instead, by
+            the reason; ``None`` if all were made by rules, or there are none.
     """
 
     items: tuple[WorkloadItem, ...]
     rate: float | None = None
+    refused: Mapping[str, int] | None = None
 
     def __len__(self) -> int:
         return len(self.items)

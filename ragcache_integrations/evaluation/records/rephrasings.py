@@ -1,0 +1,143 @@
+"""Rephrasings of a stream by a model, in a file next to the runs that ask them.
+
+It has a line of JSON for each question of the stream, in its order, after a line that says which
+stream and which model it is of. Lines are appended as they are made, so an interruption loses at
+most the last one. The file may come from anybody: it is read within bounds, and checked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+from pydantic import Field, TypeAdapter
+
+from ragcache_integrations.core.closing import Closeable
+from ragcache_integrations.core.files import open_own
+from ragcache_integrations.errors import ConfigurationError
+
+from .records import Whole, reason
+
+__all__ = ["LONGEST_TEXT", "Rephrasing", "RephrasingsFile"]
+
+_LARGEST = 1 << 26  # bytes
+
+LONGEST_TEXT = 10_000
+"""Characters of a rephrasing, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rephrasing:
+    """What came of a question of the stream.
+
+    Attributes:
+        number: The question's position in the stream, from 0.
+        text: The rephrasing by the model; empty if it was refused.
+        refused: Why it was refused; empty if it was accepted.
+    """
+
+    number: Whole
+    text: Annotated[str, Field(max_length=LONGEST_TEXT)] = ""
+    refused: Annotated[str, Field(max_length=100)] = ""
+
+
+@cache
+def _reader() -> TypeAdapter[Rephrasing]:
+    return TypeAdapter(Rephrasing)
+
+
+class RephrasingsFile(Closeable):
+    """A file of rephrasings that is being written; one process at a time.
+
+    Args:
+        path: The file; created with its folder if it does not exist.
+        head: Which stream and which model it is of, as plain data for JSON.
+
+    Attributes:
+        path: The file.
+        kept: The rephrasings that the file has, in the order of the stream.
+
+    Raises:
+        ConfigurationError: The file is another one's or damaged, another process is writing it, or
+            it cannot be written.
+    """
+
+    def __init__(self, path: Path, head: Mapping[str, str]) -> None:
+        self.path = path
+        self.kept: list[Rephrasing] = []
+        self._file: BinaryIO | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open_own(path)
+            self._lock()
+            self._read(json.dumps({"format": 1, **head}, sort_keys=True).encode())
+        except OSError as error:
+            self.close()
+            msg = f"cannot write rephrasings to {path} ({error.strerror or error})"
+            raise ConfigurationError(msg) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, rephrasing: Rephrasing) -> None:
+        """Write the next rephrasing."""
+        self._write(json.dumps(asdict(rephrasing)).encode())
+        self.kept.append(rephrasing)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _lock(self) -> None:
+        assert self._file is not None  # noqa: S101 - opened on construction
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            msg = f"{self.path} is being written by another process"
+            raise ConfigurationError(msg) from error
+
+    def _read(self, head: bytes) -> None:
+        assert self._file is not None  # noqa: S101 - opened on construction
+        size = os.fstat(self._file.fileno()).st_size
+        self._file.seek(0)
+        content = self._file.read(_LARGEST + 1) if size <= _LARGEST else b""
+        # What follows the last end of a line was being written when the process was killed.
+        lines = content.split(b"\n")[:-1]
+        if max(size, len(content)) > _LARGEST:
+            wrong = f"it must have at most {_LARGEST} bytes, but has more"
+        else:
+            wrong = self._take(lines, head) if lines else ""
+        if wrong:
+            msg = f"{self.path} holds no rephrasings of this stream: {wrong}. Delete it"
+            raise ConfigurationError(msg)
+        self._file.truncate(sum(len(line) + 1 for line in lines))
+        if not lines:
+            self._write(head)
+
+    def _take(self, lines: list[bytes], head: bytes) -> str:
+        """Take over the content; return what is wrong with it, or an empty text."""
+        if lines[0] != head:
+            return f"its first line must be {head.decode()}"
+        try:
+            self.kept = [_reader().validate_json(line, strict=True) for line in lines[1:]]
+        except ValueError as error:
+            return reason(error)
+        wrong = (
+            f"line {place + 2} is not of question {place}"
+            for place, kept in enumerate(self.kept)
+            if kept.number != place or bool(kept.text) == bool(kept.refused)
+        )
+        return next(wrong, "")
+
+    def _write(self, line: bytes) -> None:
+        assert self._file is not None  # noqa: S101 - opened on construction
+        self._file.write(line + b"\n")
+        self._file.flush()
