@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessageChunk, BaseMessage
+from llama_index.core.llms import MockLLM
 from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
@@ -174,6 +175,11 @@ def test_another_question_is_refused(tmp_path: Path, by_rules: list[str]) -> Non
     assert all(text.startswith("so ") for text in by_model)
     page = write_report([run], tmp_path / "report", images=False).read_text()
     assert f"by the model; {sum(refused(run).values())} of {LENGTH} refused (another" in page
+
+
+def test_a_model_of_llama_index_is_asked_too(tmp_path: Path) -> None:
+    run = evaluate("nq", model=MockLLM(max_tokens=4), out=tmp_path, **STREAM)
+    assert refused(run) == {"another subject": LENGTH}  # it says "text text text text"
 
 
 def test_questions_without_an_answer_show_nothing(tmp_path: Path) -> None:
