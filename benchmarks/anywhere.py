@@ -33,9 +33,9 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -439,12 +439,14 @@ def measure(bench: Bench, parts: Sequence[str]) -> dict[str, Any]:
         "restart_exact_ratio": None,
     }
     if "lengths" in parts:
-        result |= lengths(bench)
+        with part_time("lengths"):
+            result |= lengths(bench)
     loads = [part for part in LOADS if part in parts]
     if loads:
         result["loads"] = {}
         for part in loads:
-            result["loads"] |= stream(bench, part)
+            with part_time(part):
+                result["loads"] |= stream(bench, part)
         if "half" in loads:
             half = result["loads"]["half"]
             result["stream_ratio"] = {
@@ -452,10 +454,20 @@ def measure(bench: Bench, parts: Sequence[str]) -> dict[str, Any]:
                 "met": half["met, 16"]["ttft_ratio"],
             }
     if "answers" in parts:
-        result |= answers(bench)
+        with part_time("answers"):
+            result |= answers(bench)
     if "restart" in parts:
-        result |= restart(bench)
+        with part_time("restart"):
+            result |= restart(bench)
     return result
+
+
+@contextmanager
+def part_time(part: str) -> Iterator[None]:
+    """Print how long a part took; that of the first includes the engines' start."""
+    begun = time.perf_counter()
+    yield
+    print(f"\n({part}: {time.perf_counter() - begun:.0f} s)", flush=True)
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from parts.traffic.corpora import lexical_top_k
 from parts.traffic.embedded import Embedder
+from ragcache_integrations.demo.prompts import SYSTEM
 from ragcache_integrations.evaluation.datasets import load_dataset
 from ragcache_integrations.langchain import (
     HalfTruncationHistory,
@@ -45,7 +46,7 @@ __all__ = [
 ]
 
 Kind = Literal["chat", "agent"]
-SYSTEM = "Answer from the parts of a meeting's transcript, in a few sentences."
+OF_MEETINGS = "Answer from the parts of a meeting's transcript, in a few sentences."
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,12 @@ class Conversation:
     Attributes:
         meeting: Number of the meeting.
         questions: In the order in which they are asked.
+        system: The system's turn.
     """
 
     meeting: int
     questions: tuple[Question, ...]
+    system: str = OF_MEETINGS
 
 
 def conversations(
@@ -112,24 +115,33 @@ def conversations(
 def repeated_searches(data: str, count: int) -> list[Conversation]:
     """Conversations of two turns, of which the second finds exactly what the first has found.
 
-    The second is a question of Natural Questions with its five best passages by keywords; the first
-    asks another question over the same passages. So what answers is only referred to.
+    Both are questions of Natural Questions. The passages are those that answer them, and for each
+    the best other one by keywords; each turn has them in its own order. So what answers the second
+    question is only referred to, between what was found for another one.
 
     Args:
         data: Folder of Natural Questions, or ``bundled``.
-        count: Questions.
+        count: Conversations at most; each question with a passage that answers it is the second of
+            one.
     """
     nq = load_dataset("nq", data)
     texts = {document.id: document.text for document in nq.documents}
-    order = np.random.default_rng(0).permutation(len(nq.questions))[: count + 1]
-    asked = [nq.questions[place] for place in order]
-    found = lexical_top_k([question.text for question in asked], texts, 5)
+    order = np.random.default_rng(0).permutation(len(nq.questions))
+    answerable = [q for place in order if (q := nq.questions[place]).gold_documents][:count]
+    found = lexical_top_k([question.text for question in answerable], texts, 3)
     talks = []
-    for number, (question, other, names) in enumerate(zip(asked, asked[1:], found, strict=False)):
-        chunks = tuple(Document(texts[name], id=name) for name in names)
-        first = Question(other.text, "Not in the document.", chunks)
-        second = Question(question.text, question.answers[0], chunks)
-        talks.append(Conversation(number, (first, second)))
+    for number, (question, names) in enumerate(zip(answerable, found, strict=True)):
+        other, other_names = answerable[number - 1], found[number - 1]
+        gold, other_gold = (q.gold_documents[0] for q in (question, other))
+        mixed = next(name for name in names if name not in {gold, other_gold})
+        other_mixed = next(n for n in other_names if n not in {gold, other_gold, mixed})
+        second = [gold, mixed, other_gold, other_mixed]
+        first = [other_gold, other_mixed, gold, mixed]
+        turns = tuple(
+            Question(q.text, q.answers[0], tuple(Document(texts[n], id=n) for n in chosen))
+            for q, chosen in ((other, first), (question, second))
+        )
+        talks.append(Conversation(number, turns, SYSTEM))
     return talks
 
 
@@ -165,7 +177,7 @@ def chat_turns(
     """
     history = HalfTruncationHistory(budget, count_tokens=count_tokens, documents_once=once)
     template = RAGPromptTemplate(
-        system=SYSTEM,
+        system=conversation.system,
         history="{history}",
         documents="{context}",
         query="Question: {question}\nAnswer:",
@@ -180,7 +192,7 @@ def chat_turns(
         else:
             result = "\n\n".join(chunk.page_content for chunk in question.chunks)
             new = _search(number, question.text, result)
-            prompt = [SystemMessage(SYSTEM), *history.messages, *new]
+            prompt = [SystemMessage(conversation.system), *history.messages, *new]
             prompt = documents_once(prompt) if once else prompt
         prompts.append(prompt)
         history.add_messages([*new, AIMessage(question.answer)])
@@ -206,7 +218,7 @@ def turns_by_contextpilot(
             new = [HumanMessage(f"{context}Question: {question.text}\nAnswer:")]
         else:
             new = _search(number, question.text, context.strip())
-        prompts.append([SystemMessage(SYSTEM), *history.messages, *new])
+        prompts.append([SystemMessage(conversation.system), *history.messages, *new])
         history.add_messages([*new, AIMessage(question.answer)])
     return prompts
 
