@@ -31,6 +31,7 @@ from ragcache_integrations.adaptive.choice import resources_of
 from ragcache_integrations.adaptive.types import Synthesised
 from ragcache_integrations.core.generation import TokenLogprob, Usage
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
+from ragcache_integrations.errors import ConfigurationError
 
 from .datasets import EvalDataset, EvalPrompt, EvalQuestion
 from .records import Record
@@ -93,6 +94,10 @@ class Answerer:
         dataset: The data set, which makes the prompts.
         model: The model.
         max_tokens: Limit of an answer in tokens.
+
+    Raises:
+        ConfigurationError: Equal prompts are to be answered once, and the model's answers depend on
+            what came before.
     """
 
     def __init__(
@@ -105,6 +110,12 @@ class Answerer:
         self._config = settings.synthesis_config
         self._synthesis = SynthesisSettings(max_tokens=max_tokens)
         self._known = model.answers if settings.answer_once else None
+        if self._known is not None and model.reuses_anywhere:
+            msg = (
+                "answer_once needs a model with reuse='prefix', got one with 'anywhere': its "
+                "answers depend on what came before"
+            )
+            raise ConfigurationError(msg)
         self._adaptive = self._pipeline(settings) if settings.synthesis == "adaptive" else None
 
     def _pipeline(self, settings: EvalSettings) -> AdaptivePipeline:

@@ -49,9 +49,9 @@ def test_a_dry_run_lists_and_starts_nothing(
     arguments = ["--preset", "prompt-cache", "--dry-run", "--full", "--seeds", "2"]
     assert cli.main(["eval", "qmsum", *arguments, "--out", str(out)]) == 0
     first, *runs = capsys.readouterr().out.splitlines()
-    assert "on qmsum, full form: 12 runs" in first
-    assert len(runs) == 12
-    assert "reuse anywhere, 32 link tokens: seed=1" in runs[-1]
+    assert "on qmsum, full form: 14 runs" in first
+    assert len(runs) == 14
+    assert "16 link tokens, first document exact: seed=1" in runs[-1]
     assert not out.exists()
 
 

@@ -413,6 +413,15 @@ def test_documents_of_the_same_ids_and_other_texts_make_other_prompts(tmp_path: 
     assert first.answer != second.answer
 
 
+def test_a_model_whose_answers_depend_on_what_came_before_is_asked_every_time(
+    tmp_path: Path,
+) -> None:
+    model = ChatRAGCache(reuse="anywhere")  # its engine does not even start
+    knobs: dict[str, Any] = {"out": tmp_path, "model": model, "random_weights": True, "sample": 2}
+    with pytest.raises(ConfigurationError, match="answer_once needs a model with reuse='prefix'"):
+        evaluate("nq", retriever=make_retriever, answer_once=True, **knobs)
+
+
 def test_answers_of_complete_runs_are_known_when_it_is_resumed(tmp_path: Path) -> None:
     knobs: dict[str, Any] = {
         "retriever": make_retriever,

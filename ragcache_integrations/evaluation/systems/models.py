@@ -91,6 +91,15 @@ class Model:
         backend = self.backend() if self.eager_first else None
         return backend if isinstance(backend, RAGCacheEngine) else None
 
+    @property
+    def reuses_anywhere(self) -> bool:
+        """Whether it may read documents in any place of a prompt, approximately."""
+        if self._own is None:
+            return False
+        engine = self._own.engine
+        shared = engine.reuse if isinstance(engine, RAGCacheEngine) else None
+        return "anywhere" in {self._own.reuse, shared}
+
     def stats(self) -> EngineStats | None:
         """Return the counters of the bundled engine; ``None`` for another model."""
         engine = self._engine()

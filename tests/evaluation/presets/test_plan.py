@@ -108,7 +108,11 @@ def test_the_settings_are_the_papers() -> None:
     plan = plan_preset("qmsum", "prompt-cache")
     assert [item.engine.get("link_tokens") for item in plan.configurations] == [
         *(None, None),
-        *(0, 8, 16, 32),
+        *(0, 8, 16, 32, 16),
+    ]
+    assert [item.engine.get("exact_documents") for item in plan.configurations] == [
+        *(None, None),
+        *(0, 0, 0, 0, 1),
     ]
 
 
