@@ -319,12 +319,14 @@ def stream(bench: Bench, part: str) -> dict[str, Any]:
         *("computed tokens", "throughput"),
     ]
     print_table(f"{part} load, {len(base.ttft)} questions that come once, k = {K}", head, rows)
-    token_bytes = ours.stats().block_bytes / ours.block_size
+    gib = stored * ours.stats().block_bytes / ours.block_size / GIB
     print(
         f"\nKV pool {options.kv_cache_gib:g} GiB; the store holds {stored:,.0f} tokens a side at "
-        f"most, {stored * token_bytes / GIB:.2f} GiB of {options.document_cache_gib:g}",
+        f"most, {gib:.2f} GiB of {options.document_cache_gib:g}",
         flush=True,
     )
+    if gib * (1 + len(tenants)) > options.document_cache_gib:  # those that are met are stored, too
+        print("the store has no room for all of them: give --document-cache-gib more")
     return {
         part: {
             name: {
