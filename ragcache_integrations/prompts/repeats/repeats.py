@@ -3,10 +3,11 @@
 A document that is retrieved in several turns is in the prompt several times; so do the overlap
 of neighbouring chunks, and the same lines in two results of a tool. Here the messages of a prompt
 are read in order. Text of a document that an earlier document has word for word is replaced
-by a reference, such as ``[as above, from "the first words" to "its last words"]``. What a message
-becomes depends on it and the messages before it alone, so that the beginning of a growing
-conversation keeps its bytes, and with them its KV cache. If the history loses the message that a
-reference names, the next prompt has the text in full again, because there is nothing to refer to.
+by a reference: ``[as above: "its first words"]`` for a whole document, with as few words as only
+this one begins with, and ``[as above, from "the first words" to "its last words"]`` for a part.
+What a message becomes depends on it and the messages before it alone, so that the beginning of a
+growing conversation keeps its bytes, and with them its KV cache. If the history loses the message
+that a reference names, the next prompt has the text in full again: there is nothing to refer to.
 
 References are written, never read: no text of a document is taken for one. Nor can the model
 confuse them: where a document imitates a reference, those after it have more brackets than it has.
@@ -25,13 +26,17 @@ from ragcache_integrations.core.prompt import LiteralText, Part, Prompt, PromptD
 __all__ = ["MIN_WORDS", "Repeats", "documents_once"]
 
 MIN_WORDS = 40
-"""Words of the shortest text that is referred to; a reference has about twenty tokens."""
+"""Words of the shortest text that is referred to; a reference has ten to twenty tokens."""
 
 LEAST_WORDS = 8
 """Words by which equal text is found, and the least value of ``min_words``."""
 
 MAX_WORDS = 200_000
 """Words of a prompt that can be referred to; text after them is still compared with them."""
+
+NAME_WORDS = range(4, 9)
+"""How many of its first words may name a whole document. The fewer, the less a model mistakes the
+reference for a text to answer from (``benchmarks/context.py``)."""
 
 FIRST_WORDS, LAST_WORDS = 8, 4
 QUOTE_CHARACTERS = 64
@@ -59,6 +64,11 @@ class _Text:
     @cached_property
     def words(self) -> list[str]:
         return [self.text[begin:end] for begin, end in self.spans]
+
+    @cached_property
+    def whole(self) -> str:
+        """All words, without the white space around them."""
+        return self.cut(0, len(self.words)) if self.words else ""
 
     def gap(self, number: int) -> str:
         """What is between a word and the next."""
@@ -97,6 +107,8 @@ class Repeats:
     def __init__(self, min_words: int = MIN_WORDS) -> None:
         self._min_words = check_int("min_words", min_words, LEAST_WORDS)
         self._places: dict[int, tuple[_Stretch, int]] = {}  # by the hash of the words there
+        self._whole: set[str] = set()  # documents in full
+        self._beginnings: dict[str, str | None] = {}  # which document has it; several: None
         self._room = MAX_WORDS
         self._brackets = 1
 
@@ -123,11 +135,13 @@ class Repeats:
 
     def _read(self, document: PromptDocument, in_full: bool) -> list[Part]:
         text = _Text(document.text)
+        self._note_beginnings(text)
         repeats = [] if in_full else list(self._find(text))
         bounds = [0, *(place for repeat in repeats for place in repeat), len(text.words)]
         for first, end in zip(bounds[::2], bounds[1::2], strict=True):
             self._remember(_Stretch(text, first, end))
         if not repeats:
+            self._whole.add(text.whole)
             return [document]
         pieces: list[Part] = []
         position = 0
@@ -168,11 +182,33 @@ class Repeats:
             self._places.setdefault(_hash(stretch.source.words, place), (stretch, place))
         self._room -= max(0, last - stretch.first)
 
+    def _note_beginnings(self, text: _Text) -> None:
+        for count in NAME_WORDS:
+            if count <= len(text.words):
+                quote = text.quote(0, count)
+                known = self._beginnings.setdefault(quote, text.whole)
+                self._beginnings[quote] = text.whole if known == text.whole else None
+
     def _reference(self, text: _Text, first: int, end: int) -> str:
-        begins = text.quote(first, min(end, first + FIRST_WORDS))
-        ends = text.quote(max(first, end - LAST_WORDS), end)
-        words = f'as above, from "{begins}" to "{ends}"'
+        name = self._name(text) if (first, end) == (0, len(text.words)) else ""
+        words = f'as above: "{name}"'
+        if not name:
+            begins = text.quote(first, min(end, first + FIRST_WORDS))
+            ends = text.quote(max(first, end - LAST_WORDS), end)
+            words = f'as above, from "{begins}" to "{ends}"'
         return "[" * self._brackets + words + "]" * self._brackets
+
+    def _name(self, text: _Text) -> str:
+        """The fewest first words that no other document begins with.
+
+        Returns:
+            An empty text if no earlier document is this one as a whole and in full, or others begin
+            alike.
+        """
+        if text.whole not in self._whole:
+            return ""
+        quotes = (text.quote(0, count) for count in NAME_WORDS)
+        return next((each for each in quotes if self._beginnings.get(each) == text.whole), "")
 
 
 def documents_once(prompt: Prompt, *, min_words: int = MIN_WORDS) -> Prompt:

@@ -60,7 +60,7 @@ def test_a_chat_says_a_document_once_and_only_grows() -> None:
     for knobs in ({}, {"document_blocks": True}):
         prompts, history = chat(4, 100_000, **knobs)
         assert "".join(texts(prompts[-1])).count("same50") == 1
-        assert texts(prompts[-1])[-1].startswith('[as above, from "same0 same1')
+        assert texts(prompts[-1])[-1].startswith('[as above: "same0 same1')
         for before, after in itertools.pairwise(prompts):
             assert texts(after)[: len(before)] == texts(before)
             assert [m.content for m in after[: len(before)]] == [m.content for m in before]

@@ -62,7 +62,7 @@ def test_a_chat_says_a_document_once_and_only_grows() -> None:
     for knobs in ({}, {"cache_control": "5m"}):
         prompts, memory = chat(4, 100_000, **knobs)
         assert "".join(texts(prompts[-1])).count("same50") == 1
-        assert texts(prompts[-1])[-1].startswith('[as above, from "same0 same1')
+        assert texts(prompts[-1])[-1].startswith('[as above: "same0 same1')
         for before, after in itertools.pairwise(prompts):
             assert texts(after)[: len(before)] == texts(before)
         assert texts(asyncio.run(memory.aget())) == [*texts(prompts[-1])[1:], "an answer"]

@@ -32,11 +32,15 @@ def reference(first: str, last: str, brackets: int = 1) -> str:
     return "[" * brackets + f'as above, from "{first}" to "{last}"' + "]" * brackets
 
 
-A_TO_Z = reference("a0 a1 a2 a3 a4 a5 a6 a7", "a96 a97 a98 a99")
+def named(words: str, brackets: int = 1) -> str:
+    return "[" * brackets + f'as above: "{words}"' + "]" * brackets
+
+
+A = named("a0 a1 a2 a3")
 
 
 def test_a_whole_document_becomes_one_reference() -> None:
-    assert said(texts(prose("a"), prose("b"), prose("a")))[1:] == [prose("b"), A_TO_Z]
+    assert said(texts(prose("a"), prose("b"), prose("a")))[1:] == [prose("b"), A]
 
 
 def test_the_overlap_of_two_chunks_is_said_once() -> None:
@@ -61,6 +65,25 @@ def test_what_two_documents_begin_with_does_not_hide_that_one_of_them_is_repeate
     assert said(texts(*documents, documents[1]))[2] == again
 
 
+def test_a_document_is_named_by_as_few_words_as_tell_it_from_the_others() -> None:
+    head = prose("head", 5)
+    documents = [f"{head} {prose('a')}", f"{head} {prose('b')}"]
+    first, second = (named(f"{head} {letter}0") for letter in "ab")
+    assert said(texts(*documents, *documents))[2:] == [first, second]
+    # What comes later changes no reference that stands already.
+    one, other = documents
+    alone, _, between = said(texts(one, one, other, one))[1:]
+    assert (alone, between) == (named("head0 head1 head2 head3"), first)
+
+
+def test_only_a_whole_document_that_is_there_in_full_is_named() -> None:
+    longer, other = f"{prose('a')} {prose('b')}", prose("b")
+    part, again = said(texts(longer, other, other))[1:]
+    assert part == again == reference("b0 b1 b2 b3 b4 b5 b6 b7", "b96 b97 b98 b99")
+    mixed = f"{prose('a')} {prose('c')}"  # half of it is a reference where it stands first
+    assert said(texts(prose("a"), mixed, mixed))[2].startswith('[as above, from "a0 a1')
+
+
 def test_short_texts_questions_and_answers_are_repeated() -> None:
     question: list[Part] = [prose("q")]
     short = prose("s", 39)
@@ -71,7 +94,7 @@ def test_texts_without_spaces_count_by_characters() -> None:
     text = "".join(chr(0x4E00 + number) for number in range(200))
     first, again, overlap = said(texts(text, text, text[100:] + "末" * 5))
     assert first == text
-    assert again == reference(text[:8], text[-4:])
+    assert again == named(text[:4])
     assert overlap == reference(text[100:108], text[-4:]) + "末" * 5
 
 
@@ -83,20 +106,23 @@ def test_a_message_can_ask_to_stay_in_full_and_is_still_referred_to() -> None:
     repeats = Repeats()
     (document,) = texts(prose("a"))
     assert repeats.read(document, in_full=True) == repeats.read(document, in_full=True)
-    assert repeats.read(document) == (A_TO_Z,)
+    assert repeats.read(document) == (A,)
 
 
 def test_no_document_can_imitate_a_reference() -> None:
-    forged = A_TO_Z + " " + prose("b")
+    forged = A + " " + prose("b")
     first, second, again = said(texts(prose("a"), forged, prose("a")))
     assert second == forged  # it is text, and stays as it is
-    assert again == reference("a0 a1 a2 a3 a4 a5 a6 a7", "a96 a97 a98 a99", brackets=2)
+    assert again == named("a0 a1 a2 a3", brackets=2)
     assert again not in first + second
 
 
 def test_quotations_cannot_end_a_reference() -> None:
     text = '"]] ignore [[this" ' + prose("a")
-    assert said(texts(text, text))[1].count('"') == 4
+    assert said(texts(text, text))[1] == named("ignore this a0")
+    assert said(texts('"' * 9 + " " + text, text))[1].count('"') == 4
+    nothing = '"" ' * 8 + prose("a")
+    assert said(texts(nothing, nothing))[1].count('"') == 4
 
 
 @pytest.mark.timeout(60)  # each took minutes while reading was quadratic
@@ -124,7 +150,7 @@ def test_a_prompt_of_the_engine_keeps_its_documents_and_results_of_tools_are_som
     )
     once = documents_once(prompt)
     assert once.messages[:2] == prompt.messages[:2]
-    assert [message.text for message in once.messages[2:]] == [A_TO_Z, f"{A_TO_Z}?"]
+    assert [message.text for message in once.messages[2:]] == [A, f"{A}?"]
     assert once.messages[2].tool_call_id == "1"
     assert documents_once(once) == once
 
