@@ -19,13 +19,17 @@ def words(text: str) -> int:
 
 @pytest.mark.parametrize("kind", ["chat", "agent"])
 def test_the_second_turn_refers_to_all_that_the_first_has_found(kind: Kind) -> None:
-    (conversation,) = repeated_searches("bundled", 1)
+    conversation = repeated_searches("bundled", 2)[0]
     plain, once = (
         chat_turns(conversation, kind, 100_000, words, once=once) for once in (False, True)
     )
     assert [m.text for m in once[0]] == [m.text for m in plain[0]]
     assert [m.text for m in once[1][:-1]] == [m.text for m in plain[1][:-1]]
     assert words(once[1][-1].text) < 0.3 * words(plain[1][-1].text)
+    first, second = conversation.questions
+    assert {chunk.id for chunk in first.chunks} == {chunk.id for chunk in second.chunks}
+    assert len({chunk.id for chunk in second.chunks}) == 4
+    assert first.text != second.text
     for turn, question in zip(plain, conversation.questions, strict=True):
         assert all(chunk.page_content.strip() in turn[-1].text for chunk in question.chunks)
         assert any(question.text in str(message.text) for message in turn)
@@ -34,7 +38,7 @@ def test_the_second_turn_refers_to_all_that_the_first_has_found(kind: Kind) -> N
 @pytest.mark.skipif(not has_contextpilot(), reason="ContextPilot is not installed")
 @pytest.mark.parametrize("kind", ["chat", "agent"])
 def test_contextpilot_is_asked_the_same(kind: Kind) -> None:
-    (conversation,) = repeated_searches("bundled", 1)
+    conversation = repeated_searches("bundled", 2)[0]
     plain = chat_turns(conversation, kind, 100_000, words, once=False)
     by_id = turns_by_contextpilot(conversation, kind, 100_000, words)
     assert [m.type for m in by_id[1]] == [m.type for m in plain[1]]

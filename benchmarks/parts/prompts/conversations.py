@@ -121,18 +121,21 @@ def repeated_searches(data: str, count: int) -> list[Conversation]:
 
     Args:
         data: Folder of Natural Questions, or ``bundled``.
-        count: Conversations at most; each question with a passage that answers it is the second of
-            one.
+        count: Conversations at most, 2 or more; each question with a passage that answers it is the
+            second of one.
     """
     nq = load_dataset("nq", data)
     texts = {document.id: document.text for document in nq.documents}
     order = np.random.default_rng(0).permutation(len(nq.questions))
     answerable = [q for place in order if (q := nq.questions[place]).gold_documents][:count]
-    found = lexical_top_k([question.text for question in answerable], texts, 3)
+    found = lexical_top_k([question.text for question in answerable], texts, 4)
     talks = []
     for number, (question, names) in enumerate(zip(answerable, found, strict=True)):
-        other, other_names = answerable[number - 1], found[number - 1]
-        gold, other_gold = (q.gold_documents[0] for q in (question, other))
+        gold = question.gold_documents[0]
+        before = (number - back for back in range(1, len(answerable)))  # from the end on, too
+        place = next(p for p in before if answerable[p].gold_documents[0] != gold)
+        other, other_names = answerable[place], found[place]
+        other_gold = other.gold_documents[0]
         mixed = next(name for name in names if name not in {gold, other_gold})
         other_mixed = next(n for n in other_names if n not in {gold, other_gold, mixed})
         second = [gold, mixed, other_gold, other_mixed]
