@@ -96,19 +96,25 @@ class RephrasingsFile(Closeable):
             self._file.close()
             self._file = None
 
+    @property
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            msg = f"{self.path} is closed"
+            raise ConfigurationError(msg)
+        return self._file
+
     def _lock(self) -> None:
-        assert self._file is not None  # noqa: S101 - opened on construction
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             msg = f"{self.path} is being written by another process"
             raise ConfigurationError(msg) from error
 
     def _read(self, head: bytes) -> None:
-        assert self._file is not None  # noqa: S101 - opened on construction
-        size = os.fstat(self._file.fileno()).st_size
-        self._file.seek(0)
-        content = self._file.read(_LARGEST + 1) if size <= _LARGEST else b""
+        file = self._opened
+        size = os.fstat(file.fileno()).st_size
+        file.seek(0)
+        content = file.read(_LARGEST + 1) if size <= _LARGEST else b""
         # What follows the last end of a line was being written when the process was killed.
         lines = content.split(b"\n")[:-1]
         if max(size, len(content)) > _LARGEST:
@@ -118,7 +124,7 @@ class RephrasingsFile(Closeable):
         if wrong:
             msg = f"{self.path} holds no rephrasings of this stream: {wrong}. Delete it"
             raise ConfigurationError(msg)
-        self._file.truncate(sum(len(line) + 1 for line in lines))
+        file.truncate(sum(len(line) + 1 for line in lines))
         if not lines:
             self._write(head)
 
@@ -138,6 +144,6 @@ class RephrasingsFile(Closeable):
         return next(wrong, "")
 
     def _write(self, line: bytes) -> None:
-        assert self._file is not None  # noqa: S101 - opened on construction
-        self._file.write(line + b"\n")
-        self._file.flush()
+        file = self._opened
+        file.write(line + b"\n")
+        file.flush()
