@@ -5,6 +5,7 @@ of neighbouring chunks, and the same lines in two results of a tool. Here the me
 are read in order. Text of a document that an earlier document has word for word is replaced
 by a reference: ``[as above: "its first words"]`` for a whole document, with as few words as only
 this one begins with, and ``[as above, from "the first words" to "its last words"]`` for a part.
+If a reference could mean several texts, it begins later, at words that are there once.
 What a message becomes depends on it and the messages before it alone, so that the beginning of a
 growing conversation keeps its bytes, and with them its KV cache. If the history loses the message
 that a reference names, the next prompt has the text in full again: there is nothing to refer to.
@@ -49,6 +50,9 @@ _WORD = re.compile(rf"[{_WIDE}]|[^\s{_WIDE}]+")
 _IMITATION = re.compile(r"(?<!\[)(\[++)\s*+as\s++above", re.IGNORECASE)
 _QUOTE_BREAKS = re.compile(r'[\s"\[\]]+')
 
+_Name = str | tuple[str, str]
+"""The first words of a document, or the first and the last ones."""
+
 
 @dataclass(frozen=True)
 class _Text:
@@ -82,6 +86,11 @@ class _Text:
         """Words on one line, without what could end a quotation."""
         return _QUOTE_BREAKS.sub(" ", self.cut(first, end)[:QUOTE_CHARACTERS]).strip()
 
+    def outer(self, first: int, end: int) -> tuple[str, str]:
+        """The first of these words and the last, as a reference to them quotes them."""
+        begins = self.quote(first, min(end, first + FIRST_WORDS))
+        return begins, self.quote(max(first, end - LAST_WORDS), end)
+
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
@@ -107,8 +116,9 @@ class Repeats:
     def __init__(self, min_words: int = MIN_WORDS) -> None:
         self._min_words = check_int("min_words", min_words, LEAST_WORDS)
         self._places: dict[int, tuple[_Stretch, int]] = {}  # by the hash of the words there
+        self._several: set[int] = set()  # those hashes whose words are at several places
         self._whole: set[str] = set()  # documents in full
-        self._beginnings: dict[str, str | None] = {}  # which document has it; several: None
+        self._names: dict[_Name, str | None] = {}  # which document has it; several: None
         self._room = MAX_WORDS
         self._brackets = 1
 
@@ -135,7 +145,7 @@ class Repeats:
 
     def _read(self, document: PromptDocument, in_full: bool) -> list[Part]:
         text = _Text(document.text)
-        self._note_beginnings(text)
+        self._note_names(text)
         repeats = [] if in_full else list(self._find(text))
         bounds = [0, *(place for repeat in repeats for place in repeat), len(text.words)]
         for first, end in zip(bounds[::2], bounds[1::2], strict=True):
@@ -162,6 +172,7 @@ class Repeats:
             known = self._places.get(_hash(words, place))
             if known is not None:
                 first, end = _common(text, place, done, *known)
+                first = self._unmistakable(text, first, end)
                 if self._saves(text, first, end):
                     yield first, end
                     done = place = end
@@ -179,22 +190,39 @@ class Repeats:
     def _remember(self, stretch: _Stretch) -> None:
         last = min(stretch.end - LEAST_WORDS + 1, stretch.first + self._room)
         for place in range(stretch.first, last):
-            self._places.setdefault(_hash(stretch.source.words, place), (stretch, place))
+            key, here = _hash(stretch.source.words, place), (stretch, place)
+            if self._places.setdefault(key, here) is not here:
+                self._several.add(key)
         self._room -= max(0, last - stretch.first)
 
-    def _note_beginnings(self, text: _Text) -> None:
-        for count in NAME_WORDS:
-            if count <= len(text.words):
-                quote = text.quote(0, count)
-                known = self._beginnings.setdefault(quote, text.whole)
-                self._beginnings[quote] = text.whole if known == text.whole else None
+    def _note_names(self, text: _Text) -> None:
+        """Note all that a reference to a whole document may have of it."""
+        counts = [count for count in NAME_WORDS if count <= len(text.words)]
+        names: list[_Name] = [text.quote(0, count) for count in counts]
+        if text.words:
+            names.append(text.outer(0, len(text.words)))
+        for name in names:
+            known = self._names.setdefault(name, text.whole)
+            self._names[name] = text.whole if known == text.whole else None
+
+    def _unmistakable(self, text: _Text, first: int, end: int) -> int:
+        """The first of some words from which on a reference can mean no other text.
+
+        Words before it, such as the heading that all pages of a site have, are said again.
+        """
+        if (first, end) == (0, len(text.words)) and (
+            self._name(text) or self._names.get(text.outer(first, end)) == text.whole
+        ):
+            return first
+        places = range(first, end - LEAST_WORDS + 1)
+        known = (place for place in places if _hash(text.words, place) not in self._several)
+        return next(known, end)
 
     def _reference(self, text: _Text, first: int, end: int) -> str:
         name = self._name(text) if (first, end) == (0, len(text.words)) else ""
         words = f'as above: "{name}"'
         if not name:
-            begins = text.quote(first, min(end, first + FIRST_WORDS))
-            ends = text.quote(max(first, end - LAST_WORDS), end)
+            begins, ends = text.outer(first, end)
             words = f'as above, from "{begins}" to "{ends}"'
         return "[" * self._brackets + words + "]" * self._brackets
 
@@ -208,7 +236,7 @@ class Repeats:
         if text.whole not in self._whole:
             return ""
         quotes = (text.quote(0, count) for count in NAME_WORDS)
-        return next((each for each in quotes if self._beginnings.get(each) == text.whole), "")
+        return next((each for each in quotes if self._names.get(each) == text.whole), "")
 
 
 def documents_once(prompt: Prompt, *, min_words: int = MIN_WORDS) -> Prompt:

@@ -65,6 +65,31 @@ def test_what_two_documents_begin_with_does_not_hide_that_one_of_them_is_repeate
     assert said(texts(*documents, documents[1]))[2] == again
 
 
+def test_no_reference_means_two_texts() -> None:
+    head, foot = prose("head", 10), prose("foot", 10)  # such as those of all pages of a site
+    documents = [f"{head} {prose(letter)} {foot}" for letter in "ab"]
+    again = said(texts(*documents, *documents))[2:]
+    # What both begin with is said, so that the reference begins at words that only one of them has.
+    assert again == [
+        "head0 head1 head2 "
+        + reference(
+            f"head3 head4 head5 head6 head7 head8 head9 {letter}0", "foot6 foot7 foot8 foot9"
+        )
+        for letter in "ab"
+    ]
+    parts = said(texts(*documents, *(f"{document} and more" for document in documents)))[2:]
+    assert [part.removesuffix(" and more") for part in parts] == again
+
+
+def test_of_texts_that_differ_in_white_space_alone_neither_is_referred_to() -> None:
+    repeats = Repeats()
+    text = prose("a")
+    repeats.read([PromptDocument(text)])
+    repeats.read([PromptDocument(text.replace(" ", "\n"))])
+    (again,) = repeats.read([PromptDocument(text)])
+    assert part_text(again) == text
+
+
 def test_a_document_is_named_by_as_few_words_as_tell_it_from_the_others() -> None:
     head = prose("head", 5)
     documents = [f"{head} {prose('a')}", f"{head} {prose('b')}"]
