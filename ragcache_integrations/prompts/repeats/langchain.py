@@ -52,8 +52,12 @@ def shown_text(message: BaseMessage) -> str:
     """A message's text, that of documents in its content blocks included."""
     if isinstance(message.content, str):
         return message.content
-    blocks = (item if isinstance(item, str) else item.get("text") for item in message.content)
-    return "".join(text for text in blocks if isinstance(text, str))
+    return "".join(filter(None, map(_block_text, message.content)))
+
+
+def _block_text(block: str | dict[str, Any]) -> str | None:
+    text = block if isinstance(block, str) else block.get("text")
+    return text if isinstance(text, str) else None
 
 
 def _read(message: BaseMessage, repeats: Repeats) -> BaseMessage:
@@ -69,7 +73,9 @@ def _read(message: BaseMessage, repeats: Repeats) -> BaseMessage:
     read = repeats.read(parts, in_full=is_in_full(extras))
     content: Any = "".join(map(part_text, read))
     if isinstance(message.content, list):
-        content = _blocks(read, message)
+        # An image that was added since has no place among the parts, and follows them.
+        others = (item for item in message.content if _block_text(item) is None)
+        content = [*_blocks(read, message), *others]
     if content == message.content:
         return message
     held = {**extras, HELD: dump_parts(parts, read)}

@@ -50,13 +50,16 @@ def _texts(message: ChatMessage) -> list[str]:
 def _read(message: ChatMessage, repeats: Repeats) -> ChatMessage:
     texts = _texts(message)
     parts: tuple[Part, ...] | None = held_parts(message.additional_kwargs, "".join(texts))
+    was_held = parts is not None
     if parts is None and message.role == MessageRole.TOOL:
         parts = tuple(PromptDocument(text) for text in texts if text)
     if not parts:
         return message
-    # Marks for a provider's cache may follow; an image has no place among the parts.
-    others = message.blocks[len(texts) :]
-    whole = all(isinstance(block, CachePoint) for block in others)
+    # Marks for a provider's cache may follow; an image has no place among the parts, unless it was
+    # added to a message that holds its parts already.
+    marked = all(isinstance(block, CachePoint) for block in message.blocks[len(texts) :])
+    others = [block for block in message.blocks if not isinstance(block, TextBlock)]
+    whole = was_held or marked
     read = repeats.read(parts, in_full=is_in_full(message.additional_kwargs) or not whole)
     text = "".join(map(part_text, read))
     if not whole or text == "".join(texts):

@@ -148,6 +148,15 @@ def test_messages_with_images_stay_and_marks_for_a_cache_are_kept() -> None:
     assert once[2].text.startswith("[as above")
 
 
+def test_an_image_that_is_added_to_a_message_with_references_stays() -> None:
+    first, second = documents_once([tool([prose("a")]), tool([prose("a")])])
+    image = {"type": "image", "url": "https://example.org/a.png"}
+    seen = second.model_copy(update={"content": [*second.content, image]})
+    assert documents_once([first, seen]) == [first, seen]
+    (alone,) = documents_once([seen])
+    assert alone.content == [{"type": "text", "text": prose("a")}, image]
+
+
 def test_without_the_knob_nothing_changes() -> None:
     history = HalfTruncationHistory(10_000, count_tokens=words)
     history.add_messages([tool(prose("a")), tool(prose("a"))])

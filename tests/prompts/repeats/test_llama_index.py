@@ -112,3 +112,12 @@ def test_results_of_tools_are_said_once_unless_they_ask_to_be_in_full() -> None:
         tool(text, ImageBlock(url="https://example.org/a.png")),
     ):
         assert documents_once([messages[0], stays]) == [messages[0], stays]
+
+
+def test_an_image_that_is_added_to_a_message_with_references_stays() -> None:
+    text, image = TextBlock(text=prose("a")), ImageBlock(url="https://example.org/a.png")
+    first, second = documents_once([tool(text), tool(text)])
+    seen = second.model_copy(update={"blocks": [*second.blocks, image]})
+    assert documents_once([first, seen]) == [first, seen]
+    (alone,) = documents_once([seen])
+    assert alone.blocks == [text, image]
