@@ -1,14 +1,11 @@
-import resource
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources.cache import build_once, cache_home
+from tests.support.room import room_for
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,19 +35,6 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no"):
         build_once(tmp_path / "a", build)
     assert list(tmp_path.iterdir()) == []
-
-
-@contextmanager
-def room_for(size: int) -> Iterator[None]:
-    """No file grows beyond this number of bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_where_there_is_no_room_the_error_says_so_and_nothing_is_left(tmp_path: Path) -> None:

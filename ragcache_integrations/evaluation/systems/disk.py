@@ -7,6 +7,7 @@ import hashlib
 import mmap
 import os
 import weakref
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ragcache_integrations.resources.cache import build_once, cache_home
 __all__ = ["index_on_disk"]
 
 INDEX = "vectors.faiss"
+DIGEST_BYTES = 8
 
 
 def index_on_disk(index: Any) -> Any:
@@ -35,8 +37,9 @@ def index_on_disk(index: Any) -> Any:
         An index with the same vectors at the same positions.
 
     Raises:
-        ConfigurationError: The cache folder cannot be written to, its file cannot be read, this
-            system cannot release files from memory, or FAISS is older than 1.11.
+        ConfigurationError: The cache folder cannot be written to, its file cannot be read or has
+            another content, this system cannot release files from memory, or FAISS is older than
+            1.11.
         MissingExtraError: FAISS is not installed.
     """
     faiss = require("faiss", feature="store='disk'", extra="faiss")
@@ -44,18 +47,19 @@ def index_on_disk(index: Any) -> Any:
         msg = "store='disk' needs Linux, and faiss-cpu 1.11 or newer: take store='memory'"
         raise ConfigurationError(msg)
     content = faiss.serialize_index(index)
-    digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+    digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
     folder = cache_home() / "indexes" / digest
-    file = build_once(folder, lambda unfinished: content.tofile(unfinished / INDEX)) / INDEX
+    file = build_once(folder, lambda unfinished: _write(unfinished / INDEX, content)) / INDEX
     is_ivf = hasattr(index, "nprobe")
     try:
+        _check_written(file, content.nbytes, digest)
         # The first flag maps the lists of an IVF index alone, the second one flat vectors.
         mapped = faiss.read_index(
             str(file), faiss.IO_FLAG_MMAP if is_ivf else faiss.IO_FLAG_MMAP_IFC
         )
         pages = _Pages(file, *(_lists(faiss, mapped) if is_ivf else _vectors(mapped)))
     except (OSError, RuntimeError) as error:
-        msg = f"{file} must hold a FAISS index ({error}): delete its folder"
+        msg = f"{file} must hold the index of these vectors ({error}): delete its folder"
         raise ConfigurationError(msg) from error
     search = mapped.search
 
@@ -65,6 +69,28 @@ def index_on_disk(index: Any) -> Any:
 
     mapped.search = search_released
     return mapped
+
+
+def _write(path: Path, content: Any) -> None:
+    # Not by the array's own tofile, whose error does not say that there is no room.
+    path.write_bytes(content)
+
+
+def _check_written(path: Path, size: int, digest: str) -> None:
+    """Check that a file has what was written, before FAISS, which believes it, reads any of it.
+
+    Raises:
+        OSError: It has not, is no regular file, or cannot be read.
+    """
+    with open_regular(path) as file:
+        same = os.fstat(file.fileno()).st_size == size and _digest(file) == digest
+    if not same:
+        msg = "it was damaged or replaced"
+        raise OSError(msg)
+
+
+def _digest(file: BufferedReader) -> str:
+    return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).hexdigest()
 
 
 def _vectors(index: Any) -> tuple[int, int]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -19,6 +21,7 @@ from ragcache_integrations.evaluation.settings import EvalSettings
 from ragcache_integrations.evaluation.systems import Builder
 from ragcache_integrations.evaluation.systems.corpus import faiss_index
 from ragcache_integrations.evaluation.systems.disk import INDEX, index_on_disk
+from tests.support.room import room_for
 
 K = 10
 RATIOS = (None, 0.25, 1.0)
@@ -112,11 +115,52 @@ def test_equal_vectors_have_one_file(home: Path) -> None:
     assert len(list(home.glob("indexes/*"))) == 2
 
 
-def test_a_damaged_file_is_refused(home: Path) -> None:
+def another_index(seed: int, ratio: float | None = None) -> Callable[[Path], object]:
+    content = vectors(seed=seed)
+
+    def replace(file: Path) -> None:
+        faiss.write_index(faiss_index(content, ratio), str(file))
+
+    return replace
+
+
+def one_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.timeout(60)  # a pipe would be waited for
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: file.write_bytes(b"IxF2"),
+        lambda file: file.write_bytes(file.read_bytes() + b"\0"),
+        Path.unlink,
+        one_bit,
+        pipe,
+        another_index(seed=2),
+        another_index(seed=0, ratio=1.0),
+    ],
+    ids=["short", "long", "missing", "one bit", "pipe", "other vectors", "other kind"],
+)
+def test_a_damaged_or_replaced_file_is_refused(home: Path, damage: Any) -> None:
     index_on_disk(faiss_index(vectors()))
-    file_of(home).write_bytes(b"IxF2")
-    with pytest.raises(ConfigurationError, match="must hold a FAISS index"):
+    damage(file_of(home))
+    with pytest.raises(ConfigurationError, match="must hold the index of these vectors"):
         index_on_disk(faiss_index(vectors()))
+
+
+def test_where_there_is_no_room_the_error_says_so(home: Path) -> None:
+    index = faiss_index(vectors())
+    with room_for(vectors().nbytes // 2), pytest.raises(ConfigurationError, match="no room for"):
+        index_on_disk(index)
+    assert list((home / "indexes").iterdir()) == []
 
 
 def ids(framework: str, **knobs: Any) -> Iterator[tuple[str, ...]]:
