@@ -29,7 +29,7 @@ from ragcache_integrations.errors import (
 
 from .asking import Answerer
 from .datasets import Answer, EvalDataset, EvalQuestion
-from .records import LONGEST_TEXT, Rephrasing, RephrasingsFile
+from .records import LONGEST_TEXT, Refusal, Rephrasing, RephrasingsFile
 from .runner import Plan
 from .settings import EvalSettings
 from .workloads import FUNCTION_WORDS, Workload, WorkloadItem
@@ -58,7 +58,8 @@ SHORTEST, LONGEST = 1 / 4, 3
 FEWEST_SHARED = 1 / 4
 """Share of a question's words, without function words, that a rephrasing has at least."""
 
-OTHER_ANSWER, NO_ANSWER = "another answer", "no answer"
+OTHER_ANSWER: Final = "another answer"
+NO_ANSWER: Final = "no answer"
 
 _LABEL = re.compile(r"(?i)(?:(?:re-?written|re-?phrased|new) )?question ?: ?")
 _QUOTED = re.compile(r"""(["'`\u201c\u2018])(.+)(["'`\u201d\u2019])""")
@@ -172,7 +173,7 @@ class _Rephraser:
         """Ask for a rephrasing, which may be refused; it is noted."""
         asked = self._questions[item.question]
         # Where no answer is right, whatever is no question would be answered as well.
-        refused = "" if any(map(str.strip, asked.answers)) else NO_ANSWER
+        refused: Refusal = "" if any(map(str.strip, asked.answers)) else NO_ANSWER
         text = ""
         for attempt in range(0 if refused else ATTEMPTS):
             way = WAYS[(self._times[item.question] + attempt) % len(WAYS)]
@@ -185,7 +186,7 @@ class _Rephraser:
         self._note(item, rephrasing)
         return rephrasing
 
-    def accept(self, item: WorkloadItem, kept: Rephrasing) -> str:
+    def accept(self, item: WorkloadItem, kept: Rephrasing) -> Refusal:
         """Note a rephrasing that was kept.
 
         Returns:
@@ -216,7 +217,7 @@ class _Rephraser:
             return ""
         return _cleaned(answer.text)
 
-    async def _difference(self, question: int, text: str) -> str:
+    async def _difference(self, question: int, text: str) -> Refusal:
         """Return why a text is not the same question; empty if the model answers it the same."""
         if question not in self._answers:
             self._answers[question] = await self._answer(question, self._questions[question].text)
@@ -267,7 +268,7 @@ def is_same_answer(
     return bool(_words(before.text)) and _words(before.text) == _words(after.text)
 
 
-def unfit(text: str, question: str, taken: set[str]) -> str:
+def unfit(text: str, question: str, taken: set[str]) -> Refusal:
     """Return why a text is no rephrasing, before anything is asked; empty if it may be one.
 
     Args:

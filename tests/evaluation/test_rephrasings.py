@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ from ragcache_integrations.evaluation import (
     load_dataset,
     write_report,
 )
-from ragcache_integrations.evaluation.records import RephrasingsFile
+from ragcache_integrations.evaluation.records import Rephrasing, RephrasingsFile
 from ragcache_integrations.evaluation.rephrasings import SYSTEM, is_same_answer, unfit
 from ragcache_integrations.evaluation.settings import EvalSettings
 from ragcache_integrations.evaluation.workloads.rephrasing import normal_form
 from tests.evaluation.world import Echo, make_retriever, store
+from tests.support.room import room_for
 
 QUESTIONS = {
     question.text: question for name in ("nq", "squad") for question in load_dataset(name).questions
@@ -258,7 +260,8 @@ def line(number: int, **fields: Any) -> str:
         (lambda lines: [lines[0], "no JSON"], "Invalid JSON"),
         (lambda lines: [lines[0], lines[2]], "line 2 is not of question 0"),
         (lambda lines: [lines[0], line(0)], "line 2 is not of question 0"),
-        (lambda lines: [lines[0], line(0, text="a b", refused="why")], "line 2 is not of"),
+        (lambda lines: [lines[0], line(0, text="a b", refused="no answer")], "line 2 is not of"),
+        (lambda lines: [lines[0], line(0, refused="\x1b[2J")], "refused: Input should be ''"),
         (lambda lines: [lines[0], line(0, text=7)], "valid string"),
         (lambda lines: [lines[0], line(0, text="a" * 10_001)], "at most 10000 characters"),
         (lambda lines: [lines[0], line(0, text="a b")], "question 0 is too short or too long"),
@@ -268,7 +271,7 @@ def line(number: int, **fields: Any) -> str:
             "question 1 is",
         ),
         (
-            lambda lines: [*lines, line(LENGTH, refused="why")],
+            lambda lines: [*lines, line(LENGTH, refused="no answer")],
             f"of {LENGTH + 1} questions of {LENGTH}",
         ),
         (lambda _: ["x" * (1 << 26)], "at most 67108864 bytes"),
@@ -284,6 +287,33 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: Any, words: str) -> N
         evaluate("nq", model=model, out=tmp_path, **STREAM)
     assert model.calls == []
     assert file.read_text() == damaged
+
+
+def test_many_lines_take_little_memory(tmp_path: Path) -> None:
+    head = {"model": "some"}
+    RephrasingsFile(tmp_path / "file", head).close()
+    with (tmp_path / "file").open("ab") as file:
+        file.write(b"\n" * (1 << 24))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigurationError, match="Invalid JSON"):
+            RephrasingsFile(tmp_path / "file", head)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 27
+    finally:
+        tracemalloc.stop()
+
+
+def test_where_there_is_no_room_the_error_says_so_and_the_file_can_be_gone_on_with(
+    tmp_path: Path,
+) -> None:
+    head, kept = {"model": "some"}, Rephrasing(number=0, text="a" * 100)
+    with room_for(250), RephrasingsFile(tmp_path / "file", head) as file:
+        file.append(kept)
+        with pytest.raises(ConfigurationError, match="cannot write rephrasings to"):
+            file.append(Rephrasing(number=1, text="b" * 100))
+    assert (tmp_path / "file").stat().st_size == 250
+    with RephrasingsFile(tmp_path / "file", head) as file:
+        assert file.kept == [kept]
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

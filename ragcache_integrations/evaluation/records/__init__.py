@@ -4,13 +4,14 @@ from .checkpoints import Checkpoint, read_checkpoint, read_json_file
 from .directory import RunDirectory
 from .environment import describe_environment, now
 from .records import Pending, Record, Whole, reason
-from .rephrasings import LONGEST_TEXT, Rephrasing, RephrasingsFile
+from .rephrasings import LONGEST_TEXT, Refusal, Rephrasing, RephrasingsFile
 
 __all__ = [
     "LONGEST_TEXT",
     "Checkpoint",
     "Pending",
     "Record",
+    "Refusal",
     "Rephrasing",
     "RephrasingsFile",
     "RunDirectory",

@@ -8,13 +8,15 @@ most the last one. The file may come from anybody: it is read within bounds, and
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, BinaryIO, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -24,12 +26,24 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .records import Whole, reason
 
-__all__ = ["LONGEST_TEXT", "Rephrasing", "RephrasingsFile"]
+__all__ = ["LONGEST_TEXT", "Refusal", "Rephrasing", "RephrasingsFile"]
 
 _LARGEST = 1 << 26  # bytes
 
 LONGEST_TEXT = 10_000
 """Characters of a rephrasing, at most."""
+
+Refusal = Literal[
+    "",
+    "no single line",
+    "too short or too long",
+    "no new words",
+    "other numbers",
+    "another subject",
+    "another answer",
+    "no answer",
+]
+"""Why a text of the model is no rephrasing; empty if it is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +58,7 @@ class Rephrasing:
 
     number: Whole
     text: Annotated[str, Field(max_length=LONGEST_TEXT)] = ""
-    refused: Annotated[str, Field(max_length=100)] = ""
+    refused: Refusal = ""
 
 
 @cache
@@ -79,22 +93,30 @@ class RephrasingsFile(Closeable):
             self._read(json.dumps({"format": 1, **head}, sort_keys=True).encode())
         except OSError as error:
             self.close()
-            msg = f"cannot write rephrasings to {path} ({error.strerror or error})"
-            raise ConfigurationError(msg) from error
+            raise self._unwritable(error) from error
         except BaseException:
             self.close()
             raise
 
     def append(self, rephrasing: Rephrasing) -> None:
-        """Write the next rephrasing."""
-        self._write(json.dumps(asdict(rephrasing)).encode())
+        """Write the next rephrasing.
+
+        Raises:
+            ConfigurationError: The file is closed, or there is no room for it.
+        """
+        try:
+            self._write(json.dumps(asdict(rephrasing)).encode())
+        except OSError as error:
+            raise self._unwritable(error) from error
         self.kept.append(rephrasing)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            # A line that could not be written would be tried again; `append` said so.
+            with suppress(OSError):
+                file.close()
 
     @property
     def _opened(self) -> BinaryIO:
@@ -102,6 +124,11 @@ class RephrasingsFile(Closeable):
             msg = f"{self.path} is closed"
             raise ConfigurationError(msg)
         return self._file
+
+    def _unwritable(self, error: OSError) -> ConfigurationError:
+        return ConfigurationError(
+            f"cannot write rephrasings to {self.path} ({error.strerror or error})"
+        )
 
     def _lock(self) -> None:
         try:
@@ -116,24 +143,25 @@ class RephrasingsFile(Closeable):
         file.seek(0)
         content = file.read(_LARGEST + 1) if size <= _LARGEST else b""
         # What follows the last end of a line was being written when the process was killed.
-        lines = content.split(b"\n")[:-1]
+        whole = content.rfind(b"\n") + 1
         if max(size, len(content)) > _LARGEST:
             wrong = f"it must have at most {_LARGEST} bytes, but has more"
         else:
-            wrong = self._take(lines, head) if lines else ""
+            # Line by line, as there may be as many as bytes.
+            wrong = self._take(io.BytesIO(content[:whole]), head) if whole else ""
         if wrong:
             msg = f"{self.path} holds no rephrasings of this stream: {wrong}. Delete it"
             raise ConfigurationError(msg)
-        file.truncate(sum(len(line) + 1 for line in lines))
-        if not lines:
+        file.truncate(whole)
+        if not whole:
             self._write(head)
 
-    def _take(self, lines: list[bytes], head: bytes) -> str:
+    def _take(self, lines: BinaryIO, head: bytes) -> str:
         """Take over the content; return what is wrong with it, or an empty text."""
-        if lines[0] != head:
+        if lines.readline() != head + b"\n":
             return f"its first line must be {head.decode()}"
         try:
-            self.kept = [_reader().validate_json(line, strict=True) for line in lines[1:]]
+            self.kept = [_reader().validate_json(line, strict=True) for line in lines]
         except ValueError as error:
             return reason(error)
         wrong = (
