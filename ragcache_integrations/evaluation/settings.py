@@ -252,6 +252,8 @@ class EvalSettings:
     def _check_together(self) -> None:
         adaptive = self.synthesis == "adaptive"
         server = self.base_url is not None
+        held = self.method is not None and self.num_chunks is not None
+        length_is_open = self.method == "map_reduce" and self.intermediate_length is None
         wrong = {
             "minutes needs a rate, and excludes length": (
                 self.minutes is not None and (self.rate is None or self.length is not None)
@@ -279,6 +281,10 @@ class EvalSettings:
             f"got synthesis={self.synthesis!r}": not adaptive and bool(self._only_adaptive()),
             f"num_chunks must be at most k={self.k}, got {self.num_chunks}": (
                 self.num_chunks is not None and self.num_chunks > self.k
+            ),
+            f"method={self.method!r} and num_chunks={self.num_chunks} leave nothing to choose for "
+            f"a question: take synthesis={self.method!r} and k={self.num_chunks}": (
+                held and not length_is_open
             ),
             "answer_once needs order='relevance' and no synthesis='adaptive', with which a prompt "
             "depends on what came before, "

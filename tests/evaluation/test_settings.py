@@ -184,7 +184,7 @@ def test_wrong_grids(sweep: dict[str, Any], words: str) -> None:
         ),
         (
             {"synthesis": "adaptive", "method": "stuff", "num_chunks": 2},
-            "leave nothing to choose",
+            "leave nothing to choose for a question: take synthesis='stuff' and k=2",
         ),
         ({"synthesis": "adaptive", "golden_every": 0}, "golden_every must be .*1"),
         ({"answer_once": 1}, "answer_once must be True or False, got 1"),
