@@ -20,6 +20,7 @@ Why = Literal[
     "late",
     "queued",
     "fixed",
+    "enough",
     "largest",
     "median",
     "load unknown",
@@ -28,6 +29,7 @@ Why = Literal[
 
 _WHY = {
     "fixed": "fixed",
+    "enough": "the smallest of what suits the question was enough",
     "largest": "the largest of what suits the question",
     "median": "the median of what suits the question",
     "load unknown": "the median of what suits the question, since the free memory is unknown",
@@ -44,14 +46,16 @@ class Explanation:
         config: The configuration.
         why: ``fits``, ``fallback``, ``late`` and ``queued`` as in
             :class:`~ragcache_integrations.adaptive.choice.best_fit.Choice`; ``fixed``, ``largest``
-            and ``median`` by the mode; ``load unknown``: the median of the space, since the free
-            memory is unknown; ``nothing found``: no chunk was retrieved.
+            and ``median`` by the mode; ``enough``: what the mode ``gradual`` reads first had the
+            answer; ``load unknown``: the median of the space, since the free memory is unknown;
+            ``nothing found``: no chunk was retrieved.
         found: Chunks that were retrieved.
         estimate: The profiler's estimate; ``None`` if it was not called.
         trusted: Whether its profile was used. If not, the spaces of recent questions were.
         space: The configurations that suit the question; ``None`` for a fixed configuration.
         choice: What best fit compared; ``None`` if it did not choose.
         load: The load at the time of the choice; ``None`` if it was not read.
+        fewest: What the mode ``gradual`` read first; ``None`` if that was not less.
     """
 
     mode: Mode
@@ -63,21 +67,19 @@ class Explanation:
     space: PrunedSpace | None = None
     choice: Choice | None = None
     load: MemoryLoad | None = None
+    fewest: SynthesisConfig | None = None
 
     def __str__(self) -> str:
-        config = self.config
-        chunks = "1 chunk" if config.num_chunks == 1 else f"{config.num_chunks} chunks"
-        parts = [f"{config.method} with {chunks}"]
-        if config.intermediate_length is not None:
-            parts.append(f" and summaries of {config.intermediate_length} words")
-        parts.append(f": {self._reason()}")
+        parts = [f"{_described(self.config)}: {self._reason()}"]
+        if self.fewest is not None and self.why != "enough":
+            parts.append(f"; {_described(self.fewest)} did not have the answer")
         if self.estimate is not None:
             parts.append(f"; {self._profile(self.estimate)}")
         return "".join(parts)
 
     def _reason(self) -> str:
         choice = self.choice
-        if choice is None:
+        if choice is None or self.why == "enough":
             return _WHY[self.why]
         reasons = {
             "fits": f"the largest of {choice.considered} that fits",
@@ -96,6 +98,13 @@ class Explanation:
         text = f"profile {estimate.profile.answer} ({estimate.source}"
         text += ")" if estimate.confidence is None else f", confidence {estimate.confidence:.2f})"
         return text if self.trusted else f"{text} is too unsure, so as recent questions"
+
+
+def _described(config: SynthesisConfig) -> str:
+    chunks = "1 chunk" if config.num_chunks == 1 else f"{config.num_chunks} chunks"
+    words = config.intermediate_length
+    summaries = "" if words is None else f" and summaries of {words} words"
+    return f"{config.method} with {chunks}{summaries}"
 
 
 @dataclass(frozen=True, slots=True)

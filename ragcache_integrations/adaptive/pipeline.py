@@ -38,12 +38,14 @@ from .choice import (
     pruned_space,
 )
 from .golden import GOLDEN_CONFIG, GoldenFeedback
+from .gradual import after, apieces_of, fewest_of, pieces_of
 from .profile import LLMProfiler, ProfileEstimate, Profiler, failed_estimate
 from .settings import AdaptiveSettings
 from .synthesis import (
     SynthesisSettings,
     astream_synthesis,
     asynthesise,
+    found_nothing,
     stream_synthesis,
     synthesise,
 )
@@ -130,7 +132,10 @@ class AdaptivePipeline:
         """
         job = self._prepare(question, retrieve, asker)
         try:
-            return self._finish(job, synthesise(*self._synthesis_arguments(job, asker)))
+            answer = self._read_fewest(job, asker)
+            if answer is None:
+                answer = synthesise(*self._synthesis_arguments(job, asker))
+            return self._finish(job, answer)
         finally:
             self._leave(job)
 
@@ -140,7 +145,10 @@ class AdaptivePipeline:
         """Async version of :meth:`answer`; cancelling it cancels the profile and all calls."""
         job = await self._aprepare(question, retrieve, asker)
         try:
-            return self._finish(job, await asynthesise(*self._synthesis_arguments(job, asker)))
+            answer = await self._aread_fewest(job, asker)
+            if answer is None:
+                answer = await asynthesise(*self._synthesis_arguments(job, asker))
+            return self._finish(job, answer)
         finally:
             self._leave(job)
 
@@ -161,9 +169,13 @@ class AdaptivePipeline:
         """
         job = self._prepare(question, retrieve, asker)
         try:
+            answer = self._read_fewest(job, asker)
             with job.timing_reader():
                 yield job.explanation
-            stream = stream_synthesis(*self._synthesis_arguments(job, asker))
+            if answer is None:
+                stream = stream_synthesis(*self._synthesis_arguments(job, asker))
+            else:
+                stream = pieces_of(answer)
             with closing(stream) as pieces:
                 for piece in pieces:
                     output = piece if isinstance(piece, str) else self._finish(job, piece)
@@ -178,9 +190,13 @@ class AdaptivePipeline:
         """Async version of :meth:`stream`."""
         job = await self._aprepare(question, retrieve, asker)
         try:
+            answer = await self._aread_fewest(job, asker)
             with job.timing_reader():
                 yield job.explanation
-            stream = astream_synthesis(*self._synthesis_arguments(job, asker))
+            if answer is None:
+                stream = astream_synthesis(*self._synthesis_arguments(job, asker))
+            else:
+                stream = apieces_of(answer)
             async with aclosing(stream) as pieces:
                 async for piece in pieces:
                     output = piece if isinstance(piece, str) else self._finish(job, piece)
@@ -285,6 +301,9 @@ class AdaptivePipeline:
         )
         if load is not None and space is not None:
             self._fit(job, space, load)
+        if self._settings.mode == "gradual" and space is not None and job.documents:
+            fewest = fewest_of(space, job.config, len(job.chunks))
+            job.explanation = replace(job.explanation, fewest=fewest)
         with self._lock:
             self._answering += 1
             job.answering = True
@@ -336,7 +355,7 @@ class AdaptivePipeline:
         return space, True
 
     def _reads_load(self, job: _Job) -> bool:
-        return self._settings.mode == "adaptive" and bool(job.documents)
+        return self._settings.mode in {"adaptive", "gradual"} and bool(job.documents)
 
     def _ids_and_lengths(self, job: _Job) -> tuple[list[str], tuple[int, ...]]:
         return [chunk.id for chunk in job.chunks], self._measures.lengths(job.chunks)
@@ -353,9 +372,24 @@ class AdaptivePipeline:
             return self._environment
 
     def _synthesis_arguments(
-        self, job: _Job, asker: Asker | None
+        self, job: _Job, asker: Asker | None, config: SynthesisConfig | None = None
     ) -> tuple[Asker, str, Chunks, SynthesisConfig, SynthesisSettings]:
-        return asker or self._asker, job.question, job.chunks, job.config, self._synthesis
+        config = config or job.config
+        return asker or self._asker, job.question, job.chunks, config, self._synthesis
+
+    def _read_fewest(self, job: _Job, asker: Asker | None) -> Synthesised | None:
+        """Answer from what is read first; ``None`` if there is nothing, or it is not enough."""
+        fewest = job.explanation.fewest
+        if fewest is None:
+            return None
+        return job.judge(synthesise(*self._synthesis_arguments(job, asker, fewest)))
+
+    async def _aread_fewest(self, job: _Job, asker: Asker | None) -> Synthesised | None:
+        """Async version of :meth:`_read_fewest`."""
+        fewest = job.explanation.fewest
+        if fewest is None:
+            return None
+        return job.judge(await asynthesise(*self._synthesis_arguments(job, asker, fewest)))
 
     # The profile
 
@@ -399,9 +433,13 @@ class AdaptivePipeline:
         ended = time.perf_counter()
         choice = job.explanation.choice
         measured = ended - job.decided
-        # The pace of the model shows only if the stream's reader took little of the time.
-        if choice is not None and job.reader_seconds <= MAX_READER_SHARE * measured:
+        # The pace of the model shows only if the stream's reader took little of the time, and if
+        # nothing else was read before or instead.
+        alone = job.explanation.fewest is None
+        if choice is not None and alone and job.reader_seconds <= MAX_READER_SHARE * measured:
             self._reservations.note(choice.seconds / job.pace, measured)
+        if job.insufficient is not None:
+            result = after(result, job.insufficient)
         estimate = job.profiled.estimate
         cost = AdaptiveCost(
             total_seconds=ended - job.began,
@@ -487,6 +525,7 @@ class _Job:
     ticket: int | None = None
     answering: bool = False
     reader_seconds: float = 0.0
+    insufficient: Synthesised | None = None
     explanation: Explanation = field(init=False)
 
     @property
@@ -504,6 +543,15 @@ class _Job:
     @property
     def config(self) -> SynthesisConfig:
         return self.explanation.config
+
+    def judge(self, answer: Synthesised) -> Synthesised | None:
+        """Return what was answered from the fewest chunks, or ``None`` if it is not there."""
+        if found_nothing(answer.text):
+            self.insufficient = answer
+            return None
+        fewest = self.explanation.fewest or self.config
+        self.explanation = replace(self.explanation, config=fewest, why="enough")
+        return answer
 
 
 def _late(job: _Job) -> _Profiled:

@@ -14,7 +14,7 @@ from .types import Synthesis, SynthesisConfig
 
 __all__ = ["MAX_CHUNKS", "AdaptiveSettings", "Mode"]
 
-Mode = Literal["adaptive", "largest", "median", "fixed"]
+Mode = Literal["adaptive", "gradual", "largest", "median", "fixed"]
 
 MAX_CHUNKS = LEEWAY * MAX_PIECES
 """The most chunks that any profile requires."""
@@ -31,9 +31,11 @@ class AdaptiveSettings:
         AdaptiveSettings(mode="fixed", config=SynthesisConfig("stuff", 5))
 
     Attributes:
-        mode: ``adaptive`` takes the largest configuration that fits the free memory; ``largest``
-            the largest of what suits the question and ``median`` the median of it, without looking
-            at the memory; ``fixed`` always ``config``.
+        mode: ``adaptive`` takes the largest configuration that fits the free memory; ``gradual``
+            the smallest that suits the question first, and that of ``adaptive`` only if the model
+            says that the answer is not in what it has read; ``largest`` the largest of what suits
+            the question and ``median`` the median of it, without looking at the memory; ``fixed``
+            always ``config``.
         config: The configuration for ``fixed``; ``None`` for the other modes.
         method: The synthesis method of all questions; ``None`` if each question decides it.
         num_chunks: The number of chunks that all questions read; ``None`` if each decides it.
@@ -46,7 +48,7 @@ class AdaptiveSettings:
         profile_timeout: Seconds after the question at which the pipeline stops waiting for its
             profile, and uses what suited recent questions instead.
         latency_budget: Seconds that the answer may take, estimated by the prefill cost model and
-            the answers so far; ``None`` for no limit.
+            the answers so far; ``None`` for no limit. For ``gradual``, it limits the second answer.
         golden_every: One in this many questions is answered again with the most expensive
             configuration while the model is idle, and the profiler learns from it; 30 in the
             paper. ``None`` for never.
@@ -79,6 +81,9 @@ class AdaptiveSettings:
         held = self.held
         if self.mode == "fixed" and held != Held():
             msg = f"mode='fixed' takes all values from config, got {held}"
+            raise ConfigurationError(msg)
+        if self.mode == "gradual" and self.num_chunks is not None:
+            msg = f"mode='gradual' chooses the number of chunks, got num_chunks={self.num_chunks!r}"
             raise ConfigurationError(msg)
         check_int("max_chunks", self.max_chunks, 1)
         check_number("min_confidence", self.min_confidence, 0, 1)

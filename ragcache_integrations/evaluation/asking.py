@@ -243,7 +243,7 @@ async def _answered_adaptively(
         async for piece in stream:
             moment = time.perf_counter()
             if isinstance(piece, Explanation):
-                answered.called, config = moment, piece.config
+                config = piece.config
                 words = (config.method, config.num_chunks, config.intermediate_length)
                 answered.configuration = " ".join(str(word) for word in words if word is not None)
                 continue
@@ -251,6 +251,8 @@ async def _answered_adaptively(
             if answered.first is None:
                 answered.first = moment
             if isinstance(piece, AdaptiveAnswer):
+                # Not when the explanation came: of ``gradual`` it comes after the first answer.
+                answered.called = moment - piece.cost.synthesis_seconds
                 usages = (piece.cost.usage, piece.cost.profile_usage)
                 answered.text = piece.text
                 answered.usage = add_usage([usage for usage in usages if usage is not None])

@@ -60,7 +60,7 @@ Rephraser = Kind | Literal["model"]
 BY_MODEL: Final = "model"
 """The rephrasing that is not one of the rules'."""
 Synthesis = Literal["stuff", "map_reduce", "map_rerank", "adaptive"]
-Mode = Literal["adaptive", "largest", "median"]
+Mode = Literal["adaptive", "gradual", "largest", "median"]
 ProfilerKind = Literal["llm", "heuristic"]
 Corpus = Literal["sample", "all"]
 
@@ -137,8 +137,9 @@ class EvalSettings:
         num_chunks: For ``adaptive``: the number of documents that all questions read, at most
             ``k``; ``None`` if each decides it.
         mode: For ``adaptive``: ``adaptive`` takes the largest configuration that fits the free
-            memory; ``largest`` the largest of what suits the question and ``median`` the median of
-            it, without looking at the memory.
+            memory; ``gradual`` the smallest that suits the question first, and that of ``adaptive``
+            only if the model does not find the answer; ``largest`` the largest of what suits the
+            question and ``median`` the median of it, without looking at the memory.
         profiler: For ``adaptive``: ``llm`` to profile questions by the model, ``heuristic`` by
             their words alone.
         latency_budget: For ``adaptive``: estimated seconds that an answer may take; ``None`` for no

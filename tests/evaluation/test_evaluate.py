@@ -203,6 +203,7 @@ def test_a_model_of_ones_own_gets_the_middle_of_what_suits(tmp_path: Path) -> No
     ("knobs", "chosen"),
     [
         ({"method": "stuff", "mode": "largest"}, {"stuff 3"}),
+        ({"method": "stuff", "mode": "gradual"}, {"stuff 1"}),
         ({"method": "map_reduce", "intermediate_length": 40}, {"map_reduce 2 40"}),
         ({"num_chunks": 1, "mode": "median"}, {"map_rerank 1", "stuff 1"}),
     ],

@@ -175,7 +175,7 @@ def test_wrong_grids(sweep: dict[str, Any], words: str) -> None:
         ),
         ({"method": "stuff"}, "method need synthesis='adaptive'"),
         ({"synthesis": "adaptive", "method": "stuf"}, "did you mean 'stuff'"),
-        ({"synthesis": "adaptive", "mode": "fixed"}, "mode must be one of adaptive, largest"),
+        ({"synthesis": "adaptive", "mode": "fixed"}, "mode must be one of adaptive, gradual"),
         ({"synthesis": "adaptive", "k": 3, "num_chunks": 4}, "num_chunks must be at most k=3"),
         ({"intermediate_length": 0}, "intermediate_length must be .*1, or None"),
         (

@@ -188,6 +188,14 @@ class PrunedSpace:
         length = (min(words) + max(words)) // 2 if words else None
         return SynthesisConfig(method, (low + high) // 2, length)
 
+    def smallest(self, count: int) -> SynthesisConfig:
+        """The smallest configuration.
+
+        Args:
+            count: Number of retrieved chunks, to which ranges are limited.
+        """
+        return min(self.configurations(count), key=size_order)
+
     def largest(self, count: int) -> SynthesisConfig:
         """The largest configuration, which ignores the memory: best fit where memory is free.
 

@@ -27,21 +27,25 @@ FIXED = {
 BY_MODEL = "adaptive, profiler: the model"
 BY_WORDS = "adaptive, profiler: heuristic"
 LEARNING = "adaptive, golden feedback"
-_BY_MODEL = {"synthesis": "adaptive", "k": MOST_CHUNKS, "profiler": "llm"}
+GRADUAL = "adaptive, gradual"
+GRADUAL_STUFF = "adaptive, gradual, stuff alone"
+_ADAPTIVE = {"synthesis": "adaptive", "k": MOST_CHUNKS}
 ADAPTIVE = {
-    BY_MODEL: _BY_MODEL,
-    BY_WORDS: {**_BY_MODEL, "profiler": "heuristic"},
-    LEARNING: _BY_MODEL,
+    BY_WORDS: {**_ADAPTIVE, "profiler": "heuristic"},
+    GRADUAL: {**_ADAPTIVE, "mode": "gradual"},
+    GRADUAL_STUFF: {**_ADAPTIVE, "mode": "gradual", "method": "stuff"},
+    BY_MODEL: {**_ADAPTIVE, "profiler": "llm"},
+    LEARNING: {**_ADAPTIVE, "profiler": "llm"},
 }
 CHUNKS = "adaptive, number of chunks alone"
 METHOD = "adaptive, and the method"
 LENGTH = "adaptive, and the length of summaries"
 STEPS = {
-    CHUNKS: {**_BY_MODEL, "mode": "largest", "method": "stuff"},
-    METHOD: {**_BY_MODEL, "mode": "largest", "intermediate_length": SUMMARY_WORDS},
-    LENGTH: {**_BY_MODEL, "mode": "largest"},
+    CHUNKS: {**_ADAPTIVE, "mode": "largest", "method": "stuff"},
+    METHOD: {**_ADAPTIVE, "mode": "largest", "intermediate_length": SUMMARY_WORDS},
+    LENGTH: {**_ADAPTIVE, "mode": "largest"},
 }
-"""What is chosen for each question, one knob more with each; the last step is ``BY_MODEL``."""
+"""What is chosen for each question, one knob more with each; the last step is ``adaptive``."""
 GOLDEN_EVERY, GOLDEN_EVERY_QUICK = 30, 3
 """The paper's (§5), and one for the few questions of the small form."""
 DELAY = "end_to_end"
@@ -50,7 +54,11 @@ DELAY = "end_to_end"
 def _variants(form: Form) -> tuple[Variant, ...]:
     learning = {"golden_every": GOLDEN_EVERY_QUICK if form.quick else GOLDEN_EVERY}
     return tuple(
-        Variant(name, {"retriever": "plain", **knobs, **(learning if name == LEARNING else {})})
+        Variant(
+            name,
+            {"retriever": "plain", **knobs, **(learning if name == LEARNING else {})},
+            without=("profiler",) if name in FIXED else (),
+        )
         for name, knobs in (FIXED | ADAPTIVE | STEPS).items()
     )
 
@@ -60,15 +68,14 @@ def _tables(results: Results) -> Tables:
     headline = {
         "quality": results.quality_name,
         "best_fixed": fixed,
-        "by_model": _headline(results, fixed, BY_MODEL),
-        "heuristic": _headline(results, fixed, BY_WORDS),
-        "golden_feedback": _headline(results, fixed, LEARNING),
+        "best_adaptive": best_adaptive(results, fixed),
+        "adaptive": {name: _headline(results, fixed, name) for name in ADAPTIVE},
         "knob_by_knob": {
             name: {
                 **_gains(results, fixed, name),
                 "over_the_step_before": _gains(results, before, name),
             }
-            for before, name in _steps(fixed)
+            for before, name in _steps(results, fixed)
         },
     }
     tables = (
@@ -89,6 +96,12 @@ def best_fixed(results: Results) -> str:
     best = max(FIXED, key=lambda name: quality.value if (quality := qualities[name]) else 0.0)
     fastest = results.best(best, FIXED, lambda name: _negative(results.mean(name, DELAY)))
     return fastest or best
+
+
+def best_adaptive(results: Results, fixed: str) -> str:
+    """The fastest adaptive setting that answers as well as the fixed one; by the model if none."""
+    faster = results.best(fixed, ADAPTIVE, lambda name: results.times_as_fast(fixed, name, DELAY))
+    return faster or BY_MODEL
 
 
 def _negative(interval: Interval | None) -> float | None:
@@ -122,7 +135,11 @@ def _delays(results: Results, fixed: str) -> Table:
         f"Compared with {fixed}: the fastest of the fixed configurations that answer as well as "
         "the best of them."
     )
-    return Table("Quality and delay", (*columns, *more), tuple(rows), (note,))
+    gradual = (
+        "Gradual: the fewest chunks that suit the question are read first, and as many as adaptive "
+        "reads only if the model says that the answer is not in them."
+    )
+    return Table("Quality and delay", (*columns, *more), tuple(rows), (note, gradual))
 
 
 def _quality_and_delay(results: Results, fixed: str, name: str) -> tuple[Cell, ...]:
@@ -144,9 +161,14 @@ def _compared(results: Results, base: str | None, name: str) -> tuple[Cell, Cell
     return Cell(difference, "difference"), Cell(times, "times")
 
 
-def _steps(fixed: str) -> Iterator[tuple[str, str]]:
+def _steps(results: Results, fixed: str) -> Iterator[tuple[str, str]]:
     """Each step with the one before, which is the fixed configuration for the first."""
-    return itertools.pairwise((fixed, *STEPS, BY_MODEL))
+    return itertools.pairwise((fixed, *STEPS, _last_step(results)))
+
+
+def _last_step(results: Results) -> str:
+    by_words = results.runs[LENGTH][0].settings.profiler == "heuristic"
+    return BY_WORDS if by_words else BY_MODEL
 
 
 def _knob_by_knob(results: Results, fixed: str) -> Table:
@@ -154,7 +176,7 @@ def _knob_by_knob(results: Results, fixed: str) -> Table:
     rows = [
         (*_quality_and_delay(results, fixed, fixed), *_compared(results, None, fixed), Cell(None))
     ]
-    for before, name in _steps(fixed):
+    for before, name in _steps(results, fixed):
         changed = None if before == fixed else interval_of(_changed_choices(results, before, name))
         steps = (*_compared(results, before, name), Cell(changed, "share"))
         rows.append((*_quality_and_delay(results, fixed, name), *steps))
@@ -240,6 +262,7 @@ def profiler_shares(runs: tuple[EvalRun, ...]) -> Iterator[tuple[str, float]]:
 
 
 def _claims(results: Results, fixed: str) -> tuple[Claim, ...]:
+    own = best_adaptive(results, fixed)
     shares = list(profiler_shares(results.runs[BY_MODEL]))
     mean = Cell(interval_of(shares), "share").text
     most = max((share for _, share in shares), default=None)
@@ -248,13 +271,13 @@ def _claims(results: Results, fixed: str) -> tuple[Claim, ...]:
             "delay, times lower than the best fixed configuration, at equal quality",
             "1.64 to 2.54 (four data sets)",
             "figure 10, §7.2",
-            _at_equal_quality(results, fixed),
+            _at_equal_quality(results, fixed, own),
         ),
         Claim(
             "quality above the fixed configuration of the most similar delay",
             "12 to 18 % (four data sets)",
             "figure 10, §7.2",
-            _above_similar_delay(results),
+            _above_similar_delay(results, own),
         ),
         Claim(
             "the profiler's share of the delay",
@@ -266,7 +289,7 @@ def _claims(results: Results, fixed: str) -> tuple[Claim, ...]:
             "cost of fixed configurations over adaptive ones",
             "2.38 (of LLaMA3-70B), 6.8 (of GPT-4o)",
             "figure 13, §7.3",
-            _cost(results, fixed),
+            _cost(results, fixed, own),
         ),
         Claim(
             "quality that golden feedback adds",
@@ -285,29 +308,29 @@ def _claims(results: Results, fixed: str) -> tuple[Claim, ...]:
             "delay, times lower by choosing with the load, too",
             "2.8 (QMSum)",
             "figure 16, §7.4",
-            Cell(results.times_as_fast(LENGTH, BY_MODEL, DELAY), "times"),
+            Cell(results.times_as_fast(LENGTH, _last_step(results), DELAY), "times"),
         ),
     )
 
 
-def _at_equal_quality(results: Results, fixed: str) -> Cell:
-    ratio = Cell(results.times_as_fast(fixed, BY_MODEL, DELAY), "times").text
-    if results.is_equal(fixed, BY_MODEL) is False:
-        difference = Cell(results.quality_difference(fixed, BY_MODEL), "difference").text
+def _at_equal_quality(results: Results, fixed: str, own: str) -> Cell:
+    ratio = Cell(results.times_as_fast(fixed, own, DELAY), "times").text
+    if results.is_equal(fixed, own) is False:
+        difference = Cell(results.quality_difference(fixed, own), "difference").text
         return Cell(f"{ratio}, but not at equal quality ({difference})")
-    return Cell(f"{ratio} than {fixed}")
+    return Cell(f"{ratio} than {fixed} ({own})")
 
 
-def _above_similar_delay(results: Results) -> Cell:
+def _above_similar_delay(results: Results, own: str) -> Cell:
     """How much better adaptive answers are than those of a fixed configuration as slow as they."""
-    delays = {name: results.mean(name, DELAY) for name in (*FIXED, BY_MODEL)}
-    own = delays.pop(BY_MODEL)
-    if results.is_noise or own is None:
+    delay = results.mean(own, DELAY)
+    if results.is_noise or delay is None:
         return quality_cell(None)
-    known = {name: delay.value for name, delay in delays.items() if delay is not None}
-    similar = min(known, key=lambda name: abs(known[name] - own.value))
-    share = _share_added(results, similar, BY_MODEL)
-    return Cell(None if share is None else f"{Cell(share, 'share').text} than {similar}")
+    fixed = {name: results.mean(name, DELAY) for name in FIXED}
+    known = {name: other.value for name, other in fixed.items() if other is not None}
+    similar = min(known, key=lambda name: abs(known[name] - delay.value))
+    share = _share_added(results, similar, own)
+    return Cell(None if share is None else f"{Cell(share, 'share').text} than {similar} ({own})")
 
 
 def _learnt(results: Results) -> Cell:
@@ -332,11 +355,11 @@ def _share_added(results: Results, base: str, name: str) -> Interval | None:
     return Interval(*(end / quality.value for end in difference.as_list()))
 
 
-def _cost(results: Results, fixed: str) -> Cell:
-    before, after = (results.figure(name, "cost") for name in (fixed, BY_MODEL))
+def _cost(results: Results, fixed: str, own: str) -> Cell:
+    before, after = (results.figure(name, "cost") for name in (fixed, own))
     if not before or not after:
         return Cell("unknown: it needs prices of tokens")
-    return Cell(f"{before / after:.2f} ({fixed}, of the same model)")
+    return Cell(f"{before / after:.2f} ({fixed} over {own}, of the same model)")
 
 
 METIS = Preset(
@@ -354,6 +377,6 @@ METIS = Preset(
     ),
     variants=_variants,
     tables=_tables,
-    usual={"sample": 350, "corpus": "all"},
-    usual_quick={"sample": 8},
+    usual={"sample": 350, "corpus": "all", "profiler": "llm"},
+    usual_quick={"sample": 8, "profiler": "llm"},
 )

@@ -145,6 +145,9 @@ def test_modes_for_comparison(way: Way) -> None:
     assert (fixed["explain"].config, fixed["cost"].calls) == (config, 5)
     assert way(chain(mode="median"))["explain"].why == "median"
     assert way(chain(mode="largest", load=Memory(0)))["explain"].why == "largest"
+    gradual = way(chain(mode="gradual", load=Memory(100_000)))
+    assert (gradual["explain"].why, gradual["cost"].calls) == ("enough", 1)
+    assert gradual["context"] == DOCUMENTS[: gradual["explain"].config.num_chunks]
 
 
 @every_way

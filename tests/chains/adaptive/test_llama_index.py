@@ -115,6 +115,9 @@ def test_modes_for_comparison(way: Way) -> None:
     assert response.metadata["explain"].why == "median"
     _, response = way(make(mode="largest", load=Memory(0)))
     assert response.metadata["explain"].why == "largest"
+    _, response = way(make(mode="gradual", load=Memory(100_000)))
+    assert response.metadata["explain"].why == "enough"
+    assert len(response.source_nodes) == response.metadata["explain"].config.num_chunks
 
 
 @every_way

@@ -129,6 +129,8 @@ DELAYS = {
     "adaptive, profiler: the model": 1.0,
     "adaptive, profiler: heuristic": 4.0,
     "adaptive, golden feedback": 1.2,
+    "adaptive, gradual": 0.8,
+    "adaptive, gradual, stuff alone": 0.5,
     "adaptive, number of chunks alone": 2.5,
     "adaptive, and the method": 5.0,
     "adaptive, and the length of summaries": 4.0,
@@ -136,6 +138,7 @@ DELAYS = {
 QUALITIES = {
     "stuff 1": 0.1,
     "adaptive, golden feedback": 0.55,
+    "adaptive, gradual, stuff alone": 0.4,
     "adaptive, number of chunks alone": 0.45,
     "adaptive, and the method": 0.6,
     "adaptive, and the length of summaries": 0.7,
@@ -175,10 +178,16 @@ def test_metis_compares_with_it() -> None:
     made = tables_of("metis", metis_run)
     delays, _, profilers, claims = made.tables
     assert made.headline["best_fixed"] == "stuff 2"
-    assert made.headline["by_model"]["equal_quality"] is True
-    assert made.headline["by_model"]["times_as_fast"] == pytest.approx([2.0, 2.0, 2.0])
-    assert made.headline["heuristic"]["times_as_fast"] == pytest.approx([0.5, 0.5, 0.5])
-    assert made.headline["golden_feedback"]["quality_difference"] == pytest.approx([0.05] * 3)
+    adaptive = made.headline["adaptive"]
+    assert adaptive["adaptive, profiler: the model"]["equal_quality"] is True
+    assert adaptive["adaptive, profiler: the model"]["times_as_fast"] == pytest.approx([2.0] * 3)
+    assert adaptive["adaptive, profiler: heuristic"]["times_as_fast"] == pytest.approx([0.5] * 3)
+    # The other gradual setting is faster, and answers worse.
+    assert made.headline["best_adaptive"] == "adaptive, gradual"
+    assert adaptive["adaptive, gradual"]["times_as_fast"] == pytest.approx([2.5] * 3)
+    assert adaptive["adaptive, gradual, stuff alone"]["equal_quality"] is False
+    learning = adaptive["adaptive, golden feedback"]
+    assert learning["quality_difference"] == pytest.approx([0.05] * 3)
     assert row_of(delays, "stuff 2")["times as fast"] == "-"
     assert row_of(delays, "stuff 2")["cost"] == "2.00"
     model = row_of(profilers, "adaptive, profiler: the model")
@@ -186,10 +195,11 @@ def test_metis_compares_with_it() -> None:
     assert model["lost where wrong"].startswith("0.050")
     assert model["share of the delay"].startswith("30.0 %")
     ours = [row[3].text for row in claims.rows]
-    assert ours[0] == "2.00 [2.00, 2.00] than stuff 2"
-    assert ours[1].startswith("400.0 %")  # than stuff 1, which takes as long
+    assert ours[0] == "2.50 [2.50, 2.50] than stuff 2 (adaptive, gradual)"
+    # stuff 1 takes as long.
+    assert ours[1] == "400.0 % [400.0, 400.0] than stuff 1 (adaptive, gradual)"
     assert ours[2] == "30.0 % [30.0, 30.0], at most 30.0 %"
-    assert ours[3] == "2.00 (stuff 2, of the same model)"
+    assert ours[3] == "2.00 (stuff 2 over adaptive, gradual, of the same model)"
     assert ours[4] == "10.0 % [10.0, 10.0]"
     check_papers(claims)
 
@@ -259,6 +269,22 @@ def test_metis_holds_the_knobs_that_a_step_does_not_choose() -> None:
         plan_preset("nq", "metis", intermediate_length=50, method="stuff")
 
 
+def test_the_profiler_of_metis_is_the_users_choice() -> None:
+    plan = plan_preset("nq", "metis", profiler="heuristic")
+    profilers = {
+        variant.name: settings.profiler
+        for variant, settings in zip(plan.variants, plan.configurations, strict=True)
+        if settings.synthesis == "adaptive"
+    }
+    by_model = {name for name, profiler in profilers.items() if profiler == "llm"}
+    assert by_model == {"adaptive, profiler: the model", "adaptive, golden feedback"}
+    assert plan.changed == {"profiler": "heuristic"}
+    pairs = zip(plan.variants, plan.configurations, strict=True)
+    runs = {variant.name: (metis_run(variant.name, settings),) for variant, settings in pairs}
+    steps = PRESETS["metis"].tables(Results("nq", runs)).tables[1]
+    assert [row[0].text for row in steps.rows][-1] == "adaptive, profiler: heuristic"
+
+
 def test_metis_without_prices_has_no_cost() -> None:
     def unpriced(name: str, settings: EvalSettings) -> EvalRun:
         return made_run([0.5] * COUNT, settings=settings, end_to_end_seconds=DELAYS[name])
@@ -275,7 +301,8 @@ def test_metis_of_worse_answers_is_no_gain() -> None:
 
     made = tables_of("metis", worse)
     assert made.headline["best_fixed"] == "stuff 1"
-    assert made.headline["by_model"]["equal_quality"] is False
+    by_model = made.headline["adaptive"]["adaptive, profiler: the model"]
+    assert by_model["equal_quality"] is False
     assert "but not at equal quality (-0.200" in made.tables[-1].rows[0][3].text
 
 

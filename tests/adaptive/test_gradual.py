@@ -1,0 +1,239 @@
+"""``mode="gradual"``: little is read first, and more only if the answer is not there."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, closing
+from typing import Any
+
+import pytest
+
+from ragcache_integrations.adaptive import (
+    AdaptiveSettings,
+    ModelAnswer,
+    ModelRequest,
+    SynthesisConfig,
+)
+from ragcache_integrations.adaptive.answers import Explanation
+from ragcache_integrations.adaptive.types import Synthesised
+from ragcache_integrations.core.generation import Usage
+from ragcache_integrations.errors import ConfigurationError, EngineDeadError
+
+from .askers import ScriptedAsker, read, said
+from .test_pipeline import (
+    ALONE,
+    CHUNKS,
+    COMPLEX,
+    QUESTION,
+    Memory,
+    Profiling,
+    Way,
+    aretrieve,
+    every_way,
+    left_clean,
+    make,
+    retrieve,
+    sure,
+)
+
+MISSING = "It is not in these documents."
+
+
+def knows(place: int) -> ScriptedAsker:
+    """A model that finds the answer in one of the chunks."""
+
+    def answer(request: ModelRequest) -> ModelAnswer:
+        return said("yes", -0.5) if CHUNKS[place].text in read(request) else said(MISSING, -0.1)
+
+    return ScriptedAsker(answer)
+
+
+def texts_read(asker: ScriptedAsker) -> list[int]:
+    return [len(read(request)) for request in asker.requests]
+
+
+@every_way
+def test_the_fewest_chunks_are_enough_if_they_have_the_answer(way: Way) -> None:
+    asker = knows(1)
+    pipeline = make(memory=Memory(), asker=asker, mode="gradual")
+    answer = way(pipeline)
+    assert answer.text == "yes"
+    assert texts_read(asker) == [2]
+    explanation = answer.explanation
+    assert (explanation.config, explanation.why) == (SynthesisConfig("stuff", 2), "enough")
+    assert explanation.fewest == explanation.config
+    assert answer.cost.calls == 1
+    assert [citation.index for citation in answer.synthesised.citations] == [0, 1]
+    assert str(explanation).startswith(
+        "stuff with 2 chunks: the smallest of what suits the question was enough; profile"
+    )
+    assert left_clean(pipeline)
+
+
+@every_way
+def test_more_is_read_if_the_answer_is_not_there(way: Way) -> None:
+    asker = knows(5)
+    pipeline = make(memory=Memory(), asker=asker, mode="gradual")
+    answer = way(pipeline)
+    assert answer.text == "yes"
+    assert texts_read(asker) == [2, 6]
+    explanation = answer.explanation
+    assert (explanation.config, explanation.why) == (SynthesisConfig("stuff", 6), "fits")
+    assert explanation.fewest == SynthesisConfig("stuff", 2)
+    assert "; stuff with 2 chunks did not have the answer; profile" in str(explanation)
+    # Both answers count, in the order in which they were made.
+    assert answer.cost.calls == answer.synthesised.calls == 2
+    assert answer.cost.usage == answer.synthesised.usage == Usage(20, 4, 8)
+    assert [(step.found, len(step.chunks)) for step in answer.synthesised.steps] == [
+        (False, 2),
+        (True, 6),
+    ]
+    assert len(answer.synthesised.citations) == 6
+    assert left_clean(pipeline)
+
+
+@every_way
+def test_what_is_nowhere_is_said_to_be_nowhere(way: Way) -> None:
+    asker = knows(30)
+    answer = way(make(memory=Memory(), asker=asker, mode="gradual"))
+    assert answer.text == MISSING
+    assert answer.synthesised.citations == ()
+    assert texts_read(asker) == [2, 6]
+
+
+@every_way
+def test_an_empty_answer_is_none(way: Way) -> None:
+    answers = iter([said("  \n"), said("yes")])
+    answer = way(
+        make(memory=Memory(), asker=ScriptedAsker(lambda _: next(answers)), mode="gradual")
+    )
+    assert (answer.text, answer.cost.calls) == ("yes", 2)
+
+
+@every_way
+def test_each_method_begins_with_its_fewest_chunks(way: Way) -> None:
+    asker = knows(4)
+    answer = way(make(Profiling(sure(ALONE)), Memory(), asker, mode="gradual"))
+    assert texts_read(asker) == [1] * (2 + 6)
+    assert answer.explanation.config == SynthesisConfig("map_rerank", 6)
+    assert [citation.index for citation in answer.synthesised.citations] == [4]
+    asker = knows(1)
+    answer = way(make(Profiling(sure(COMPLEX)), Memory(), asker, mode="gradual"))
+    # Without summaries it is smaller.
+    assert answer.explanation.config == SynthesisConfig("stuff", 2)
+    assert texts_read(asker) == [2]
+
+
+@every_way
+def test_memory_for_no_more_than_the_fewest_is_one_answer(way: Way) -> None:
+    asker = knows(30)
+    answer = way(make(memory=Memory(0), asker=asker, mode="gradual"))
+    explanation = answer.explanation
+    assert (explanation.why, explanation.fewest) == ("queued", None)
+    assert explanation.config.num_chunks == 1
+    assert texts_read(asker) == [1]
+
+
+@every_way
+def test_where_the_memory_is_unknown_the_median_comes_second(way: Way) -> None:
+    asker = knows(3)
+    answer = way(make(asker=asker, mode="gradual"))
+    assert (answer.explanation.why, answer.explanation.config.num_chunks) == ("load unknown", 4)
+    assert texts_read(asker) == [2, 4]
+
+
+@every_way
+def test_nothing_found_asks_no_model(way: Way) -> None:
+    asker = ScriptedAsker()
+    answer = way(make(memory=Memory(), asker=asker, mode="gradual"), lambda *_: [])
+    assert (answer.explanation.why, asker.requests) == ("nothing found", [])
+
+
+@every_way
+def test_unknown_usage_of_either_answer_is_unknown(way: Way) -> None:
+    answers = iter([ModelAnswer(MISSING), said("yes")])
+    asker = ScriptedAsker(lambda _: next(answers))
+    answer = way(make(memory=Memory(), asker=asker, mode="gradual"))
+    assert (answer.cost.calls, answer.cost.usage) == (2, None)
+
+
+@every_way
+@pytest.mark.parametrize("calls", [0, 1])
+def test_an_error_of_either_answer_gives_the_memory_back(way: Way, calls: int) -> None:
+    def answer(_: ModelRequest) -> ModelAnswer:
+        if len(asker.requests) > calls:
+            msg = "gone"
+            raise EngineDeadError(msg)
+        return said(MISSING)
+
+    asker = ScriptedAsker(answer)
+    pipeline = make(memory=Memory(), asker=asker, mode="gradual")
+    with pytest.raises(EngineDeadError):
+        way(pipeline)
+    assert len(asker.requests) == calls + 1
+    assert left_clean(pipeline)
+
+
+def test_a_stream_says_first_what_was_read() -> None:
+    pipeline = make(memory=Memory(), asker=knows(5), mode="gradual")
+    with closing(pipeline.stream(QUESTION, retrieve)) as pieces:
+        explanation = next(pieces)
+        assert isinstance(explanation, Explanation)
+        assert explanation.config.num_chunks == 6
+        assert MISSING not in [piece for piece in pieces if isinstance(piece, str)]
+
+
+@pytest.mark.parametrize("place", [1, 5])
+def test_a_stream_that_is_given_up_gives_the_memory_back(place: int) -> None:
+    pipeline = make(memory=Memory(), asker=knows(place), mode="gradual")
+    with closing(pipeline.stream(QUESTION, retrieve)) as pieces:
+        next(pieces)
+    assert left_clean(pipeline)
+
+    async def give_up() -> None:
+        async with aclosing(pipeline.astream(QUESTION, aretrieve)) as pieces:
+            await anext(pieces)
+
+    asyncio.run(give_up())
+    assert left_clean(pipeline)
+
+
+def test_cancelling_either_answer_gives_the_memory_back() -> None:
+    for reached in (1, 2):
+        asker = knows(30)
+        pipeline = make(memory=Memory(), asker=asker, mode="gradual")
+
+        async def cancel(asker: ScriptedAsker, pipeline: Any, reached: int) -> None:
+            async def ask(request: ModelRequest) -> ModelAnswer:
+                asker.requests.append(request)
+                if len(asker.requests) == reached:
+                    begun.set()
+                    await asyncio.Event().wait()
+                return said(MISSING)
+
+            begun = asyncio.Event()
+            asker.aask = ask  # type: ignore[method-assign] # waits where the test wants it to
+            answering = asyncio.ensure_future(pipeline.aanswer(QUESTION, aretrieve))
+            await begun.wait()
+            answering.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await answering
+
+        asyncio.run(cancel(asker, pipeline, reached))
+        assert len(asker.requests) == reached
+        assert left_clean(pipeline)
+
+
+def test_the_pace_of_the_model_is_not_learnt_from_two_answers() -> None:
+    noted: list[Synthesised] = []
+    pipeline = make(memory=Memory(), asker=knows(5), mode="gradual")
+    # Nothing else shows what was learnt.
+    pipeline._reservations.note = lambda *arguments: noted.append(arguments)  # type: ignore[method-assign, arg-type]
+    pipeline.answer(QUESTION, retrieve)
+    assert noted == []
+
+
+def test_a_number_of_chunks_that_is_held_leaves_nothing_to_do_gradually() -> None:
+    with pytest.raises(ConfigurationError, match="chooses the number of chunks, got num_chunks=3"):
+        AdaptiveSettings(mode="gradual", num_chunks=3)
+    assert AdaptiveSettings(mode="gradual", method="stuff").held.method == "stuff"
