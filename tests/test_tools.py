@@ -65,6 +65,28 @@ class TestGains:
             assert f".{name} {{ fill: {gains.LIGHT[name]}; }}" in light
             assert f".{name} {{ fill: {gains.DARK[name]}; }}" in dark
 
+    def test_what_falls_short_of_its_aim_comes_first(self) -> None:
+        equal = tool("equal_quality")
+        arguments = "anywhere --data data --only lengths"  # any that has a title
+        findings = {
+            "large": equal.Finding([3.0, 2.9, 3.1], [0.01, -0.02, 0.04], "a, compared with b"),
+            "small": equal.Finding([1.2, 1.1, 1.3], [-0.01, -0.029, 0.01], "c, compared with d"),
+            "worse": equal.Finding([9.0, 8.0, 10.0], [-0.01, -0.03, 0.01], "worse answers"),
+            "none": None,
+        }
+        aims = [
+            equal.Aim(name, 2.0, arguments, lambda _, found=found: found, "{:.1f}".format)
+            for name, found in findings.items()
+        ]
+        _, _, *rows = equal.equal_quality_table({}, aims).splitlines()
+        assert [row.split(" | ")[0] for row in rows] == ["| none", "| worse", "| small", "| large"]
+        for row in rows[:2]:
+            assert "none at equal quality" in row
+            assert "9.0" not in row
+        assert rows[2].startswith(
+            "| small | 2.0 | **1.2** [1.1, 1.3] | -0.010 [-0.029, +0.010] | c, compared with d | ["
+        )
+
     def test_a_figure_is_the_one_of_its_row_and_command(self) -> None:
         gains = tool("gains")
         results = {

@@ -119,12 +119,13 @@ def test_metis_with_a_model_of_ones_own(tmp_path: Path) -> None:
         out=tmp_path,
         prices={"input": 1, "cached_input": 0.5, "output": 2},
     )
-    assert len(result.runs) == 12
+    assert len(result.runs) == 14
     by_stuff = result.runs[[one.name for one in result.plan.variants].index(CHUNKS)]
     assert {record.configuration.split()[0] for record in by_stuff.records} == {"stuff"}
     assert "cost" in result.tables[0].columns
     assert result.headline["headline"]["best_fixed"] in result.plan.describe()
-    assert 0 <= result.headline["headline"]["by_model"]["profiler_share"][0] <= 1
+    adaptive = result.headline["headline"]["adaptive"]["adaptive, profiler: the model"]
+    assert 0 <= adaptive["profiler_share"][0] <= 1
 
 
 def test_golden_feedback_asks_the_model_again(tmp_path: Path) -> None:

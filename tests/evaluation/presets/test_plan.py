@@ -95,10 +95,16 @@ def test_the_settings_are_the_papers() -> None:
         ("map_rerank", 4),
         ("map_reduce", 4),
     ]
-    adaptive = [(item.profiler, item.golden_every) for item in plan.configurations[6:9]]
-    assert adaptive == [("llm", None), ("heuristic", None), ("llm", 3)]
+    adaptive = [(item.profiler, item.mode, item.golden_every) for item in plan.configurations[6:11]]
+    assert adaptive == [
+        ("heuristic", "adaptive", None),
+        ("llm", "gradual", None),
+        ("llm", "gradual", None),
+        ("llm", "adaptive", None),
+        ("llm", "adaptive", 3),
+    ]
     plan = plan_preset("nq", "metis", quick=False)
-    assert plan.configurations[8].golden_every == 30
+    assert plan.configurations[10].golden_every == 30
     plan = plan_preset("mmlu", "ragcache")
     assert {item.engine.get("policy") for item in plan.configurations} == {
         *("lrfu", "pgdsf", "gdsf", "lru", "lfu"),
@@ -119,11 +125,11 @@ def test_the_settings_are_the_papers() -> None:
 def test_it_says_what_will_be_run() -> None:
     plan = plan_preset("nq", "metis", seeds=2)
     first, *runs = plan.describe().splitlines()
-    assert first.startswith("metis (RAGServe (METIS) §7) on nq, small form: 24 runs, one after")
+    assert first.startswith("metis (RAGServe (METIS) §7) on nq, small form: 28 runs, one after")
     assert "sample=8" in first
-    assert len(runs) == 24
+    assert len(runs) == 28
     assert runs[0].endswith("1. stuff 1: seed=0 k=1 retriever=plain synthesis=stuff")
-    assert "seed=1" in runs[12]
+    assert "seed=1" in runs[14]
 
 
 def test_folders_say_what_is_in_them() -> None:
