@@ -24,31 +24,38 @@ _REASONS = re.compile(
 )
 _JOINS = re.compile(
     r"\b(compare|compared|comparison|versus|vs|differences?|differ|both|same|between|more than|"
-    r"less than|highest|lowest|most|least|trend|each|every|all|across|respectively|who else|"
-    r"summari[sz]e|summary|discussion|discussed)\b",
+    r"less than|trend|each|every|all|across|respectively|who else|summari[sz]e|summary|discussion|"
+    r"discussed)\b",
     re.IGNORECASE,
 )
-_LISTS = re.compile(r",|;|\band\b|\bor\b|\bas well as\b|\bthen\b", re.IGNORECASE)
+# A further question, or a further name; "law and order" is one thing.
+_LISTS = re.compile(
+    r"(?:[,;]|\b(?:and|or|then|as well as)\b)\s*(?:\w+\s+)?"
+    r"\b(?:who|whom|whose|what|when|where|which|why|how)\b"
+    r"|(?-i:(?<=\s)[A-Z][\w'-]*\s*(?:,|\band\b|\bor\b|,\s*and\b|,\s*or\b)\s+(?:the\s+)?(?=[A-Z]))",
+    re.IGNORECASE,
+)
 _NAMES = re.compile(r"(?<!^)(?<![.?!]\s)\b[A-Z][\w'-]*(?:\s+[A-Z][\w'-]*)*")
 
 
 class HeuristicProfiler:
     """Profiles a question by its words, without an LLM.
 
-    Words that ask for reasons make the question complex; words that compare, or several names,
-    make it one of joint reasoning; each name or part of a list is a piece of information.
+    Words that ask for reasons make the question complex; words that compare, a further question or
+    a list of names make it one of joint reasoning. Then each name and each part of a list is a
+    piece of information. Several names alone are usually told by one passage.
     """
 
     def profile(self, question: str) -> ProfileEstimate:
         """Estimate a question's profile within microseconds."""
         reasons = bool(_REASONS.search(question))
         parts = 1 + len(_LISTS.findall(question))
-        pieces = max(parts, len(_NAMES.findall(question)), 2 if reasons else 1)
-        joint = bool(_JOINS.search(question)) or reasons or pieces > 1
+        joint = bool(_JOINS.search(question)) or reasons or parts > 1
+        pieces = max(parts, len(_NAMES.findall(question)), 2) if joint else 1
         profile = QueryProfile(
             "high" if reasons else "low",
             joint,
-            min(MAX_PIECES, max(pieces, 2) if joint else 1),
+            min(MAX_PIECES, pieces),
             SUMMARY_RANGES["long" if reasons else "medium"],
         )
         return ProfileEstimate(profile, "heuristic")
