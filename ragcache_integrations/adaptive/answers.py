@@ -29,7 +29,7 @@ Why = Literal[
 
 _WHY = {
     "fixed": "fixed",
-    "enough": "the smallest of what suits the question was enough",
+    "enough": "that was enough, so no more was read",
     "largest": "the largest of what suits the question",
     "median": "the median of what suits the question",
     "load unknown": "the median of what suits the question, since the free memory is unknown",
@@ -46,16 +46,16 @@ class Explanation:
         config: The configuration.
         why: ``fits``, ``fallback``, ``late`` and ``queued`` as in
             :class:`~ragcache_integrations.adaptive.choice.best_fit.Choice`; ``fixed``, ``largest``
-            and ``median`` by the mode; ``enough``: what the mode ``gradual`` reads first had the
-            answer; ``load unknown``: the median of the space, since the free memory is unknown;
-            ``nothing found``: no chunk was retrieved.
+            and ``median`` by the mode; ``enough``: the mode ``gradual`` found the answer before it
+            had read all that it might; ``load unknown``: the median of the space, since the free
+            memory is unknown; ``nothing found``: no chunk was retrieved.
         found: Chunks that were retrieved.
         estimate: The profiler's estimate; ``None`` if it was not called.
         trusted: Whether its profile was used. If not, the spaces of recent questions were.
         space: The configurations that suit the question; ``None`` for a fixed configuration.
         choice: What best fit compared; ``None`` if it did not choose.
         load: The load at the time of the choice; ``None`` if it was not read.
-        fewest: What the mode ``gradual`` read first; ``None`` if that was not less.
+        tried: What the mode ``gradual`` read before, which did not have the answer.
     """
 
     mode: Mode
@@ -67,12 +67,12 @@ class Explanation:
     space: PrunedSpace | None = None
     choice: Choice | None = None
     load: MemoryLoad | None = None
-    fewest: SynthesisConfig | None = None
+    tried: tuple[SynthesisConfig, ...] = ()
 
     def __str__(self) -> str:
         parts = [f"{_described(self.config)}: {self._reason()}"]
-        if self.fewest is not None and self.why != "enough":
-            parts.append(f"; {_described(self.fewest)} did not have the answer")
+        if self.tried:
+            parts.append(f"; {_described(self.tried[-1])} did not have the answer")
         if self.estimate is not None:
             parts.append(f"; {self._profile(self.estimate)}")
         return "".join(parts)

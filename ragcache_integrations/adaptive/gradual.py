@@ -1,42 +1,73 @@
 """Reading little first, and more only if the answer is not there.
 
 Cascades of models do the same with a cheap model and an expensive one (FrugalGPT, section 3,
-https://arxiv.org/abs/2305.05176).
+https://arxiv.org/abs/2305.05176). Here the later prompts begin as the earlier ones do, so that an
+engine with a prefix cache computes the further chunks alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from dataclasses import replace
 
 from .asker import add_usage
 from .choice import PrunedSpace
-from .types import SynthesisConfig, Synthesised
+from .types import Citation, SynthesisConfig, Synthesised
 
-__all__ = ["after", "apieces_of", "fewest_of", "pieces_of"]
+__all__ = ["after", "already_read", "apieces_of", "pieces_of", "shifted", "steps_before"]
 
 
-def fewest_of(space: PrunedSpace, config: SynthesisConfig, count: int) -> SynthesisConfig | None:
-    """Return what to read before a configuration; ``None`` if none reads fewer chunks.
+def steps_before(
+    space: PrunedSpace, config: SynthesisConfig, count: int
+) -> Generator[SynthesisConfig]:
+    """Yield what to read before a configuration: the fewest chunks, then twice as many each time.
 
     Args:
         space: The configurations that suit the question.
-        config: The configuration that was chosen.
+        config: The configuration that was chosen, which reads the most.
         count: Number of retrieved chunks.
     """
-    fewest = space.smallest(count)
-    return fewest if fewest.num_chunks < config.num_chunks else None
+    step = space.smallest(count)
+    while step.num_chunks < config.num_chunks:
+        yield step
+        step = replace(step, num_chunks=2 * step.num_chunks)
 
 
-def after(answer: Synthesised, earlier: Synthesised) -> Synthesised:
-    """Return an answer with the calls of an earlier one, which had found nothing."""
-    usages = [usage for usage in (earlier.usage, answer.usage) if usage is not None]
-    known = len(usages) == 2  # noqa: PLR2004 - of both
+def already_read(config: SynthesisConfig, tried: Sequence[SynthesisConfig]) -> int:
+    """Return how many chunks need not be read again: those that ``map_rerank`` read separately.
+
+    Args:
+        config: What is read next.
+        tried: What was read before, in which the answer was not.
+    """
+    separate = bool(tried) and config.method == tried[-1].method == "map_rerank"
+    return tried[-1].num_chunks if separate else 0
+
+
+def shifted(answer: Synthesised, places: int) -> Synthesised:
+    """Return an answer from chunks that come so many places later among the retrieved ones."""
     return replace(
         answer,
-        calls=earlier.calls + answer.calls,
-        usage=add_usage(usages) if known else None,
-        steps=(*earlier.steps, *answer.steps),
+        citations=tuple(Citation(cited.index + places, cited.id) for cited in answer.citations),
+        steps=tuple(replace(step, chunks=_later(step.chunks, places)) for step in answer.steps),
+        left_out=_later(answer.left_out, places),
+        shortened=_later(answer.shortened, places),
+    )
+
+
+def _later(positions: Iterable[int], places: int) -> tuple[int, ...]:
+    return tuple(position + places for position in positions)
+
+
+def after(answer: Synthesised, earlier: Sequence[Synthesised]) -> Synthesised:
+    """Return an answer with the calls of earlier ones, which had found nothing."""
+    every = (*earlier, answer)
+    usages = [each.usage for each in every if each.usage is not None]
+    return replace(
+        answer,
+        calls=sum(each.calls for each in every),
+        usage=add_usage(usages) if len(usages) == len(every) else None,
+        steps=tuple(step for each in every for step in each.steps),
     )
 
 

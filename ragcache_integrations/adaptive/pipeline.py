@@ -38,7 +38,7 @@ from .choice import (
     pruned_space,
 )
 from .golden import GOLDEN_CONFIG, GoldenFeedback
-from .gradual import after, apieces_of, fewest_of, pieces_of
+from .gradual import after, already_read, apieces_of, pieces_of, shifted, steps_before
 from .profile import LLMProfiler, ProfileEstimate, Profiler, failed_estimate
 from .settings import AdaptiveSettings
 from .synthesis import (
@@ -132,7 +132,7 @@ class AdaptivePipeline:
         """
         job = self._prepare(question, retrieve, asker)
         try:
-            answer = self._read_fewest(job, asker)
+            answer = self._read_less(job, asker)
             if answer is None:
                 answer = synthesise(*self._synthesis_arguments(job, asker))
             return self._finish(job, answer)
@@ -145,7 +145,7 @@ class AdaptivePipeline:
         """Async version of :meth:`answer`; cancelling it cancels the profile and all calls."""
         job = await self._aprepare(question, retrieve, asker)
         try:
-            answer = await self._aread_fewest(job, asker)
+            answer = await self._aread_less(job, asker)
             if answer is None:
                 answer = await asynthesise(*self._synthesis_arguments(job, asker))
             return self._finish(job, answer)
@@ -169,7 +169,7 @@ class AdaptivePipeline:
         """
         job = self._prepare(question, retrieve, asker)
         try:
-            answer = self._read_fewest(job, asker)
+            answer = self._read_less(job, asker)
             with job.timing_reader():
                 yield job.explanation
             if answer is None:
@@ -190,7 +190,7 @@ class AdaptivePipeline:
         """Async version of :meth:`stream`."""
         job = await self._aprepare(question, retrieve, asker)
         try:
-            answer = await self._aread_fewest(job, asker)
+            answer = await self._aread_less(job, asker)
             with job.timing_reader():
                 yield job.explanation
             if answer is None:
@@ -302,8 +302,7 @@ class AdaptivePipeline:
         if load is not None and space is not None:
             self._fit(job, space, load)
         if self._settings.mode == "gradual" and space is not None and job.documents:
-            fewest = fewest_of(space, job.config, len(job.chunks))
-            job.explanation = replace(job.explanation, fewest=fewest)
+            job.steps = tuple(steps_before(space, job.config, len(job.chunks)))
         with self._lock:
             self._answering += 1
             job.answering = True
@@ -375,21 +374,25 @@ class AdaptivePipeline:
         self, job: _Job, asker: Asker | None, config: SynthesisConfig | None = None
     ) -> tuple[Asker, str, Chunks, SynthesisConfig, SynthesisSettings]:
         config = config or job.config
-        return asker or self._asker, job.question, job.chunks, config, self._synthesis
+        known = already_read(config, job.explanation.tried)
+        left = replace(config, num_chunks=config.num_chunks - known)
+        return asker or self._asker, job.question, job.chunks[known:], left, self._synthesis
 
-    def _read_fewest(self, job: _Job, asker: Asker | None) -> Synthesised | None:
-        """Answer from what is read first; ``None`` if there is nothing, or it is not enough."""
-        fewest = job.explanation.fewest
-        if fewest is None:
-            return None
-        return job.judge(synthesise(*self._synthesis_arguments(job, asker, fewest)))
+    def _read_less(self, job: _Job, asker: Asker | None) -> Synthesised | None:
+        """Answer from less than was chosen, step by step; ``None`` if the answer is not there."""
+        for config in job.steps:
+            answer = synthesise(*self._synthesis_arguments(job, asker, config))
+            if job.suffices(config, answer):
+                return answer
+        return None
 
-    async def _aread_fewest(self, job: _Job, asker: Asker | None) -> Synthesised | None:
-        """Async version of :meth:`_read_fewest`."""
-        fewest = job.explanation.fewest
-        if fewest is None:
-            return None
-        return job.judge(await asynthesise(*self._synthesis_arguments(job, asker, fewest)))
+    async def _aread_less(self, job: _Job, asker: Asker | None) -> Synthesised | None:
+        """Async version of :meth:`_read_less`."""
+        for config in job.steps:
+            answer = await asynthesise(*self._synthesis_arguments(job, asker, config))
+            if job.suffices(config, answer):
+                return answer
+        return None
 
     # The profile
 
@@ -435,11 +438,15 @@ class AdaptivePipeline:
         measured = ended - job.decided
         # The pace of the model shows only if the stream's reader took little of the time, and if
         # nothing else was read before or instead.
-        alone = job.explanation.fewest is None
-        if choice is not None and alone and job.reader_seconds <= MAX_READER_SHARE * measured:
+        if (
+            choice is not None
+            and not job.steps
+            and job.reader_seconds <= MAX_READER_SHARE * measured
+        ):
             self._reservations.note(choice.seconds / job.pace, measured)
-        if job.insufficient is not None:
-            result = after(result, job.insufficient)
+        if job.steps:
+            known = already_read(job.config, job.explanation.tried)
+            result = after(shifted(result, known), job.insufficient)
         estimate = job.profiled.estimate
         cost = AdaptiveCost(
             total_seconds=ended - job.began,
@@ -525,7 +532,8 @@ class _Job:
     ticket: int | None = None
     answering: bool = False
     reader_seconds: float = 0.0
-    insufficient: Synthesised | None = None
+    steps: tuple[SynthesisConfig, ...] = ()
+    insufficient: list[Synthesised] = field(default_factory=list)
     explanation: Explanation = field(init=False)
 
     @property
@@ -544,14 +552,15 @@ class _Job:
     def config(self) -> SynthesisConfig:
         return self.explanation.config
 
-    def judge(self, answer: Synthesised) -> Synthesised | None:
-        """Return what was answered from the fewest chunks, or ``None`` if it is not there."""
+    def suffices(self, config: SynthesisConfig, answer: Synthesised) -> bool:
+        """Note what one of the steps came to; whether it is an answer."""
+        tried = self.explanation.tried
         if found_nothing(answer.text):
-            self.insufficient = answer
-            return None
-        fewest = self.explanation.fewest or self.config
-        self.explanation = replace(self.explanation, config=fewest, why="enough")
-        return answer
+            self.insufficient.append(shifted(answer, already_read(config, tried)))
+            self.explanation = replace(self.explanation, tried=(*tried, config))
+            return False
+        self.explanation = replace(self.explanation, config=config, why="enough")
+        return True
 
 
 def _late(job: _Job) -> _Profiled:

@@ -32,10 +32,10 @@ class AdaptiveSettings:
 
     Attributes:
         mode: ``adaptive`` takes the largest configuration that fits the free memory; ``gradual``
-            the smallest that suits the question first, and that of ``adaptive`` only if the model
-            says that the answer is not in what it has read; ``largest`` the largest of what suits
-            the question and ``median`` the median of it, without looking at the memory; ``fixed``
-            always ``config``.
+            the smallest that suits the question first, and up to that of ``adaptive`` only while
+            the model says that the answer is not in what it has read; ``largest`` the largest of
+            what suits the question and ``median`` the median of it, without looking at the memory;
+            ``fixed`` always ``config``.
         config: The configuration for ``fixed``; ``None`` for the other modes.
         method: The synthesis method of all questions; ``None`` if each question decides it.
         num_chunks: The number of chunks that all questions read; ``None`` if each decides it.
@@ -48,7 +48,8 @@ class AdaptiveSettings:
         profile_timeout: Seconds after the question at which the pipeline stops waiting for its
             profile, and uses what suited recent questions instead.
         latency_budget: Seconds that the answer may take, estimated by the prefill cost model and
-            the answers so far; ``None`` for no limit. For ``gradual``, it limits the second answer.
+            the answers so far; ``None`` for no limit. For ``gradual``, it limits the last answer
+            alone.
         golden_every: One in this many questions is answered again with the most expensive
             configuration while the model is idle, and the profiler learns from it; 30 in the
             paper. ``None`` for never.

@@ -137,9 +137,10 @@ class EvalSettings:
         num_chunks: For ``adaptive``: the number of documents that all questions read, at most
             ``k``; ``None`` if each decides it.
         mode: For ``adaptive``: ``adaptive`` takes the largest configuration that fits the free
-            memory; ``gradual`` the smallest that suits the question first, and that of ``adaptive``
-            only if the model does not find the answer; ``largest`` the largest of what suits the
-            question and ``median`` the median of it, without looking at the memory.
+            memory; ``gradual`` the smallest that suits the question first, and larger ones, up to
+            that of ``adaptive``, only while the model does not find the answer; ``largest`` the
+            largest of what suits the question and ``median`` the median of it, without looking at
+            the memory.
         profiler: For ``adaptive``: ``llm`` to profile questions by the model, ``heuristic`` by
             their words alone.
         latency_budget: For ``adaptive``: estimated seconds that an answer may take; ``None`` for no

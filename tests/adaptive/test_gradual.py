@@ -12,6 +12,7 @@ from ragcache_integrations.adaptive import (
     AdaptiveSettings,
     ModelAnswer,
     ModelRequest,
+    QueryProfile,
     SynthesisConfig,
 )
 from ragcache_integrations.adaptive.answers import Explanation
@@ -36,6 +37,8 @@ from .test_pipeline import (
     sure,
 )
 
+ONE = QueryProfile("low", joint_reasoning=True, pieces=1)
+MANY = QueryProfile("low", joint_reasoning=True, pieces=6)
 MISSING = "It is not in these documents."
 
 
@@ -61,11 +64,11 @@ def test_the_fewest_chunks_are_enough_if_they_have_the_answer(way: Way) -> None:
     assert texts_read(asker) == [2]
     explanation = answer.explanation
     assert (explanation.config, explanation.why) == (SynthesisConfig("stuff", 2), "enough")
-    assert explanation.fewest == explanation.config
+    assert explanation.tried == ()
     assert answer.cost.calls == 1
     assert [citation.index for citation in answer.synthesised.citations] == [0, 1]
     assert str(explanation).startswith(
-        "stuff with 2 chunks: the smallest of what suits the question was enough; profile"
+        "stuff with 2 chunks: that was enough, so no more was read; profile"
     )
     assert left_clean(pipeline)
 
@@ -76,19 +79,33 @@ def test_more_is_read_if_the_answer_is_not_there(way: Way) -> None:
     pipeline = make(memory=Memory(), asker=asker, mode="gradual")
     answer = way(pipeline)
     assert answer.text == "yes"
-    assert texts_read(asker) == [2, 6]
+    assert texts_read(asker) == [2, 4, 6]
     explanation = answer.explanation
     assert (explanation.config, explanation.why) == (SynthesisConfig("stuff", 6), "fits")
-    assert explanation.fewest == SynthesisConfig("stuff", 2)
-    assert "; stuff with 2 chunks did not have the answer; profile" in str(explanation)
-    # Both answers count, in the order in which they were made.
-    assert answer.cost.calls == answer.synthesised.calls == 2
-    assert answer.cost.usage == answer.synthesised.usage == Usage(20, 4, 8)
+    assert explanation.tried == (SynthesisConfig("stuff", 2), SynthesisConfig("stuff", 4))
+    assert "; stuff with 4 chunks did not have the answer; profile" in str(explanation)
+    # All answers count, in the order in which they were made.
+    assert answer.cost.calls == answer.synthesised.calls == 3
+    assert answer.cost.usage == answer.synthesised.usage == Usage(30, 6, 12)
     assert [(step.found, len(step.chunks)) for step in answer.synthesised.steps] == [
         (False, 2),
+        (False, 4),
         (True, 6),
     ]
     assert len(answer.synthesised.citations) == 6
+    assert left_clean(pipeline)
+
+
+@every_way
+def test_no_more_is_read_than_needed(way: Way) -> None:
+    asker = knows(3)
+    pipeline = make(memory=Memory(), asker=asker, mode="gradual")
+    answer = way(pipeline)
+    assert texts_read(asker) == [2, 4]
+    assert answer.explanation.why == "enough"
+    assert answer.explanation.config == SynthesisConfig("stuff", 4)
+    assert answer.explanation.tried == (SynthesisConfig("stuff", 2),)
+    assert answer.cost.calls == 2
     assert left_clean(pipeline)
 
 
@@ -98,7 +115,7 @@ def test_what_is_nowhere_is_said_to_be_nowhere(way: Way) -> None:
     answer = way(make(memory=Memory(), asker=asker, mode="gradual"))
     assert answer.text == MISSING
     assert answer.synthesised.citations == ()
-    assert texts_read(asker) == [2, 6]
+    assert texts_read(asker) == [2, 4, 6]
 
 
 @every_way
@@ -112,11 +129,6 @@ def test_an_empty_answer_is_none(way: Way) -> None:
 
 @every_way
 def test_each_method_begins_with_its_fewest_chunks(way: Way) -> None:
-    asker = knows(4)
-    answer = way(make(Profiling(sure(ALONE)), Memory(), asker, mode="gradual"))
-    assert texts_read(asker) == [1] * (2 + 6)
-    assert answer.explanation.config == SynthesisConfig("map_rerank", 6)
-    assert [citation.index for citation in answer.synthesised.citations] == [4]
     asker = knows(1)
     answer = way(make(Profiling(sure(COMPLEX)), Memory(), asker, mode="gradual"))
     # Without summaries it is smaller.
@@ -125,11 +137,30 @@ def test_each_method_begins_with_its_fewest_chunks(way: Way) -> None:
 
 
 @every_way
+@pytest.mark.parametrize(("place", "read_until"), [(1, 2), (2, 4), (4, 6), (5, 6)])
+def test_what_was_read_separately_is_not_read_again(way: Way, place: int, read_until: int) -> None:
+    asker = knows(place)
+    answer = way(make(Profiling(sure(ALONE)), Memory(), asker, mode="gradual"))
+    texts = [text for request in asker.requests for text in read(request)]
+    assert sorted(texts) == [chunk.text for chunk in CHUNKS[:read_until]]
+    assert answer.explanation.config == SynthesisConfig("map_rerank", read_until)
+    synthesised = answer.synthesised
+    # Places are those among all that was retrieved.
+    assert [(cited.index, cited.id) for cited in synthesised.citations] == [
+        (place, CHUNKS[place].id)
+    ]
+    assert [step.chunks for step in synthesised.steps] == [(at,) for at in range(read_until)]
+    assert [step.found for step in synthesised.steps].index(True) == place
+    assert synthesised.calls == answer.cost.calls == read_until
+    assert synthesised.left_out == ()
+
+
+@every_way
 def test_memory_for_no_more_than_the_fewest_is_one_answer(way: Way) -> None:
     asker = knows(30)
     answer = way(make(memory=Memory(0), asker=asker, mode="gradual"))
     explanation = answer.explanation
-    assert (explanation.why, explanation.fewest) == ("queued", None)
+    assert (explanation.why, explanation.tried) == ("queued", ())
     assert explanation.config.num_chunks == 1
     assert texts_read(asker) == [1]
 
@@ -150,16 +181,16 @@ def test_nothing_found_asks_no_model(way: Way) -> None:
 
 
 @every_way
-def test_unknown_usage_of_either_answer_is_unknown(way: Way) -> None:
-    answers = iter([ModelAnswer(MISSING), said("yes")])
+def test_unknown_usage_of_any_answer_is_unknown(way: Way) -> None:
+    answers = iter([said(MISSING), ModelAnswer(MISSING), said("yes")])
     asker = ScriptedAsker(lambda _: next(answers))
     answer = way(make(memory=Memory(), asker=asker, mode="gradual"))
-    assert (answer.cost.calls, answer.cost.usage) == (2, None)
+    assert (answer.cost.calls, answer.cost.usage) == (3, None)
 
 
 @every_way
-@pytest.mark.parametrize("calls", [0, 1])
-def test_an_error_of_either_answer_gives_the_memory_back(way: Way, calls: int) -> None:
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_an_error_of_any_answer_gives_the_memory_back(way: Way, calls: int) -> None:
     def answer(_: ModelRequest) -> ModelAnswer:
         if len(asker.requests) > calls:
             msg = "gone"
@@ -198,8 +229,8 @@ def test_a_stream_that_is_given_up_gives_the_memory_back(place: int) -> None:
     assert left_clean(pipeline)
 
 
-def test_cancelling_either_answer_gives_the_memory_back() -> None:
-    for reached in (1, 2):
+def test_cancelling_any_answer_gives_the_memory_back() -> None:
+    for reached in (1, 2, 3):
         asker = knows(30)
         pipeline = make(memory=Memory(), asker=asker, mode="gradual")
 
@@ -224,13 +255,25 @@ def test_cancelling_either_answer_gives_the_memory_back() -> None:
         assert left_clean(pipeline)
 
 
-def test_the_pace_of_the_model_is_not_learnt_from_two_answers() -> None:
+def test_the_pace_of_the_model_is_not_learnt_from_several_answers() -> None:
     noted: list[Synthesised] = []
     pipeline = make(memory=Memory(), asker=knows(5), mode="gradual")
     # Nothing else shows what was learnt.
     pipeline._reservations.note = lambda *arguments: noted.append(arguments)  # type: ignore[method-assign, arg-type]
     pipeline.answer(QUESTION, retrieve)
     assert noted == []
+
+
+def test_an_unsure_profile_takes_few_steps() -> None:
+    """Any number of chunks may suit then, and each step reads twice as many."""
+    profiler = Profiling(sure(ONE), sure(MANY), sure(confidence=0.1))
+    asker = knows(30)
+    pipeline = make(profiler, Memory(), asker, mode="gradual")
+    for _ in range(3):
+        asker.requests.clear()
+        answer = pipeline.answer(QUESTION, retrieve)
+    assert not answer.explanation.trusted
+    assert texts_read(asker) == [1, 2, 4, 8, 16, 18]
 
 
 def test_a_number_of_chunks_that_is_held_leaves_nothing_to_do_gradually() -> None:

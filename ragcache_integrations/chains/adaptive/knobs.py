@@ -48,9 +48,10 @@ class AdaptiveKnobs(AnswerKnobs):
 
     Attributes:
         mode: ``adaptive`` uses the largest of the suitable configurations that fits into the free
-            memory; ``gradual`` the smallest one first, and that of ``adaptive`` only if the model
-            says that the answer is not in the documents; ``largest`` the largest and ``median``
-            the middle one, without looking at the memory; ``fixed`` always ``config``.
+            memory; ``gradual`` the smallest one first, and larger ones, up to that of
+            ``adaptive``, only while the model says that the answer is not in the documents;
+            ``largest`` the largest and ``median`` the middle one, without looking at the memory;
+            ``fixed`` always ``config``.
         config: For ``fixed``: a :class:`~ragcache_integrations.adaptive.SynthesisConfig`.
         method: Synthesis method of all questions: ``stuff``, ``map_reduce`` or ``map_rerank``.
             ``None``: chosen for each question.

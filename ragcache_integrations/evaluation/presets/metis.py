@@ -136,8 +136,8 @@ def _delays(results: Results, fixed: str) -> Table:
         "the best of them."
     )
     gradual = (
-        "Gradual: the fewest chunks that suit the question are read first, and as many as adaptive "
-        "reads only if the model says that the answer is not in them."
+        "Gradual: the fewest chunks that suit the question are read first, and more of them, up to "
+        "those of adaptive, only while the model says that the answer is not in them."
     )
     return Table("Quality and delay", (*columns, *more), tuple(rows), (note, gradual))
 
