@@ -193,9 +193,9 @@ def _knob_by_knob(results: Results, fixed: str) -> Table:
         "above. Where there are none, differences in time are those of the machine."
     )
     load_means = (
-        "Where questions follow one another, all of the memory is free, and the last step changes "
-        "nothing: set a rate to measure it. Where the free memory is unknown, as of most models "
-        "other than the bundled engine's, that step takes the median."
+        "Where few questions are answered at a time, enough memory is free, and the last step "
+        "changes nothing: set a rate to measure it. Where the free memory is unknown, as of most "
+        "models other than the bundled engine's, that step takes the median."
     )
     return Table(
         "Knob by knob", (*columns, *more), tuple(rows), (steps_are, choice_means, load_means)
@@ -372,8 +372,9 @@ METIS = Preset(
         "and QMSum, with Poisson arrivals"
     ),
     differs=(
-        "the answering model also makes the profiles; questions follow one another unless there is "
-        "a rate; golden feedback, which answers questions again meanwhile, is a setting of its own"
+        "the answering model also makes the profiles, or rules of thumb do; as many questions as "
+        "there are users are answered at a time, unless there is a rate; golden feedback, which "
+        "answers questions again meanwhile, is a setting of its own"
     ),
     variants=_variants,
     tables=_tables,
