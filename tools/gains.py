@@ -17,7 +17,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.gains_cells import Gain, Results, command_of, percent, result, times
+from tools.equal_quality import FIRST_EXACT, METIS, PROXIMITY, equal_quality_table
+from tools.gains_cells import Gain, Results, command_of, percent, printed, result, times
 from tools.gains_drawing import Badge, Pair, draw_badges, draw_pairs
 from tools.peers import PEERS
 from tools.results import FOLDER, link, saved
@@ -37,9 +38,6 @@ SLOW_SEARCH = (
 TREE = "knowledge_tree --only ttft --points 'host 0%' --requests 100"
 ANYWHERE = "anywhere --data data --only half --requests 8"
 ANYWHERE_ANSWERS = "anywhere --data data --only answers --questions 300"
-FIRST_EXACT = (
-    "anywhere --data data --only half answers --requests 8 --questions 300 --exact-documents 1"
-)
 ONCE = "context --data data --only tokens"
 ONCE_SOONER = "context --data data --only ttft"
 ONCE_ANSWERED = "context --only repeated --data kept_out --questions 1028 --answers answers.json"
@@ -214,8 +212,33 @@ def _replicas(found: Any) -> str:
     )
 
 
+def _gradual(found: Any) -> str:
+    headline = found["headline"]
+    own = headline["adaptive"]["adaptive, gradual"]
+    difference, low, high = own["quality_difference"]
+    return (
+        f"reading gradually, until the answer is there: delay {times(own['times_as_fast'])} times "
+        f"shorter than with {headline['best_fixed']}, the best of six fixed configurations; "
+        f"difference in F1 {difference:+.3f} [{low:+.3f}, {high:+.3f}] (the bundled reader)"
+    )
+
+
+def _rephrased_answers(found: Any) -> str:
+    zipf = found["headline"]["zipf_lsh"]
+    if zipf["setting"] is None:
+        return "**no gain** at equal quality, in other words by Zipf's law"
+    saved, low, high = zipf["searches_saved"]
+    difference, least, most = zipf["quality_difference"]
+    return (
+        f"of questions by Zipf's law, in other words, **{percent(saved)}** [{percent(low)}, "
+        f"{percent(high)}] do not reach the store with {zipf['setting'].partition(', ')[2]}; "
+        f"difference in F1 of the answers {difference:+.3f} [{least:+.3f}, {most:+.3f}]"
+    )
+
+
 GAINS = [
     Gain("query cache", REPHRASED, _query_cache),
+    Gain("query cache, answers", PROXIMITY, _rephrased_answers),
     Gain("query cache, proofs", PROVEN, _proven),
     Gain("query cache", "answer_cache", _answer_cache),
     Gain("answer cache", "answers --only streams --pairs mqp.csv", _answers),
@@ -234,6 +257,7 @@ GAINS = [
         "adaptive --rates 1.25 1.5 --requests 300 --seeds 1 --fixed 'stuff 2' 'map_rerank 2'",
         _adaptive,
     ),
+    Gain("per-query configuration, gradual", METIS, _gradual),
     Gain("modular attention", "modular --sizes '4 x 256' '6 x 512'", _modular),
     Gain("routing", "replicas --only questions --seeds 3 --requests 60 --load 0.8", _replicas),
 ]
@@ -298,6 +322,17 @@ def _short_anywhere(found: Any) -> str:
     )
 
 
+def _short_configuration(found: Any) -> str:
+    adaptive = found["headline"]["adaptive"]
+    own, all_at_once = adaptive["adaptive, gradual"], adaptive["adaptive, profiler: heuristic"]
+    difference, low, high = own["quality_difference"]
+    return (
+        f"**{own['times_as_fast'][0]:.2f}x** shorter than with the best fixed configuration "
+        f"({found['headline']['best_fixed']}) | F1 {difference:+.3f} [{low:+.3f}, {high:+.3f}] | "
+        f"all at once: {all_at_once['times_as_fast'][0]:.2f}x"
+    )
+
+
 SHORT = [
     Gain("searches, [rephrased questions](docs/query_cache.md)", REPHRASED, _short_query_cache),
     Gain("lightly rephrased, [proven exact](docs/howto/guarantees.md)", PROVEN, _short_proven),
@@ -314,15 +349,13 @@ SHORT = [
         FIRST_EXACT,
         _short_anywhere,
     ),
+    Gain(
+        "delay, [documents read gradually](docs/adaptive.md#from-the-question-to-the-choice)",
+        METIS,
+        _short_configuration,
+    ),
 ]
 """The rows that the README has room for."""
-
-
-def printed(results: Results, arguments: str, row: str) -> list[float]:
-    """Return the numbers in the last row of that name in the tables that a command printed."""
-    output = result(results, arguments).output
-    rows = re.findall(rf"^ *{re.escape(row)} +(.+)$", output, re.MULTILINE)
-    return [float(number) for number in re.findall(r"[-+.\de]*\d", rows[-1].replace(",", ""))]
 
 
 def long_table(results: Results, first: str, rows: Sequence[Gain]) -> str:
@@ -410,11 +443,10 @@ def texts() -> dict[Path, str]:
     results = saved(FOLDER)
     named = ", ".join(f"{badge.name} {badge.value}" for badge in badges())
     readme = between(README.read_text(encoding="utf-8"), "badges", f"![{named}](docs/badges.svg)")
+    page = between(PAGE.read_text(encoding="utf-8"), "equal quality", equal_quality_table(results))
     return {
         README: between(readme, "gains", short_table(results)),
-        PAGE: between(
-            PAGE.read_text(encoding="utf-8"), "gains", long_table(results, "part", GAINS)
-        ),
+        PAGE: between(page, "gains", long_table(results, "part", GAINS)),
         COMPARISON: between(
             COMPARISON.read_text(encoding="utf-8"), "peers", long_table(results, "peer", PEERS)
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ class Gain:
 
     Attributes:
         part: The first cell.
-        arguments: The script and its arguments.
+        arguments: The script and its arguments, or a command of ``ragcache``.
         words: The cells after it, from the results.
         more: Arguments of other commands, whose results are looked at, too.
     """
@@ -40,8 +41,10 @@ class Gain:
 
 
 def command_of(arguments: str) -> str:
-    """Return the command of a script and its arguments, as the results have it."""
+    """Return the command of a script or of ``ragcache``, as the results have it."""
     script, *rest = shlex.split(arguments)
+    if script == "ragcache":
+        return arguments
     folder = "" if "/" in script else "benchmarks/"
     return shlex.join(["python", f"{folder}{script}.py", *rest])
 
@@ -64,3 +67,10 @@ def result(results: Results, arguments: str) -> Result:
     if command not in results:
         sys.exit(f"docs/results has no result of {command}")
     return results[command]
+
+
+def printed(results: Results, arguments: str, row: str) -> list[float]:
+    """Return the numbers in the last row of that name in the tables that a command printed."""
+    output = result(results, arguments).output
+    rows = re.findall(rf"^ *{re.escape(row)} +(.+)$", output, re.MULTILINE)
+    return [float(number) for number in re.findall(r"[-+.\de]*\d", rows[-1].replace(",", ""))]
