@@ -102,10 +102,10 @@ class TestGains:
         with pytest.raises(SystemExit, match=r"no result of python benchmarks/c\.py"):
             gains.result(results, "c")
 
-    def test_the_short_table_has_six_rows_and_a_loss(self) -> None:
+    def test_the_short_table_has_seven_rows_and_a_loss(self) -> None:
         gains = tool("gains")
         table = gains.short_table(gains.saved(gains.FOLDER)).splitlines()
-        assert len(table) == 2 + 6
+        assert len(table) == 2 + 7
         assert any(re.search(r"\b0\.\d\dx", row) for row in table)
 
 

@@ -45,7 +45,7 @@ def already_read(config: SynthesisConfig, tried: Sequence[SynthesisConfig]) -> i
 
 
 def shifted(answer: Synthesised, places: int) -> Synthesised:
-    """Return an answer from chunks that come so many places later among the retrieved ones."""
+    """Return an answer with the places of its chunks among all that were retrieved."""
     return replace(
         answer,
         citations=tuple(Citation(cited.index + places, cited.id) for cited in answer.citations),

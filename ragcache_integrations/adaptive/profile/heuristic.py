@@ -43,7 +43,7 @@ class HeuristicProfiler:
 
     Words that ask for reasons make the question complex; words that compare, a further question or
     a list of names make it one of joint reasoning. Then each name and each part of a list is a
-    piece of information. Several names alone are usually told by one passage.
+    piece of information. One passage usually says all about several names.
     """
 
     def profile(self, question: str) -> ProfileEstimate:
