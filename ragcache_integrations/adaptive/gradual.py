@@ -7,30 +7,32 @@ engine with a prefix cache computes the further chunks alone.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from dataclasses import replace
 
 from .asker import add_usage
-from .choice import PrunedSpace
 from .types import Citation, SynthesisConfig, Synthesised
 
 __all__ = ["after", "already_read", "apieces_of", "pieces_of", "shifted", "steps_before"]
 
 
 def steps_before(
-    space: PrunedSpace, config: SynthesisConfig, count: int
+    suitable: Iterable[SynthesisConfig], config: SynthesisConfig
 ) -> Generator[SynthesisConfig]:
-    """Yield what to read before a configuration: the fewest chunks, then twice as many each time.
+    """Yield what to read before a configuration: the fewest chunks, then at least twice as many.
 
     Args:
-        space: The configurations that suit the question.
+        suitable: The configurations that suit the question and fit the memory, smallest first.
         config: The configuration that was chosen, which reads the most.
-        count: Number of retrieved chunks.
     """
-    step = space.smallest(count)
-    while step.num_chunks < config.num_chunks:
-        yield step
-        step = replace(step, num_chunks=2 * step.num_chunks)
+    least = 1
+    for step in suitable:
+        if step.num_chunks >= config.num_chunks:
+            return
+        if step.num_chunks >= least:
+            yield step
+            least = 2 * step.num_chunks
 
 
 def already_read(config: SynthesisConfig, tried: Sequence[SynthesisConfig]) -> int:
@@ -62,13 +64,22 @@ def _later(positions: Iterable[int], places: int) -> tuple[int, ...]:
 def after(answer: Synthesised, earlier: Sequence[Synthesised]) -> Synthesised:
     """Return an answer with the calls of earlier ones, which had found nothing."""
     every = (*earlier, answer)
+    # Of `map_rerank`, each chunk was read once, by any of them.
+    reads_apart = answer.method == "map_rerank"
+    apart = [each for each in every if each.method == answer.method] if reads_apart else [answer]
     usages = [each.usage for each in every if each.usage is not None]
     return replace(
         answer,
         calls=sum(each.calls for each in every),
         usage=add_usage(usages) if len(usages) == len(every) else None,
         steps=tuple(step for each in every for step in each.steps),
+        left_out=_united(each.left_out for each in apart),
+        shortened=_united(each.shortened for each in apart),
     )
+
+
+def _united(positions: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    return tuple(sorted(set(itertools.chain.from_iterable(positions))))
 
 
 def pieces_of(answer: Synthesised) -> Generator[str | Synthesised]:

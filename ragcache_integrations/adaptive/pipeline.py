@@ -302,7 +302,8 @@ class AdaptivePipeline:
         if load is not None and space is not None:
             self._fit(job, space, load)
         if self._settings.mode == "gradual" and space is not None and job.documents:
-            job.steps = tuple(steps_before(space, job.config, len(job.chunks)))
+            suitable = job.fitting or space.ordered(len(job.chunks))
+            job.steps = tuple(steps_before(suitable, job.config))
         with self._lock:
             self._answering += 1
             job.answering = True
@@ -315,6 +316,7 @@ class AdaptivePipeline:
 
         def choose(situation: Situation) -> Choice:
             job.pace = situation.pace
+            job.fitting = environment.best_fit.fitting(space, facts, sizes, situation)
             return environment.best_fit.choose(space, facts, sizes, situation)
 
         choice, job.ticket = self._reservations.choose(
@@ -532,6 +534,7 @@ class _Job:
     ticket: int | None = None
     answering: bool = False
     reader_seconds: float = 0.0
+    fitting: Iterator[SynthesisConfig] | None = None
     steps: tuple[SynthesisConfig, ...] = ()
     insufficient: list[Synthesised] = field(default_factory=list)
     explanation: Explanation = field(init=False)

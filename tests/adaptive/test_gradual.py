@@ -20,7 +20,7 @@ from ragcache_integrations.adaptive.types import Synthesised
 from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.errors import ConfigurationError, EngineDeadError
 
-from .askers import ScriptedAsker, read, said
+from .askers import ScriptedAsker, documents, read, said
 from .test_pipeline import (
     ALONE,
     CHUNKS,
@@ -264,8 +264,53 @@ def test_the_pace_of_the_model_is_not_learnt_from_several_answers() -> None:
     assert noted == []
 
 
+@every_way
+def test_what_is_read_first_fits_into_the_memory_too(way: Way) -> None:
+    two = way(make(Profiling(sure(COMPLEX)), Memory(), method="stuff", max_chunks=2)).explanation
+    assert two.choice is not None
+
+    def answer(request: ModelRequest) -> ModelAnswer:
+        known = {CHUNKS[1].text, "yes"} & set(read(request))
+        return said("yes", -0.5) if known else said(MISSING, -0.1)
+
+    asker = ScriptedAsker(answer)
+    memory = Memory(two.choice.need - 1)
+    explanation = way(make(Profiling(sure(COMPLEX)), memory, asker, mode="gradual")).explanation
+    # Two chunks in one prompt would have to wait for memory, so that each is summarised.
+    assert (explanation.why, explanation.config) == ("enough", SynthesisConfig("map_reduce", 2, 30))
+    assert texts_read(asker) == [1, 1, 2]
+    assert explanation.choice is not None
+    assert explanation.choice.config.num_chunks > 2
+
+
+@every_way
+def test_what_was_cut_is_told_of_all_that_was_read_separately(way: Way) -> None:
+    long = documents("x" * 3000, *(chunk.text for chunk in CHUNKS[1:]))
+
+    def answer(request: ModelRequest) -> ModelAnswer:
+        return said("yes", -0.5) if CHUNKS[4].text in read(request) else said(MISSING, -0.1)
+
+    asker = ScriptedAsker(answer, context_window=1000)
+    pipeline = make(Profiling(sure(ALONE)), Memory(), asker, mode="gradual")
+    answered = way(pipeline, lambda _, count: long[:count])
+    assert answered.synthesised.calls == 6
+    assert answered.synthesised.shortened == (0,)
+
+
+def test_only_what_suits_the_question_is_read_before() -> None:
+    profiler = Profiling(sure(ALONE), sure(MANY), sure(confidence=0.1))
+    pipeline = make(profiler, Memory(), knows(30), mode="gradual")
+    for _ in range(3):
+        explanation = pipeline.answer(QUESTION, retrieve).explanation
+    assert explanation.tried == (
+        *(SynthesisConfig("map_rerank", count) for count in (2, 4)),
+        SynthesisConfig("stuff", 8),
+        SynthesisConfig("stuff", 16),
+    )
+
+
 def test_an_unsure_profile_takes_few_steps() -> None:
-    """Any number of chunks may suit then, and each step reads twice as many."""
+    """Any number of chunks may suit then, and each step reads at least twice as many."""
     profiler = Profiling(sure(ONE), sure(MANY), sure(confidence=0.1))
     asker = knows(30)
     pipeline = make(profiler, Memory(), asker, mode="gradual")
@@ -273,7 +318,7 @@ def test_an_unsure_profile_takes_few_steps() -> None:
         asker.requests.clear()
         answer = pipeline.answer(QUESTION, retrieve)
     assert not answer.explanation.trusted
-    assert texts_read(asker) == [1, 2, 4, 8, 16, 18]
+    assert texts_read(asker) == [1, 2, 6, 12, 18]
 
 
 def test_a_number_of_chunks_that_is_held_leaves_nothing_to_do_gradually() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,7 +12,7 @@ from ragcache_integrations.core.checks import check_int, check_number, is_whole
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
-from .mapping import RANK, PrunedSpace, size_order
+from .mapping import RANK, PrunedSpace
 
 __all__ = [
     "BestFit",
@@ -280,12 +280,9 @@ class BestFit:
             sizes: Lengths of the prompts without them.
             situation: The memory and time that it has to fit into.
         """
-        configurations = set(space.configurations(len(chunks.tokens)))
-        considered = sorted(configurations, key=size_order, reverse=True)
+        considered = space.ordered(len(chunks.tokens))
         reason: Reason = "fits"
-        plans = ((option, size(option, chunks, sizes)) for option in considered)
-        fitting = (option for option, plan in plans if self.fits(plan, situation, sizes.window))
-        config = next(fitting, None)
+        config = next(self._fitting(reversed(considered), chunks, sizes, situation), None)
         if config is None:
             config, reason = self._cheaper(space, chunks, sizes, situation)
         plan = size(config, chunks, sizes)
@@ -298,6 +295,33 @@ class BestFit:
             free_tokens=situation.free_tokens,
             considered=len(considered),
         )
+
+    def fitting(
+        self,
+        space: PrunedSpace,
+        chunks: ChunkFacts,
+        sizes: PromptSizes,
+        situation: Situation,
+    ) -> Iterator[SynthesisConfig]:
+        """The configurations of a space that fit, the smallest first.
+
+        Args:
+            space: The configurations that suit the question.
+            chunks: The retrieved chunks.
+            sizes: Lengths of the prompts without them.
+            situation: The memory and time that they have to fit into.
+        """
+        return self._fitting(space.ordered(len(chunks.tokens)), chunks, sizes, situation)
+
+    def _fitting(
+        self,
+        options: Iterable[SynthesisConfig],
+        chunks: ChunkFacts,
+        sizes: PromptSizes,
+        situation: Situation,
+    ) -> Iterator[SynthesisConfig]:
+        plans = ((option, size(option, chunks, sizes)) for option in options)
+        return (option for option, plan in plans if self.fits(plan, situation, sizes.window))
 
     def fits(self, plan: CallPlan, situation: Situation, window: int | None = None) -> bool:
         """Whether a plan would start now and finish in time.

@@ -188,13 +188,13 @@ class PrunedSpace:
         length = (min(words) + max(words)) // 2 if words else None
         return SynthesisConfig(method, (low + high) // 2, length)
 
-    def smallest(self, count: int) -> SynthesisConfig:
-        """The smallest configuration.
+    def ordered(self, count: int) -> list[SynthesisConfig]:
+        """Every configuration once, the smallest first.
 
         Args:
             count: Number of retrieved chunks, to which ranges are limited.
         """
-        return min(self.configurations(count), key=size_order)
+        return sorted(set(self.configurations(count)), key=size_order)
 
     def largest(self, count: int) -> SynthesisConfig:
         """The largest configuration, which ignores the memory: best fit where memory is free.

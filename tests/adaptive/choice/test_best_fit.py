@@ -127,7 +127,9 @@ def test_it_is_the_largest_that_fits_by_brute_force(
         assert choice.reason == "fits"
         assert choice.config in fitting
         assert order(choice.config) == max(map(order, fitting))
+        assert list(fit.fitting(space, chunks, sizes, situation)) == sorted(set(fitting), key=order)
         return
+    assert list(fit.fitting(space, chunks, sizes, situation)) == []
     # Of the right method, with the shortest summaries, as many chunks as fit.
     lowest = {
         region.method: min(
