@@ -34,8 +34,9 @@ SEPARATOR = "\n\n"
 """Comes after every document."""
 
 _NOT_FOUND = re.compile(
-    r"\bnot (?:\w+ ){0,2}in (?:the|this|these|any of the|the given|the provided) "
-    r"(?:document|passage|text|context|chunk)s?\b",
+    r"(?:\bnot|n['\u2019]t) (?:\w+ ){0,2}in (?:the|this|these|any of the) "
+    r"(?:(?:given|provided|above) )?"
+    r"(?:(?:document|passage|text|context|chunk)s?|summary|summaries)\b",
     re.IGNORECASE,
 )
 

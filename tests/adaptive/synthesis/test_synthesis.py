@@ -320,6 +320,10 @@ def test_scores_are_read(text: str, answer: str, score: float | None) -> None:
         "That is NOT MENTIONED in the passage.",
         "It was not stated anywhere in the given documents",
         "not found in these texts",
+        "That isn't in the document.",
+        "It doesn\u2019t appear in the provided passages",
+        "not in the above documents",
+        "The name is not given in the summaries.",
     ],
 )
 def test_an_answer_that_finds_nothing(text: str) -> None:
