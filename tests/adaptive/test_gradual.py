@@ -16,7 +16,6 @@ from ragcache_integrations.adaptive import (
     SynthesisConfig,
 )
 from ragcache_integrations.adaptive.answers import Explanation
-from ragcache_integrations.adaptive.types import Synthesised
 from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.errors import ConfigurationError, EngineDeadError
 
@@ -229,7 +228,7 @@ def test_a_stream_that_is_given_up_gives_the_memory_back(place: int) -> None:
     assert left_clean(pipeline)
 
 
-def test_cancelling_any_answer_gives_the_memory_back() -> None:
+def test_cancelling_any_answer_gives_the_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     for reached in (1, 2, 3):
         asker = knows(30)
         pipeline = make(memory=Memory(), asker=asker, mode="gradual")
@@ -243,7 +242,7 @@ def test_cancelling_any_answer_gives_the_memory_back() -> None:
                 return said(MISSING)
 
             begun = asyncio.Event()
-            asker.aask = ask  # type: ignore[method-assign] # waits where the test wants it to
+            monkeypatch.setattr(asker, "aask", ask)
             answering = asyncio.ensure_future(pipeline.aanswer(QUESTION, aretrieve))
             await begun.wait()
             answering.cancel()
@@ -255,11 +254,13 @@ def test_cancelling_any_answer_gives_the_memory_back() -> None:
         assert left_clean(pipeline)
 
 
-def test_the_pace_of_the_model_is_not_learnt_from_several_answers() -> None:
-    noted: list[Synthesised] = []
+def test_the_pace_of_the_model_is_not_learnt_from_several_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[float] = []
     pipeline = make(memory=Memory(), asker=knows(5), mode="gradual")
     # Nothing else shows what was learnt.
-    pipeline._reservations.note = lambda *arguments: noted.append(arguments)  # type: ignore[method-assign, arg-type]
+    monkeypatch.setattr(pipeline._reservations, "note", lambda _, measured: noted.append(measured))
     pipeline.answer(QUESTION, retrieve)
     assert noted == []
 

@@ -241,5 +241,5 @@ def _differences(plan: PresetPlan, run: EvalRun) -> str:
         f"What differs from the paper ({plan.preset.setting}): {run.config['model']}{noise} on "
         f"{machine.get('cores', 'unknown')} cores, {machine.get('device') or 'no GPU'}; "
         f"{data['questions']:,} questions a seed over {data['documents']:,} documents of "
-        f"{data['title']}{read}; {plan.preset.differs}."
+        f"{data['title']}{read}. Also, {plan.preset.differs}."
     )

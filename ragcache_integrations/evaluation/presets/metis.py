@@ -372,9 +372,9 @@ METIS = Preset(
         "and QMSum, with Poisson arrivals"
     ),
     differs=(
-        "the answering model also makes the profiles, or rules of thumb do; as many questions as "
-        "there are users are answered at a time, unless there is a rate; golden feedback, which "
-        "answers questions again meanwhile, is a setting of its own"
+        "the profiles come from the answering model or from rules of thumb; without a rate, a "
+        "fixed number of users wait for their answers before they ask again; golden feedback is a "
+        "setting of its own, and answers questions again meanwhile"
     ),
     variants=_variants,
     tables=_tables,

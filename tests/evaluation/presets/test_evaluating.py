@@ -97,7 +97,7 @@ def test_a_store_on_disk_is_said_of_ours_alone(tmp_path: Path) -> None:
         "nq", "proximity", model=Echo(), out=tmp_path / "ours", sample=1, k=2, store="disk"
     )
     assert all(run.settings.store == "disk" for run in ours.runs)
-    assert "vectors every search reads from the disk;" in ours.remarks[0]
+    assert "vectors every search reads from the disk." in ours.remarks[0]
     assert "from the disk" in ours.markdown()
     theirs = proximity(tmp_path / "theirs", Echo(), sample=1, store="disk")
     assert "from the disk" not in theirs.remarks[0]
