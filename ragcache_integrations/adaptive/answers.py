@@ -21,6 +21,7 @@ Why = Literal[
     "queued",
     "fixed",
     "enough",
+    "no more",
     "largest",
     "median",
     "load unknown",
@@ -30,6 +31,7 @@ Why = Literal[
 _WHY = {
     "fixed": "fixed",
     "enough": "that was enough, so no more was read",
+    "no more": "no more than that fits into the memory and the time that are left",
     "largest": "the largest of what suits the question",
     "median": "the median of what suits the question",
     "load unknown": "the median of what suits the question, since the free memory is unknown",
@@ -47,14 +49,16 @@ class Explanation:
         why: ``fits``, ``fallback``, ``late`` and ``queued`` as in
             :class:`~ragcache_integrations.adaptive.choice.best_fit.Choice`; ``fixed``, ``largest``
             and ``median`` by the mode; ``enough``: the mode ``gradual`` found the answer before it
-            had read all that it might; ``load unknown``: the median of the space, since the free
-            memory is unknown; ``nothing found``: no chunk was retrieved.
+            had read all that it might; ``no more``: it did not, and nothing larger fits any more;
+            ``load unknown``: the median of the space, since the free memory is unknown;
+            ``nothing found``: no chunk was retrieved.
         found: Chunks that were retrieved.
         estimate: The profiler's estimate; ``None`` if it was not called.
         trusted: Whether its profile was used. If not, the spaces of recent questions were.
         space: The configurations that suit the question; ``None`` for a fixed configuration.
-        choice: What best fit compared; ``None`` if it did not choose.
-        load: The load at the time of the choice; ``None`` if it was not read.
+        choice: What best fit compared, in the mode ``gradual`` for the last step; ``None`` if it
+            did not choose.
+        load: The load at the time of this choice; ``None`` if it was not read.
         tried: What the mode ``gradual`` read before, which did not have the answer.
     """
 
@@ -79,7 +83,7 @@ class Explanation:
 
     def _reason(self) -> str:
         choice = self.choice
-        if choice is None or self.why == "enough":
+        if choice is None or self.why in _WHY:
             return _WHY[self.why]
         reasons = {
             "fits": f"the largest of {choice.considered} that fits",

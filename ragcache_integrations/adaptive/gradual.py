@@ -14,25 +14,7 @@ from dataclasses import replace
 from .asker import add_usage
 from .types import Citation, SynthesisConfig, Synthesised
 
-__all__ = ["after", "already_read", "apieces_of", "pieces_of", "shifted", "steps_before"]
-
-
-def steps_before(
-    suitable: Iterable[SynthesisConfig], config: SynthesisConfig
-) -> Generator[SynthesisConfig]:
-    """Yield what to read before a configuration: the fewest chunks, then at least twice as many.
-
-    Args:
-        suitable: The configurations that suit the question and fit the memory, smallest first.
-        config: The configuration that was chosen, which reads the most.
-    """
-    least = 1
-    for step in suitable:
-        if step.num_chunks >= config.num_chunks:
-            return
-        if step.num_chunks >= least:
-            yield step
-            least = 2 * step.num_chunks
+__all__ = ["after", "already_read", "apieces_of", "pieces_of", "shifted"]
 
 
 def already_read(config: SynthesisConfig, tried: Sequence[SynthesisConfig]) -> int:

@@ -7,12 +7,13 @@ import contextvars
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import aclosing, closing, contextmanager
-from dataclasses import dataclass, field, replace
-from typing import cast
+from contextlib import aclosing, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar, cast
 
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.prompt import PromptDocument
@@ -25,7 +26,6 @@ from .choice import (
     BestFit,
     CachedChunks,
     Choice,
-    ChunkFacts,
     LoadReader,
     Measures,
     MemoryLoad,
@@ -35,10 +35,12 @@ from .choice import (
     Resources,
     Seen,
     Situation,
+    next_step,
     pruned_space,
 )
 from .golden import GOLDEN_CONFIG, GoldenFeedback
-from .gradual import after, already_read, apieces_of, pieces_of, shifted, steps_before
+from .gradual import after, already_read, apieces_of, pieces_of, shifted
+from .job import Job, Profiled, late_profile
 from .profile import LLMProfiler, ProfileEstimate, Profiler, failed_estimate
 from .settings import AdaptiveSettings
 from .synthesis import (
@@ -61,6 +63,9 @@ MAX_READER_SHARE = 0.1
 Chunks = Sequence[PromptDocument]
 Retrieve = Callable[[str, int], Chunks | Awaitable[Chunks]]
 """Finds about this many chunks for a question, most relevant first; async methods await it."""
+
+ReadLoad = Callable[[], Seen[MemoryLoad] | None]
+Chosen = TypeVar("Chosen")
 
 
 class AdaptivePipeline:
@@ -217,14 +222,9 @@ class AdaptivePipeline:
     def __deepcopy__(self, memo: dict[int, object]) -> AdaptivePipeline:
         return self  # a copy would have the same model, and must count the same memory
 
-    def _release(self, deciding: asyncio.Task[None], job: _Job) -> None:
-        if not deciding.cancelled() and deciding.exception() is not None:
-            logger.info("no configuration for a cancelled question: %s", deciding.exception())
-        self._leave(job)
-
     # Before the answer
 
-    def _prepare(self, question: str, retrieve: Retrieve, asker: Asker | None) -> _Job:
+    def _prepare(self, question: str, retrieve: Retrieve, asker: Asker | None) -> Job:
         job = self._begin(question, asker)
         profiling = self._start_profile(question)
         job.documents = tuple(cast("Chunks", retrieve(question, job.to_retrieve)))
@@ -232,12 +232,12 @@ class AdaptivePipeline:
         try:
             job.profiled = profiling.result(self._seconds_left(job))
         except FutureTimeoutError:
-            job.profiled = _late(job)
+            job.profiled = late_profile(job)
         job.estimated = time.perf_counter()
-        self._decide(job, self._get_environment().load.read if self._reads_load(job) else None)
+        self._decide(job, self._load_reader(job))
         return job
 
-    async def _aprepare(self, question: str, retrieve: Retrieve, asker: Asker | None) -> _Job:
+    async def _aprepare(self, question: str, retrieve: Retrieve, asker: Asker | None) -> Job:
         job = self._begin(question, asker)
         profiling = asyncio.ensure_future(self._aprofile(question))
         try:
@@ -246,34 +246,22 @@ class AdaptivePipeline:
             )
             job.retrieved = time.perf_counter()
             done, _ = await asyncio.wait({profiling}, timeout=self._seconds_left(job))
-            job.profiled = profiling.result() if done else _late(job)
+            job.profiled = profiling.result() if done else late_profile(job)
         finally:
             if profiling.cancel():
                 await asyncio.wait({profiling})
         job.estimated = time.perf_counter()
-        load: Seen[MemoryLoad] | None = None
-        if self._reads_load(job):
-            environment = await asyncio.to_thread(self._get_environment)
-            ids, lengths = await asyncio.to_thread(self._ids_and_lengths, job)
-            job.facts = await environment.cached.afacts(ids, lengths)
-            load = await environment.load.aread()  # last, since it changes fastest
-        deciding = asyncio.ensure_future(asyncio.to_thread(self._decide, job, lambda: load))
-        try:
-            await asyncio.shield(deciding)
-        except asyncio.CancelledError:
-            # The thread cannot be cancelled: when it ends, the memory that it reserved is released.
-            deciding.add_done_callback(lambda ended: self._release(ended, job))
-            raise
+        await self._achoosing(job, partial(self._decide, job))
         return job
 
-    def _begin(self, question: str, asker: Asker | None) -> _Job:
+    def _begin(self, question: str, asker: Asker | None) -> Job:
         if not isinstance(question, str) or not question.strip():
             msg = f"the question must be a non-empty string, got {question!r}"
             raise ConfigurationError(msg)
         to_read = self._settings.most_chunks
         due = self.golden is not None and self._is_ours(asker) and self.golden.is_due()
         to_retrieve = max(to_read, GOLDEN_CONFIG.num_chunks) if due else to_read
-        return _Job(question, to_retrieve, to_read, due)
+        return Job(question, to_retrieve, to_read, due)
 
     def _is_ours(self, asker: Asker | None) -> bool:
         """Whether a question is not of another tenant, so that the profiler may learn from it.
@@ -283,56 +271,121 @@ class AdaptivePipeline:
         tenant = getattr(asker, "namespace", None)  # only models of this package know tenants
         return tenant is None or tenant == self._namespace
 
-    def _decide(self, job: _Job, read: Callable[[], Seen[MemoryLoad] | None] | None) -> None:
-        estimate = job.profiled.estimate
-        space, trusted = self._space(estimate)
-        config, why = self._without_best_fit(job, space)
-        load = read() if read is not None else None
-        job.explanation = Explanation(
-            self._settings.mode,
-            config,
-            why,
-            len(job.documents),
-            estimate,
-            trusted,
-            space,
-            None,
-            None if load is None else load.value,
-        )
-        if load is not None and space is not None:
-            self._fit(job, space, load)
-        if self._settings.mode == "gradual" and space is not None and job.documents:
-            suitable = job.fitting or space.ordered(len(job.chunks))
-            job.steps = tuple(steps_before(suitable, job.config))
+    # What to read
+
+    def _load_reader(self, job: Job) -> ReadLoad | None:
+        return self._get_environment().load.read if self._reads_load(job) else None
+
+    async def _achoosing(self, job: Job, choose: Callable[[ReadLoad | None], Chosen]) -> Chosen:
+        """Read the load, and choose in a thread."""
+        read: ReadLoad | None = None
+        if self._reads_load(job):
+            environment = await asyncio.to_thread(self._get_environment)
+            ids, lengths = await asyncio.to_thread(self._ids_and_lengths, job)
+            job.facts = await environment.cached.afacts(ids, lengths)
+            load = await environment.load.aread()  # last, since it changes fastest
+            read = lambda: load  # noqa: E731 - short
+        choosing = asyncio.ensure_future(asyncio.to_thread(choose, read))
+        try:
+            return await asyncio.shield(choosing)
+        except asyncio.CancelledError:
+            # The thread cannot be cancelled: when it ends, the memory that it reserved is released.
+            choosing.add_done_callback(lambda ended: self._release(ended, job))
+            raise
+
+    def _release(self, choosing: asyncio.Task[Chosen], job: Job) -> None:
+        if not choosing.cancelled() and choosing.exception() is not None:
+            logger.info("no configuration for a cancelled question: %s", choosing.exception())
+        self._leave(job)
+
+    def _decide(self, job: Job, read: ReadLoad | None) -> None:
+        """Choose what to read first."""
+        job.space, job.trusted = self._space(job.profiled.estimate)
+        self._choose(job, read)
         with self._lock:
             self._answering += 1
             job.answering = True
         job.decided = time.perf_counter()
 
-    def _fit(self, job: _Job, space: PrunedSpace, load: Seen[MemoryLoad]) -> None:
+    def _reads_on(self, job: Job, answer: Synthesised, read: ReadLoad | None) -> bool:
+        """Choose what to read after an answer that was none; ``False`` if no more suits and fits.
+
+        The memory and time that are left after the earlier steps decide it.
+        """
+        self._learn_pace(job, time.perf_counter())
+        self._reservations.leave(job.ticket)
+        tried, explanation = job.tried, job.explanation
+        job.tried = (*tried, job.config)
+        if self._choose(job, read):
+            job.insufficient.append(shifted(answer, already_read(explanation.config, tried)))
+            return True
+        job.tried, job.explanation = tried, replace(explanation, why="no more")
+        return False
+
+    def _choose(self, job: Job, read: ReadLoad | None) -> bool:
+        """Choose what to read next; ``False`` if it would be no more than before."""
+        choice: Choice | None = None
+        config, why = self._without_best_fit(job)
+        load = read() if read is not None else None
+        if load is not None and job.space is not None:
+            choice = self._fit(job, job.space, load)
+            if choice is None:
+                return False
+            # A step is enough, unless the answer turns out not to be there.
+            config, why = choice.config, "enough" if choice.reason == "step" else choice.reason
+        elif self._is_gradual(job) and job.space is not None:
+            step = next_step(job.space.ordered(len(job.chunks)), config, job.read)
+            if step is None:
+                return False
+            config, why = step, why if step == config else "enough"
+        job.explanation = Explanation(
+            self._settings.mode,
+            config,
+            why,
+            len(job.documents),
+            job.profiled.estimate,
+            job.trusted,
+            job.space,
+            choice,
+            None if load is None else load.value,
+            job.tried,
+        )
+        job.chosen = time.perf_counter()
+        return True
+
+    def _fit(self, job: Job, space: PrunedSpace, load: Seen[MemoryLoad]) -> Choice | None:
         environment = self._get_environment()
         sizes = self._measures.sizes(job.question, space)
         facts = job.facts or environment.cached.facts(*self._ids_and_lengths(job))
 
-        def choose(situation: Situation) -> Choice:
+        def choose(situation: Situation) -> Choice | None:
             job.pace = situation.pace
-            job.fitting = environment.best_fit.fitting(space, facts, sizes, situation)
-            return environment.best_fit.choose(space, facts, sizes, situation)
+            best_fit = environment.best_fit
+            if self._is_gradual(job):
+                return best_fit.choose_step(space, facts, sizes, situation, job.read)
+            return best_fit.choose(space, facts, sizes, situation)
 
         choice, job.ticket = self._reservations.choose(
             load.value,
-            self._settings.latency_budget,
+            self._budget_left(job),
             environment.best_fit.prefill,
             choose,
             as_of=load.began,
         )
-        job.explanation = replace(
-            job.explanation, config=choice.config, why=choice.reason, choice=choice
-        )
+        return choice
 
-    def _without_best_fit(
-        self, job: _Job, space: PrunedSpace | None
-    ) -> tuple[SynthesisConfig, Why]:
+    def _is_gradual(self, job: Job) -> bool:
+        return self._settings.mode == "gradual" and bool(job.documents)
+
+    def _budget_left(self, job: Job) -> float | None:
+        """Seconds that the answer may still take; the budget is for all of its steps."""
+        budget = self._settings.latency_budget
+        if budget is None or not job.tried:
+            return budget
+        return budget - (time.perf_counter() - job.decided)
+
+    def _without_best_fit(self, job: Job) -> tuple[SynthesisConfig, Why]:
+        space = job.space
         if self._settings.config is not None:
             return self._settings.config, "fixed"
         assert space is not None  # noqa: S101 - for type checkers: no config, so a profile
@@ -355,10 +408,10 @@ class AdaptivePipeline:
         self._recent.note(space)
         return space, True
 
-    def _reads_load(self, job: _Job) -> bool:
+    def _reads_load(self, job: Job) -> bool:
         return self._settings.mode in {"adaptive", "gradual"} and bool(job.documents)
 
-    def _ids_and_lengths(self, job: _Job) -> tuple[list[str], tuple[int, ...]]:
+    def _ids_and_lengths(self, job: Job) -> tuple[list[str], tuple[int, ...]]:
         return [chunk.id for chunk in job.chunks], self._measures.lengths(job.chunks)
 
     def _get_environment(self) -> _Environment:
@@ -373,36 +426,39 @@ class AdaptivePipeline:
             return self._environment
 
     def _synthesis_arguments(
-        self, job: _Job, asker: Asker | None, config: SynthesisConfig | None = None
+        self, job: Job, asker: Asker | None
     ) -> tuple[Asker, str, Chunks, SynthesisConfig, SynthesisSettings]:
-        config = config or job.config
-        known = already_read(config, job.explanation.tried)
-        left = replace(config, num_chunks=config.num_chunks - known)
+        known = already_read(job.config, job.tried)
+        left = replace(job.config, num_chunks=job.config.num_chunks - known)
         return asker or self._asker, job.question, job.chunks[known:], left, self._synthesis
 
-    def _read_less(self, job: _Job, asker: Asker | None) -> Synthesised | None:
-        """Answer from less than was chosen, step by step; ``None`` if the answer is not there."""
-        for config in job.steps:
-            answer = synthesise(*self._synthesis_arguments(job, asker, config))
-            if job.suffices(config, answer):
+    def _read_less(self, job: Job, asker: Asker | None) -> Synthesised | None:
+        """Answer step by step; ``None`` where the most is to be read next, maybe as a stream."""
+        while job.is_step:
+            answer = synthesise(*self._synthesis_arguments(job, asker))
+            if not found_nothing(answer.text):
+                return answer
+            if not self._reads_on(job, answer, self._load_reader(job)):
                 return answer
         return None
 
-    async def _aread_less(self, job: _Job, asker: Asker | None) -> Synthesised | None:
+    async def _aread_less(self, job: Job, asker: Asker | None) -> Synthesised | None:
         """Async version of :meth:`_read_less`."""
-        for config in job.steps:
-            answer = await asynthesise(*self._synthesis_arguments(job, asker, config))
-            if job.suffices(config, answer):
+        while job.is_step:
+            answer = await asynthesise(*self._synthesis_arguments(job, asker))
+            if not found_nothing(answer.text):
+                return answer
+            if not await self._achoosing(job, partial(self._reads_on, job, answer)):
                 return answer
         return None
 
     # The profile
 
-    def _start_profile(self, question: str) -> Future[_Profiled]:
+    def _start_profile(self, question: str) -> Future[Profiled]:
         """Profile a question in a thread; a copy of the context keeps the frameworks' callbacks."""
-        future: Future[_Profiled] = Future()
+        future: Future[Profiled] = Future()
         if self._profiler is None:
-            future.set_result(_Profiled(None, 0.0))
+            future.set_result(Profiled(None, 0.0))
             return future
         context = contextvars.copy_context()
         name = "ragcache-profile"
@@ -410,44 +466,36 @@ class AdaptivePipeline:
         threading.Thread(target=target, name=name, daemon=True).start()
         return future
 
-    def _profile(self, question: str) -> _Profiled:
+    def _profile(self, question: str) -> Profiled:
         began = time.perf_counter()
         assert self._profiler is not None  # noqa: S101 - for type checkers
         try:
             estimate = self._profiler.profile(question)
         except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
             estimate = failed_estimate("none", error)
-        return _Profiled(estimate, time.perf_counter() - began)
+        return Profiled(estimate, time.perf_counter() - began)
 
-    async def _aprofile(self, question: str) -> _Profiled:
+    async def _aprofile(self, question: str) -> Profiled:
         began = time.perf_counter()
         if self._profiler is None:
-            return _Profiled(None, 0.0)
+            return Profiled(None, 0.0)
         try:
             estimate = await self._profiler.aprofile(question)
         except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
             estimate = failed_estimate("none", error)
-        return _Profiled(estimate, time.perf_counter() - began)
+        return Profiled(estimate, time.perf_counter() - began)
 
-    def _seconds_left(self, job: _Job) -> float:
+    def _seconds_left(self, job: Job) -> float:
         return max(0.0, job.began + self._settings.profile_timeout - time.perf_counter())
 
     # After the answer
 
-    def _finish(self, job: _Job, result: Synthesised) -> AdaptiveAnswer:
+    def _finish(self, job: Job, result: Synthesised) -> AdaptiveAnswer:
         ended = time.perf_counter()
-        choice = job.explanation.choice
-        measured = ended - job.decided
-        # The pace of the model shows only if the stream's reader took little of the time, and if
-        # nothing else was read before or instead.
-        if (
-            choice is not None
-            and not job.steps
-            and job.reader_seconds <= MAX_READER_SHARE * measured
-        ):
-            self._reservations.note(choice.seconds / job.pace, measured)
-        if job.steps:
-            known = already_read(job.config, job.explanation.tried)
+        if job.explanation.why != "no more":  # or else it was learnt before
+            self._learn_pace(job, ended)
+        if job.tried:
+            known = already_read(job.config, job.tried)
             result = after(shifted(result, known), job.insufficient)
         estimate = job.profiled.estimate
         cost = AdaptiveCost(
@@ -466,12 +514,22 @@ class AdaptivePipeline:
             self.golden.start(job.question, job.documents)
         return AdaptiveAnswer(result, job.explanation, cost)
 
-    def _leave(self, job: _Job) -> None:
+    def _learn_pace(self, job: Job, ended: float) -> None:
+        """Learn from the last step how long the model takes.
+
+        That shows only if nothing of it was read before, and if a stream's reader took little of
+        the time.
+        """
+        choice, measured = job.explanation.choice, ended - job.chosen
+        is_whole = not already_read(job.config, job.tried)
+        if choice is not None and is_whole and job.reader_seconds <= MAX_READER_SHARE * measured:
+            self._reservations.note(choice.seconds / job.pace, measured)
+
+    def _leave(self, job: Job) -> None:
         with self._lock:
             self._answering -= job.answering
             job.answering = False
-        if job.ticket is not None:
-            self._reservations.leave(job.ticket)
+        self._reservations.leave(job.ticket)
 
     def _golden(self, teaches: LLMProfiler | None) -> GoldenFeedback | None:
         settings = self._settings
@@ -505,67 +563,3 @@ class _Environment:
     load: LoadReader
     cached: CachedChunks
     best_fit: BestFit
-
-
-@dataclass(frozen=True, slots=True)
-class _Profiled:
-    """A profiler's estimate, and how long it took in seconds."""
-
-    estimate: ProfileEstimate | None
-    seconds: float
-
-
-@dataclass(slots=True)
-class _Job:
-    """One question: times by the performance counter, what is known of it, what was decided."""
-
-    question: str
-    to_retrieve: int
-    to_read: int
-    golden: bool
-    began: float = field(default_factory=time.perf_counter)
-    documents: tuple[PromptDocument, ...] = ()
-    retrieved: float = 0.0
-    profiled: _Profiled = _Profiled(None, 0.0)
-    estimated: float = 0.0
-    facts: ChunkFacts | None = None
-    decided: float = 0.0
-    pace: float = 1.0
-    ticket: int | None = None
-    answering: bool = False
-    reader_seconds: float = 0.0
-    fitting: Iterator[SynthesisConfig] | None = None
-    steps: tuple[SynthesisConfig, ...] = ()
-    insufficient: list[Synthesised] = field(default_factory=list)
-    explanation: Explanation = field(init=False)
-
-    @property
-    def chunks(self) -> tuple[PromptDocument, ...]:
-        """The chunks that the answer may read; golden feedback may read more."""
-        return self.documents[: self.to_read]
-
-    @contextmanager
-    def timing_reader(self) -> Iterator[None]:
-        """Surrounds a ``yield``: adds up the time that the stream's reader takes."""
-        began = time.perf_counter()
-        yield
-        self.reader_seconds += time.perf_counter() - began
-
-    @property
-    def config(self) -> SynthesisConfig:
-        return self.explanation.config
-
-    def suffices(self, config: SynthesisConfig, answer: Synthesised) -> bool:
-        """Note what one of the steps came to; whether it is an answer."""
-        tried = self.explanation.tried
-        if found_nothing(answer.text):
-            self.insufficient.append(shifted(answer, already_read(config, tried)))
-            self.explanation = replace(self.explanation, tried=(*tried, config))
-            return False
-        self.explanation = replace(self.explanation, config=config, why="enough")
-        return True
-
-
-def _late(job: _Job) -> _Profiled:
-    estimate = ProfileEstimate(None, "none", problem="the profiler did not answer in time")
-    return _Profiled(estimate, time.perf_counter() - job.began)

@@ -48,8 +48,8 @@ class AdaptiveSettings:
         profile_timeout: Seconds after the question at which the pipeline stops waiting for its
             profile, and uses what suited recent questions instead.
         latency_budget: Seconds that the answer may take, estimated by the prefill cost model and
-            the answers so far; ``None`` for no limit. For ``gradual``, it limits the last answer
-            alone.
+            the answers so far; ``None`` for no limit. For ``gradual``, all steps share it: one is
+            begun only if it should end in time.
         golden_every: One in this many questions is answered again with the most expensive
             configuration while the model is idle, and the profiler learns from it; 30 in the
             paper. ``None`` for never.

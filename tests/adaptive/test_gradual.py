@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing, closing
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from ragcache_integrations.adaptive import (
     AdaptiveSettings,
+    MemoryLoad,
     ModelAnswer,
     ModelRequest,
     QueryProfile,
@@ -254,15 +256,85 @@ def test_cancelling_any_answer_gives_the_memory_back(monkeypatch: pytest.MonkeyP
         assert left_clean(pipeline)
 
 
-def test_the_pace_of_the_model_is_not_learnt_from_several_answers(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("estimate", "steps_learnt"),
+    # Of the later steps of ALONE, some chunks were read before.
+    [(sure(), [2, 4, 6]), (sure(ALONE), [2])],
+)
+@every_way
+def test_the_pace_of_the_model_is_learnt_from_each_step_that_is_read_whole(
+    way: Way, estimate: Any, steps_learnt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    estimates: list[float] = []
+    pipeline = make(Profiling(estimate), Memory(), knows(5), mode="gradual")
+    # Nothing else shows what was learnt.
+    monkeypatch.setattr(pipeline._reservations, "note", lambda each, _: estimates.append(each))
+    way(pipeline)
+    assert len(estimates) == len(steps_learnt)
+    assert estimates == sorted(set(estimates))
+
+
+@every_way
+def test_less_memory_than_before_ends_it(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory()
     noted: list[float] = []
-    pipeline = make(memory=Memory(), asker=knows(5), mode="gradual")
+
+    def answer(request: ModelRequest) -> ModelAnswer:
+        memory.load = MemoryLoad(0, 100_000)
+        return said(MISSING)
+
+    asker = ScriptedAsker(answer)
+    pipeline = make(memory=memory, asker=asker, mode="gradual")
     # Nothing else shows what was learnt.
     monkeypatch.setattr(pipeline._reservations, "note", lambda _, measured: noted.append(measured))
-    pipeline.answer(QUESTION, retrieve)
-    assert noted == []
+    answered = way(pipeline)
+    explanation = answered.explanation
+    assert texts_read(asker) == [2]
+    assert (answered.text, answered.cost.calls) == (MISSING, 1)
+    assert (explanation.config, explanation.why) == (SynthesisConfig("stuff", 2), "no more")
+    assert explanation.tried == ()
+    assert str(explanation).startswith(
+        "stuff with 2 chunks: no more than that fits into the memory and the time that are left; "
+    )
+    assert len(noted) == 1
+    assert left_clean(pipeline)
+
+
+@every_way
+def test_more_memory_than_before_reads_more(way: Way) -> None:
+    four = way(make(memory=Memory(), method="stuff", max_chunks=4)).explanation
+    assert four.choice is not None
+    memory = Memory(four.choice.need)
+
+    def answer(request: ModelRequest) -> ModelAnswer:
+        memory.load = MemoryLoad(100_000, 100_000)
+        return said("yes", -0.5) if CHUNKS[5].text in read(request) else said(MISSING, -0.1)
+
+    asker = ScriptedAsker(answer)
+    explanation = way(make(memory=memory, asker=asker, mode="gradual")).explanation
+    # At first, no more than four chunks would have been read.
+    assert texts_read(asker) == [2, 4, 6]
+    assert (explanation.config.num_chunks, explanation.why) == (6, "fits")
+
+
+@every_way
+def test_all_steps_share_the_time(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.perf_counter()
+
+    def answer(request: ModelRequest) -> ModelAnswer:
+        nonlocal now
+        now += 20
+        return said(MISSING)
+
+    asker = ScriptedAsker(answer)
+    pipeline = make(memory=Memory(), asker=asker, mode="gradual", latency_budget=30)
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "perf_counter", lambda: now)
+        explanation = way(pipeline).explanation
+    # After two steps there is no time for a third.
+    assert len(asker.requests) == 2
+    assert explanation.why == "no more"
+    assert left_clean(pipeline)
 
 
 @every_way
@@ -281,7 +353,7 @@ def test_what_is_read_first_fits_into_the_memory_too(way: Way) -> None:
     assert (explanation.why, explanation.config) == ("enough", SynthesisConfig("map_reduce", 2, 30))
     assert texts_read(asker) == [1, 1, 2]
     assert explanation.choice is not None
-    assert explanation.choice.config.num_chunks > 2
+    assert explanation.choice.config == explanation.config
 
 
 @every_way

@@ -1,6 +1,6 @@
 """The best configuration that fits the free memory: candidates, load, reservations."""
 
-from .best_fit import BestFit, Choice, ChunkFacts, Situation
+from .best_fit import BestFit, Choice, ChunkFacts, Situation, next_step
 from .cached_chunks import CachedChunks
 from .load import EngineLoadSource, LoadSource, MemoryLoad, MetricsLoadSource
 from .mapping import DEFAULT_PROFILE, LEEWAY, Held, PrunedSpace, RecentSpaces, pruned_space
@@ -29,6 +29,7 @@ __all__ = [
     "Resources",
     "Seen",
     "Situation",
+    "next_step",
     "pruned_space",
     "resources_of",
 ]

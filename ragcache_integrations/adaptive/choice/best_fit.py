@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ragcache_integrations.adaptive.types import Synthesis, SynthesisConfig
@@ -23,10 +23,11 @@ __all__ = [
     "PromptSizes",
     "Reason",
     "Situation",
+    "next_step",
     "size",
 ]
 
-Reason = Literal["fits", "fallback", "late", "queued"]
+Reason = Literal["fits", "step", "fallback", "late", "queued"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,10 +219,11 @@ class Choice:
 
     Attributes:
         config: The configuration.
-        reason: ``fits``: the largest of the space that fits. ``fallback``: nothing of the space
-            fits, so the cheapest of the right method, with as many chunks as fit. ``late``: not
-            even the fewest chunks, one unless their number is held, fit into the latency budget, or
-            the window. ``queued``: not even they fit into the free memory, so that it has to wait.
+        reason: ``fits``: the largest of the space that fits. ``step``: a smaller one that fits,
+            after which more may be read. ``fallback``: nothing of the space fits, so the cheapest
+            of the right method, with as many chunks as fit. ``late``: not even the fewest chunks,
+            one unless their number is held, fit into the latency budget, or the window. ``queued``:
+            not even they fit into the free memory, so that it has to wait.
         plan: The calls that it makes.
         need: Memory without which it would wait, in tokens.
         seconds: How long it should take, including the wait.
@@ -296,22 +298,42 @@ class BestFit:
             considered=len(considered),
         )
 
-    def fitting(
+    def choose_step(
         self,
         space: PrunedSpace,
         chunks: ChunkFacts,
         sizes: PromptSizes,
         situation: Situation,
-    ) -> Iterator[SynthesisConfig]:
-        """The configurations of a space that fit, the smallest first.
+        read: int,
+    ) -> Choice | None:
+        """Choose what to read next of a question, the smallest that fits first.
 
         Args:
             space: The configurations that suit the question.
             chunks: The retrieved chunks.
             sizes: Lengths of the prompts without them.
-            situation: The memory and time that they have to fit into.
+            situation: The memory and time that it has to fit into.
+            read: How many chunks were read before, in which the answer was not; 0 for none.
+
+        Returns:
+            The choice; ``None`` if nothing that fits reads more than before.
         """
-        return self._fitting(space.ordered(len(chunks.tokens)), chunks, sizes, situation)
+        most = self.choose(space, chunks, sizes, situation)
+        fitting = self._fitting(space.ordered(len(chunks.tokens)), chunks, sizes, situation)
+        config = next_step(fitting, most.config, read)
+        if config is None:
+            return None
+        if config == most.config:
+            return most
+        plan = size(config, chunks, sizes)
+        return replace(
+            most,
+            config=config,
+            reason="step",
+            plan=plan,
+            need=plan.need,
+            seconds=self.seconds(plan, situation),
+        )
 
     def _fitting(
         self,
@@ -369,6 +391,26 @@ class BestFit:
         smallest = [config for config in cheap if config.num_chunks == fewest]
         least = min(smallest, key=lambda config: (plans[config].need, RANK[config.method]))
         return least, "late" if plans[least].need <= situation.free_tokens else "queued"
+
+
+def next_step(
+    suitable: Iterable[SynthesisConfig], most: SynthesisConfig, read: int
+) -> SynthesisConfig | None:
+    """Choose what to read next: at least twice as many chunks as before, and as few as that allows.
+
+    Args:
+        suitable: The configurations that may be chosen, smallest first.
+        most: The one that reads the most.
+        read: How many chunks were read before; 0 for none.
+
+    Returns:
+        The configuration: ``most`` if none that reads less reads twice as many as before, and
+        ``None`` if not even ``most`` reads more than before.
+    """
+    if most.num_chunks <= read:
+        return None
+    smaller = (config for config in suitable if 2 * read <= config.num_chunks < most.num_chunks)
+    return next(smaller, most)
 
 
 def _cheapest(space: PrunedSpace, counts: range) -> Sequence[SynthesisConfig]:

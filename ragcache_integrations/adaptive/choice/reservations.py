@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
@@ -18,6 +19,8 @@ MEMORY = 0.9
 
 ARRIVAL_SECONDS = 0.05
 """Within this time a plan's calls reach the engine, whose load includes them from then on."""
+
+Chosen = TypeVar("Chosen", bound=Choice | None)
 
 PACE_LIMITS = (0.01, 100.0)
 """The least and the largest ratio that one answer counts for."""
@@ -59,21 +62,21 @@ class Reservations:
         load: MemoryLoad,
         latency_budget: float | None,
         prefill: PrefillCostModel,
-        choose: Callable[[Situation], Choice],
+        choose: Callable[[Situation], Chosen],
         *,
         as_of: float | None = None,
-    ) -> tuple[Choice, int]:
+    ) -> tuple[Chosen, int]:
         """Choose a configuration and reserve its memory, before anyone else chooses.
 
         Args:
             load: The load that the engine reports.
             latency_budget: Seconds that the answer may take; ``None`` for no limit.
             prefill: Estimates prefill seconds, and so how long the queue takes.
-            choose: Chooses a configuration that fits a situation.
+            choose: Chooses a configuration that fits a situation; ``None`` if it takes none.
             as_of: When the load was read, by the clock; ``None`` for now.
 
         Returns:
-            The choice, and the ticket that :meth:`leave` takes.
+            The choice, and the ticket that :meth:`leave` takes; 0 for no choice.
         """
         with self._lock:
             waiting = load.waiting_requests * self._call_tokens
@@ -82,7 +85,7 @@ class Reservations:
             free = load.free_tokens - waiting - coming
             queue = load.waiting_requests * prefill(0, int(self._call_tokens)) if waiting else 0.0
             choice = choose(Situation(int(free), latency_budget, queue, self.pace))
-            return choice, self._enter(choice.plan)
+            return choice, 0 if choice is None else self._enter(choice.plan)
 
     def leave(self, ticket: int) -> None:
         """Release the memory of a plan whose answer is complete or cancelled. Idempotent."""

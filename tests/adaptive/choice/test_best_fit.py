@@ -127,9 +127,7 @@ def test_it_is_the_largest_that_fits_by_brute_force(
         assert choice.reason == "fits"
         assert choice.config in fitting
         assert order(choice.config) == max(map(order, fitting))
-        assert list(fit.fitting(space, chunks, sizes, situation)) == sorted(set(fitting), key=order)
         return
-    assert list(fit.fitting(space, chunks, sizes, situation)) == []
     # Of the right method, with the shortest summaries, as many chunks as fit.
     lowest = {
         region.method: min(
@@ -157,6 +155,33 @@ def test_it_is_the_largest_that_fits_by_brute_force(
         assert choice.need == min(
             needed(one, chunks, sizes) for one in cheap if one.num_chunks == fewest
         )
+
+
+@given(spaces, chunk_facts(), st.integers(-100, 4000), budgets, st.integers(0, 20))
+def test_a_step_is_the_smallest_that_reads_twice_as_many_by_brute_force(
+    space: PrunedSpace, chunks: ChunkFacts, free: int, budget: float | None, read: int
+) -> None:
+    situation, fit = Situation(free, budget), BestFit()
+    most = fit.choose(space, chunks, SIZES, situation)
+    step = fit.choose_step(space, chunks, SIZES, situation, read)
+    smaller = [
+        config
+        for config in every(space, len(chunks.tokens))
+        if 2 * read <= config.num_chunks < most.config.num_chunks
+        and fit.fits(size(config, chunks, SIZES), situation)
+    ]
+    if most.config.num_chunks <= read:
+        assert step is None
+    elif not smaller:
+        assert step == most
+    else:
+        assert step is not None
+        assert step.reason == "step"
+        assert order(step.config) == min(map(order, smaller))
+        plan = size(step.config, chunks, SIZES)
+        assert (step.plan, step.need) == (plan, plan.need)
+        assert step.seconds == fit.seconds(plan, situation)
+        assert (step.free_tokens, step.considered) == (free, most.considered)
 
 
 def choose(

@@ -93,3 +93,16 @@ def test_the_pace_follows_what_was_measured() -> None:
     for _ in range(1000):
         reservations.note(1.0, 1e9)
     assert reservations.pace <= 100
+
+
+def test_no_choice_reserves_nothing() -> None:
+    reservations = Reservations(Clock())
+    load = MemoryLoad(2000, 2000)
+    choice, ticket = reservations.choose(load, None, FIT.prefill, lambda _: None)
+    assert (choice, ticket) == (None, 0)
+    assert reservations.idle
+    _, taken = choose(reservations, load)
+    reservations.leave(ticket)
+    assert not reservations.idle
+    reservations.leave(taken)
+    assert reservations.idle
