@@ -291,7 +291,8 @@ class Runner:
     def _write(self, checkpoint: Checkpoint, records: list[Record]) -> None:
         if self._plan.retriever.has_state and not checkpoint.complete:
             file = self._directory.new_cache_file(len(self._sessions))
-            self._plan.retriever.save(file)
+            with self._directory.writing():
+                self._plan.retriever.save(file)
             checkpoint.cache = file.name
         self._directory.commit(checkpoint, records)
 

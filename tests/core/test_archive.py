@@ -8,12 +8,10 @@ import hashlib
 import io
 import os
 import pickle
-import resource
 import stat
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from numpy.typing import NDArray
 from ragcache_integrations.core.archive import read_archive, write_archive
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
 from tests.support.memory import no_more_memory_than
+from tests.support.room import room_for
 
 Arrays = Mapping[str, NDArray[Any]]
 SMALL: Arrays = {"numbers": np.arange(5), "vectors": np.eye(3, dtype=np.float32)}
@@ -273,17 +272,6 @@ def test_objects_are_not_written(tmp_path: Path) -> None:
     assert same(read_archive(tmp_path / "cache.npz"), SMALL)
 
 
-@contextmanager
-def no_file_larger_than(size: int) -> Iterator[None]:
-    """Writing more fails in the system, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99, 1])
 def test_where_there_is_no_room_the_old_file_stays_alone(tmp_path: Path, share: float) -> None:
     path = tmp_path / "cache.npz"
@@ -293,7 +281,7 @@ def test_where_there_is_no_room_the_old_file_stays_alone(tmp_path: Path, share: 
     write_archive(path, SMALL)
     before = path.read_bytes()
     room = int(share * (needed - 1))
-    with no_file_larger_than(room), pytest.raises(OSError, match="File too large") as raised:
+    with room_for(room), pytest.raises(OSError, match="File too large") as raised:
         write_archive(path, larger)
     assert raised.value.errno == errno.EFBIG
     assert path.read_bytes() == before

@@ -27,7 +27,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -80,8 +81,7 @@ class RunDirectory(Closeable):
             self._open(dict(config), fresh=fresh)
         except OSError as error:
             self.close()
-            what = f"{error.filename or path}: {error.strerror or error}"
-            msg = f"cannot write the run to {path} ({what}): name another --out"
+            msg = f"{_refused(path, error)}: name another --out"
             raise ConfigurationError(msg) from error
         except BaseException:
             self.close()
@@ -103,7 +103,7 @@ class RunDirectory(Closeable):
             msg = f"{self.path} must be empty or hold a run, but has other files"
             raise ConfigurationError(msg)
         else:
-            self.write_json("config.json", config)
+            self._replace("config.json", [config], indent=2)
         self._file = open_own(self.path / "records.jsonl")
         # Records after the checkpoint are cut off: their questions are asked again.
         self._file.truncate(self.checkpoint.records_bytes)
@@ -131,6 +131,19 @@ class RunDirectory(Closeable):
         self._saves += 1
         return self.path / f"cache-{session}-{self._saves}.npz"
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Surrounds what writes into the folder of a run that has begun.
+
+        Raises:
+            ConfigurationError: The system refuses it, as where the disk is full.
+        """
+        try:
+            yield
+        except OSError as error:
+            msg = f"{_refused(self.path, error)}: once that is mended, the same command resumes it"
+            raise ConfigurationError(msg) from error
+
     def commit(self, checkpoint: Checkpoint, records: Iterable[Record]) -> None:
         """Write a checkpoint.
 
@@ -138,29 +151,45 @@ class RunDirectory(Closeable):
             checkpoint: The checkpoint, whose query cache is already saved. The length and the
                 checksum of its records are set here.
             records: The new records.
+
+        Raises:
+            ConfigurationError: The system refuses it. The last checkpoint is as it was.
         """
         assert self._file is not None  # noqa: S101 - opened on construction
         lines = b"".join(_dumped(record.as_dict()) + b"\n" for record in records)
-        self._file.seek(0, os.SEEK_END)
-        self._file.write(lines)
-        self._file.flush()
-        self._digest.update(lines)
-        checkpoint.records_bytes = self._file.tell()
-        checkpoint.records_sha256 = self._digest.hexdigest()
-        os.fsync(self._file.fileno())
-        self.write_json("checkpoint.json", checkpoint.as_dict())
-        self.checkpoint = checkpoint
-        self._tidy()
+        with self.writing():
+            self._file.seek(0, os.SEEK_END)
+            self._file.write(lines)
+            self._file.flush()
+            self._digest.update(lines)
+            checkpoint.records_bytes = self._file.tell()
+            checkpoint.records_sha256 = self._digest.hexdigest()
+            os.fsync(self._file.fileno())
+            self.write_json("checkpoint.json", checkpoint.as_dict())
+            self.checkpoint = checkpoint
+            self._tidy()
 
     def write_json(self, name: str, content: Any) -> None:
-        """Replace a JSON file atomically: readers see the old or the new content."""
-        with replacing(self.path / name, links=False) as file:
-            file.write(_dumped(content, indent=2) + b"\n")
+        """Replace a JSON file atomically: readers see the old or the new content.
+
+        Raises:
+            ConfigurationError: The system refuses it.
+        """
+        with self.writing():
+            self._replace(name, [content], indent=2)
 
     def write_json_lines(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Replace a file of JSON lines atomically."""
+        """Replace a file of JSON lines atomically.
+
+        Raises:
+            ConfigurationError: The system refuses it.
+        """
+        with self.writing():
+            self._replace(name, rows)
+
+    def _replace(self, name: str, rows: Sequence[Any], indent: int | None = None) -> None:
         with replacing(self.path / name, links=False) as file:
-            file.writelines(_dumped(row) + b"\n" for row in rows)
+            file.writelines(_dumped(row, indent) + b"\n" for row in rows)
 
     def _tidy(self) -> None:
         """Delete caches of other checkpoints, and unfinished files of a killed process."""
@@ -178,7 +207,9 @@ class RunDirectory(Closeable):
         """Close the files and release the lock. Idempotent."""
         for file in (self._file, self._lock):
             if file is not None:
-                file.close()
+                # What could not be written would be tried again; `commit` said so.
+                with suppress(OSError):
+                    file.close()
         self._file = self._lock = None
 
 
@@ -195,6 +226,11 @@ _FILES = (
     *("checkpoint.json", "records.jsonl", "scores.jsonl", "summary.json", "environment.json"),
     "config.json",
 )
+
+
+def _refused(path: Path, error: OSError) -> str:
+    what = f"{error.filename or path}: {error.strerror or error}"
+    return f"cannot write the run to {path} ({what})"
 
 
 def _locked(path: Path) -> BinaryIO:

@@ -22,6 +22,7 @@ from ragcache_integrations.evaluation import EvalRun, evaluate
 from ragcache_integrations.evaluation.records import Record, RunDirectory
 from ragcache_integrations.evaluation.records.checkpoints import Checkpoint, read_records
 from tests.evaluation.world import Echo, make_retriever
+from tests.support.room import room_for
 
 WORKLOAD: dict[str, Any] = {"sample": 30, "workload": "zipf", "length": 90, "seed": 3, "k": 4}
 
@@ -101,6 +102,14 @@ def test_crashes_lose_nothing(
         *(".lock", "checkpoint.json", "config.json", "environment.json"),
         *("records.jsonl", "scores.jsonl", "summary.json"),
     }
+
+
+@pytest.mark.parametrize("size", [0, 4_000, 12_000, 20_000])
+def test_a_full_disk_loses_nothing(undisturbed: EvalRun, tmp_path: Path, size: int) -> None:
+    with room_for(size), pytest.raises(ConfigurationError, match="cannot write the run to") as no:
+        run(tmp_path)
+    assert ("resumes it" in str(no.value)) == (size > 0)
+    assert facts(run(tmp_path)) == facts(undisturbed)
 
 
 @pytest.mark.parametrize(
