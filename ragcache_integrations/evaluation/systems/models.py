@@ -118,12 +118,15 @@ class Model:
             return
         tokens = engine.encode(texts).prompt_tokens
         needed = tokens * engine.stats().block_bytes / engine.block_size / GIB
-        if needed > self._own.document_cache_gib:
+        # With room on disk, `encode` has raised an error if it holds less than all of them.
+        if needed > self._own.document_cache_gib and not self._own.disk_cache_gib:
             logger.warning(
                 "the documents need %.1f GiB, and document_cache_gib=%g: those that do not fit are "
-                "computed exactly, so that answers seem better and later than with all of them",
+                "computed exactly, so that answers seem better and later than with all of them; "
+                "disk_cache_gib=%.0f would hold them",
                 needed,
                 self._own.document_cache_gib,
+                needed + 1,
             )
 
     def close(self) -> None:
