@@ -21,8 +21,9 @@ ANYWHERE: dict[str, dict[str, int]] = {
         "exact_documents": 1,
     },
 }
-OF_DOCUMENTS = ("document_cache_gib",)
-OF_TREE = (*OF_DOCUMENTS, "host_cache_gib", "disk_cache_gib", "disk_cache_dir", "policy")
+OF_DOCUMENTS = ("document_cache_gib", "disk_cache_gib", "disk_cache_dir")
+"""Exact prefixes would be written to the disk, too, where none of them is read again."""
+OF_TREE = (*OF_DOCUMENTS, "host_cache_gib", "policy")
 
 
 def _variants(form: Form) -> tuple[Variant, ...]:
