@@ -9,7 +9,7 @@ same for the chat classes over a backend that answers at once, beside the framew
 Embedding and search are subtracted on both sides, by a stopwatch around the embedding model and
 around the store's own search: what every search of it ends in, by whichever way it was called.
 Embeddings are looked up in a table. A miss finds, and keeps for re-ranking, four times as many
-documents as the plain retriever.
+documents as the plain retriever; with ``--rerank-factor 1``, as many.
 
 Each ratio is one of medians, with a 95% interval. ``calls`` and ``files`` are calls into this
 package's code and the number of its files that they enter, in all threads. The last line is one
@@ -48,6 +48,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.seeds = range(1 if options.quick else options.seeds)
         self.questions = 30 if options.quick else options.questions
+        self.rerank_factor = options.rerank_factor
         self.texts = [
             f"Passage {number}. " + "A sentence about cats. " * 20 for number in range(DOCUMENTS)
         ]
@@ -76,7 +77,9 @@ class Bench:
     ) -> Any:
         vectors = vectors_of([*questions, *self.texts], DIM, seed)
         module = FRAMEWORKS[framework]
-        return module.retrievers(vectors, self.texts, asynchronous=asynchronous)
+        return module.retrievers(
+            vectors, self.texts, rerank_factor=self.rerank_factor, asynchronous=asynchronous
+        )
 
 
 async def measure(bench: Bench, framework: str) -> dict[str, Any]:
@@ -118,6 +121,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=300, help="timed, for each seed")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--rerank-factor",
+        type=int,
+        default=4,
+        help="times as many documents of a miss are kept as the plain retriever finds",
+    )
     parser.add_argument("--quick", action="store_true", help="few questions, one seed")
     bench = Bench(parser.parse_args())
     results = {framework: asyncio.run(measure(bench, framework)) for framework in FRAMEWORKS}

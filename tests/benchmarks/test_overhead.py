@@ -93,7 +93,7 @@ def test_rephrasings_alone_are_close() -> None:
 @pytest.mark.parametrize("framework", ["langchain", "llama_index"])
 @pytest.mark.slow
 def test_hits_take_fewer_calls_than_misses_in_both_frameworks(framework: str) -> None:
-    options = argparse.Namespace(quick=True, seeds=1, questions=1)
+    options = argparse.Namespace(quick=True, seeds=1, questions=1, rerank_factor=4)
     bench = overhead.Bench(options)
     bench.questions = 3
     figures = json.loads(json.dumps(asyncio.run(overhead.measure(bench, framework))))

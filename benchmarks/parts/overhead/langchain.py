@@ -38,13 +38,18 @@ class _Known(Embeddings):
 
 
 def retrievers(
-    vectors: Mapping[str, list[float]], texts: Sequence[str], *, asynchronous: bool
+    vectors: Mapping[str, list[float]],
+    texts: Sequence[str],
+    *,
+    rerank_factor: int,
+    asynchronous: bool,
 ) -> Contest:
     """Return ours and the framework's own retriever of the same store.
 
     Args:
         vectors: Embeddings of questions and of texts.
         texts: What the store holds.
+        rerank_factor: How many times as many documents of a miss are kept for re-ranking.
         asynchronous: Ask by coroutines.
     """
     stopwatch = Stopwatch()
@@ -59,7 +64,8 @@ def retrievers(
     search = stopwatch.timed(store._similarity_search_with_score_by_vector)  # noqa: SLF001 - see above
     # In its place, on this object alone.
     store._similarity_search_with_score_by_vector = search  # type: ignore[method-assign]  # noqa: SLF001
-    plain, ours = store.as_retriever(), ApproximateCacheRetriever.from_vectorstore(store)
+    plain = store.as_retriever()
+    ours = ApproximateCacheRetriever.from_vectorstore(store, rerank_factor=rerank_factor)
     if asynchronous:
         return Contest(plain.ainvoke, ours.ainvoke, stopwatch)
     return Contest(plain.invoke, ours.invoke, stopwatch)

@@ -52,13 +52,18 @@ class _Known(BaseEmbedding):
 
 
 def retrievers(
-    vectors: Mapping[str, list[float]], texts: Sequence[str], *, asynchronous: bool
+    vectors: Mapping[str, list[float]],
+    texts: Sequence[str],
+    *,
+    rerank_factor: int,
+    asynchronous: bool,
 ) -> Contest:
     """Return ours and the framework's own retriever of the same index.
 
     Args:
         vectors: Embeddings of questions and of texts.
         texts: What the index holds.
+        rerank_factor: How many times as many documents of a miss are kept for re-ranking.
         asynchronous: Ask by coroutines.
     """
     stopwatch = Stopwatch()
@@ -75,7 +80,8 @@ def retrievers(
     store: Any = index.vector_store
     # The coroutine ``aquery`` of this store ends in it, too. Its class takes no assignments.
     vars(store)["query"] = stopwatch.timed(store.query)
-    plain, ours = index.as_retriever(), ApproximateCacheRetriever.from_index(index)
+    plain = index.as_retriever()
+    ours = ApproximateCacheRetriever.from_index(index, rerank_factor=rerank_factor)
     if asynchronous:
         return Contest(plain.aretrieve, ours.aretrieve, stopwatch)
     return Contest(plain.retrieve, ours.retrieve, stopwatch)
