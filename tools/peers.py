@@ -10,6 +10,7 @@ TREE = "knowledge_tree --only ttft --points 'host 0%' --requests 100"
 TIERS = "knowledge_tree --only ttft"
 STREAMS = "answers --only streams --pairs mqp.csv"
 CONTEXT = "context --data data --only tokens"
+ONCE_ANSWERED = "context --only repeated --data kept_out --questions 1028 --answers answers.json"
 OFFLOADING = "tools/gpu/host_tier"
 
 
@@ -43,6 +44,19 @@ def _contextpilot_cut(found: Any) -> str:
     return (
         "**fewer saved** by documents that are said once, where the history is cut to a budget: "
         f"{percent(cut['with'])} of the prompts' tokens instead of {percent(cut['ContextPilot'])}"
+    )
+
+
+def _contextpilot_answers(found: Any) -> str:
+    theirs, ours = found["repeated"]["contextpilot"], found["repeated"]["f1"]
+    more, ours_more = (
+        "{:+.3f} [{:+.3f}, {:+.3f}]".format(*side["f1_difference"])
+        for side in (theirs, found["repeated"])
+    )
+    return (
+        "F1 of answers from passages that are only referred to, less that from passages in full: "
+        f"{more} ({theirs['f1']:.3f}), with our documents once {ours_more} ({ours['with']:.3f}, "
+        "the bundled reader)"
     )
 
 
@@ -156,6 +170,7 @@ PEERS = [
     Gain("a fixed tolerance (redisvl's rule)", STREAMS, _fixed_written),
     Gain("ContextPilot", CONTEXT, _contextpilot_cut),
     Gain("ContextPilot", "context --data data --only ttft", _contextpilot_first_token),
+    Gain("ContextPilot", ONCE_ANSWERED, _contextpilot_answers),
     Gain("ContextPilot", CONTEXT, _contextpilot_whole),
     Gain("ContextPilot", "prompts --data data --only order", _contextpilot_order),
     Gain("stock vLLM", TREE, _same_memory),
