@@ -90,8 +90,9 @@ def _anywhere(results: Results) -> Finding | None:
     if not found.get("equal_quality"):
         return None
     words = (
-        f"no question comes twice; five passages encoded ahead, {found['setting']}, compared with "
-        "stock vLLM's prefix cache, one request after another"
+        "no question comes twice; five passages encoded ahead, "
+        f"{found['setting'].partition(', ')[2]}, compared with stock vLLM's prefix cache, one "
+        "request after another"
     )
     return Finding(found["times_as_fast"], found["quality_difference"], words)
 
