@@ -31,7 +31,7 @@ Why = Literal[
 _WHY = {
     "fixed": "fixed",
     "enough": "that was enough, so no more was read",
-    "no more": "no more than that fits into the memory and the time that are left",
+    "no more": "nothing larger suits the question and what is known of the memory and time left",
     "largest": "the largest of what suits the question",
     "median": "the median of what suits the question",
     "load unknown": "the median of what suits the question, since the free memory is unknown",
@@ -49,9 +49,9 @@ class Explanation:
         why: ``fits``, ``fallback``, ``late`` and ``queued`` as in
             :class:`~ragcache_integrations.adaptive.choice.best_fit.Choice`; ``fixed``, ``largest``
             and ``median`` by the mode; ``enough``: the mode ``gradual`` found the answer before it
-            had read all that it might; ``no more``: it did not, and nothing larger fits any more;
-            ``load unknown``: the median of the space, since the free memory is unknown;
-            ``nothing found``: no chunk was retrieved.
+            had read all that it might; ``no more``: it did not, and nothing larger suits the
+            question and fits what is known to be left; ``load unknown``: the median of the space,
+            since the free memory is unknown; ``nothing found``: no chunk was retrieved.
         found: Chunks that were retrieved.
         estimate: The profiler's estimate; ``None`` if it was not called.
         trusted: Whether its profile was used. If not, the spaces of recent questions were.
@@ -121,8 +121,8 @@ class AdaptiveCost:
             timeout.
         profile_wait_seconds: How long the pipeline waited for it after retrieval had ended.
         retrieval_seconds: How long retrieval took.
-        choice_seconds: Reading the load, measuring the chunks and choosing.
-        synthesis_seconds: From the choice to the complete answer.
+        choice_seconds: Reading the load, measuring the chunks and choosing what to read first.
+        synthesis_seconds: From this choice to the complete answer.
         calls: Number of calls of the answering model.
         usage: Tokens of these calls; ``None`` if the model does not report them.
         profile_usage: Tokens of the profiler's call; ``None`` if the model does not report them.

@@ -43,9 +43,11 @@ class Job:
     facts: ChunkFacts | None = None
     decided: float = 0.0
     chosen: float = 0.0
+    answered: float = 0.0
     pace: float = 1.0
     ticket: int = 0
     answering: bool = False
+    cancelled: bool = False
     reader_seconds: float = 0.0
     tried: tuple[SynthesisConfig, ...] = ()
     insufficient: list[Synthesised] = field(default_factory=list)

@@ -64,7 +64,7 @@ Chunks = Sequence[PromptDocument]
 Retrieve = Callable[[str, int], Chunks | Awaitable[Chunks]]
 """Finds about this many chunks for a question, most relevant first; async methods await it."""
 
-ReadLoad = Callable[[], Seen[MemoryLoad] | None]
+Load = Seen[MemoryLoad] | None
 Chosen = TypeVar("Chosen")
 
 
@@ -234,7 +234,7 @@ class AdaptivePipeline:
         except FutureTimeoutError:
             job.profiled = late_profile(job)
         job.estimated = time.perf_counter()
-        self._decide(job, self._load_reader(job))
+        self._decide(job, self._read_load(job))
         return job
 
     async def _aprepare(self, question: str, retrieve: Retrieve, asker: Asker | None) -> Job:
@@ -273,60 +273,68 @@ class AdaptivePipeline:
 
     # What to read
 
-    def _load_reader(self, job: Job) -> ReadLoad | None:
-        return self._get_environment().load.read if self._reads_load(job) else None
+    def _read_load(self, job: Job) -> Load:
+        return self._get_environment().load.read() if self._reads_load(job) else None
 
-    async def _achoosing(self, job: Job, choose: Callable[[ReadLoad | None], Chosen]) -> Chosen:
+    async def _achoosing(self, job: Job, choose: Callable[[Load], Chosen]) -> Chosen:
         """Read the load, and choose in a thread."""
-        read: ReadLoad | None = None
+        load: Load = None
         if self._reads_load(job):
             environment = await asyncio.to_thread(self._get_environment)
             ids, lengths = await asyncio.to_thread(self._ids_and_lengths, job)
             job.facts = await environment.cached.afacts(ids, lengths)
             load = await environment.load.aread()  # last, since it changes fastest
-            read = lambda: load  # noqa: E731 - short
-        choosing = asyncio.ensure_future(asyncio.to_thread(choose, read))
         try:
-            return await asyncio.shield(choosing)
+            return await asyncio.shield(asyncio.to_thread(self._choose_for, job, choose, load))
         except asyncio.CancelledError:
-            # The thread cannot be cancelled: when it ends, the memory that it reserved is released.
-            choosing.add_done_callback(lambda ended: self._release(ended, job))
+            job.cancelled = True
+            self._leave(job)
             raise
 
-    def _release(self, choosing: asyncio.Task[Chosen], job: Job) -> None:
-        if not choosing.cancelled() and choosing.exception() is not None:
-            logger.info("no configuration for a cancelled question: %s", choosing.exception())
-        self._leave(job)
+    def _choose_for(self, job: Job, choose: Callable[[Load], Chosen], load: Load) -> Chosen:
+        """Choose in a thread, which cannot be cancelled, even if its event loop ends before it.
 
-    def _decide(self, job: Job, read: ReadLoad | None) -> None:
+        Whichever comes last, the choice or the cancellation, releases the memory.
+        """
+        try:
+            return choose(load)
+        except Exception as error:
+            if job.cancelled:
+                logger.info("no configuration for a cancelled question: %s", error)
+            raise
+        finally:
+            if job.cancelled:
+                self._leave(job)
+
+    def _decide(self, job: Job, load: Load) -> None:
         """Choose what to read first."""
         job.space, job.trusted = self._space(job.profiled.estimate)
-        self._choose(job, read)
+        self._choose(job, load)
         with self._lock:
             self._answering += 1
             job.answering = True
         job.decided = time.perf_counter()
 
-    def _reads_on(self, job: Job, answer: Synthesised, read: ReadLoad | None) -> bool:
+    def _reads_on(self, job: Job, answer: Synthesised, load: Load) -> bool:
         """Choose what to read after an answer that was none; ``False`` if no more suits and fits.
 
         The memory and time that are left after the earlier steps decide it.
         """
-        self._learn_pace(job, time.perf_counter())
+        self._learn_pace(job)
         self._reservations.leave(job.ticket)
         tried, explanation = job.tried, job.explanation
         job.tried = (*tried, job.config)
-        if self._choose(job, read):
+        left = self._budget_left(job)
+        if (left is None or left > 0) and self._choose(job, load):
             job.insufficient.append(shifted(answer, already_read(explanation.config, tried)))
             return True
         job.tried, job.explanation = tried, replace(explanation, why="no more")
         return False
 
-    def _choose(self, job: Job, read: ReadLoad | None) -> bool:
+    def _choose(self, job: Job, load: Load) -> bool:
         """Choose what to read next; ``False`` if it would be no more than before."""
         choice: Choice | None = None
         config, why = self._without_best_fit(job)
-        load = read() if read is not None else None
         if load is not None and job.space is not None:
             choice = self._fit(job, job.space, load)
             if choice is None:
@@ -357,6 +365,8 @@ class AdaptivePipeline:
         environment = self._get_environment()
         sizes = self._measures.sizes(job.question, space)
         facts = job.facts or environment.cached.facts(*self._ids_and_lengths(job))
+        if job.tried and job.tried[-1].method == "map_rerank":
+            facts = replace(facts, reranked=job.read)
 
         def choose(situation: Situation) -> Choice | None:
             job.pace = situation.pace
@@ -436,9 +446,10 @@ class AdaptivePipeline:
         """Answer step by step; ``None`` where the most is to be read next, maybe as a stream."""
         while job.is_step:
             answer = synthesise(*self._synthesis_arguments(job, asker))
+            job.answered = time.perf_counter()
             if not found_nothing(answer.text):
                 return answer
-            if not self._reads_on(job, answer, self._load_reader(job)):
+            if not self._reads_on(job, answer, self._read_load(job)):
                 return answer
         return None
 
@@ -446,6 +457,7 @@ class AdaptivePipeline:
         """Async version of :meth:`_read_less`."""
         while job.is_step:
             answer = await asynthesise(*self._synthesis_arguments(job, asker))
+            job.answered = time.perf_counter()
             if not found_nothing(answer.text):
                 return answer
             if not await self._achoosing(job, partial(self._reads_on, job, answer)):
@@ -493,7 +505,8 @@ class AdaptivePipeline:
     def _finish(self, job: Job, result: Synthesised) -> AdaptiveAnswer:
         ended = time.perf_counter()
         if job.explanation.why != "no more":  # or else it was learnt before
-            self._learn_pace(job, ended)
+            job.answered = ended
+            self._learn_pace(job)
         if job.tried:
             known = already_read(job.config, job.tried)
             result = after(shifted(result, known), job.insufficient)
@@ -514,15 +527,10 @@ class AdaptivePipeline:
             self.golden.start(job.question, job.documents)
         return AdaptiveAnswer(result, job.explanation, cost)
 
-    def _learn_pace(self, job: Job, ended: float) -> None:
-        """Learn from the last step how long the model takes.
-
-        That shows only if nothing of it was read before, and if a stream's reader took little of
-        the time.
-        """
-        choice, measured = job.explanation.choice, ended - job.chosen
-        is_whole = not already_read(job.config, job.tried)
-        if choice is not None and is_whole and job.reader_seconds <= MAX_READER_SHARE * measured:
+    def _learn_pace(self, job: Job) -> None:
+        """Learn from the last step how long the model takes, unless a stream's reader was slow."""
+        choice, measured = job.explanation.choice, job.answered - job.chosen
+        if choice is not None and job.reader_seconds <= MAX_READER_SHARE * measured:
             self._reservations.note(choice.seconds / job.pace, measured)
 
     def _leave(self, job: Job) -> None:

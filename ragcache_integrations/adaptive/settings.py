@@ -32,9 +32,9 @@ class AdaptiveSettings:
 
     Attributes:
         mode: ``adaptive`` takes the largest configuration that fits the free memory; ``gradual``
-            the smallest that suits the question first, and up to that of ``adaptive`` only while
-            the model says that the answer is not in what it has read; ``largest`` the largest of
-            what suits the question and ``median`` the median of it, without looking at the memory;
+            the smallest that suits the question first, and larger ones that fit only while the
+            model says that the answer is not in what it has read; ``largest`` the largest of what
+            suits the question and ``median`` the median of it, without looking at the memory;
             ``fixed`` always ``config``.
         config: The configuration for ``fixed``; ``None`` for the other modes.
         method: The synthesis method of all questions; ``None`` if each question decides it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from contextlib import aclosing, closing
 from typing import Any
@@ -18,6 +19,7 @@ from ragcache_integrations.adaptive import (
     SynthesisConfig,
 )
 from ragcache_integrations.adaptive.answers import Explanation
+from ragcache_integrations.adaptive.choice.best_fit import CallPlan
 from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.errors import ConfigurationError, EngineDeadError
 
@@ -256,22 +258,145 @@ def test_cancelling_any_answer_gives_the_memory_back(monkeypatch: pytest.MonkeyP
         assert left_clean(pipeline)
 
 
-@pytest.mark.parametrize(
-    ("estimate", "steps_learnt"),
-    # Of the later steps of ALONE, some chunks were read before.
-    [(sure(), [2, 4, 6]), (sure(ALONE), [2])],
-)
 @every_way
-def test_the_pace_of_the_model_is_learnt_from_each_step_that_is_read_whole(
-    way: Way, estimate: Any, steps_learnt: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("estimate", "calls"), [(sure(), [1, 1, 1]), (sure(ALONE), [2, 2, 2])])
+def test_each_step_is_planned_as_it_is_read_and_teaches_the_pace(
+    way: Way, estimate: Any, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    estimates: list[float] = []
+    planned: list[int] = []
+    noted: list[float] = []
     pipeline = make(Profiling(estimate), Memory(), knows(5), mode="gradual")
+    reservations = pipeline._reservations
+    reserve = reservations._enter
+
+    def enter(plan: CallPlan) -> int:
+        planned.append(len(plan.calls))
+        return reserve(plan)
+
+    # Nothing else shows what was reserved and learnt.
+    monkeypatch.setattr(reservations, "_enter", enter)
+    monkeypatch.setattr(reservations, "note", lambda each, _: noted.append(each))
+    answer = way(pipeline)
+    assert planned == calls
+    assert answer.cost.calls == sum(calls)
+    assert len(noted) == len(calls)
+
+
+@every_way
+def test_chunks_that_were_read_separately_take_no_more_time(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = way(make(Profiling(sure(ALONE)), Memory())).explanation
+    assert whole.choice is not None
+    assert whole.config.num_chunks == 6
+    now = time.perf_counter()
+
+    def answer(request: ModelRequest) -> ModelAnswer:
+        nonlocal now
+        now += budget / 12
+        return said("yes", -0.5) if CHUNKS[5].text in read(request) else said(MISSING, -0.1)
+
+    # Less than two, four and six chunks would take one after the other.
+    budget = 1.1 * whole.choice.seconds
+    asker = ScriptedAsker(answer)
+    pipeline = make(Profiling(sure(ALONE)), Memory(), asker, mode="gradual", latency_budget=budget)
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "perf_counter", lambda: now)
+        explanation = way(pipeline).explanation
+    assert (explanation.config.num_chunks, len(asker.requests)) == (6, 6)
+
+
+@pytest.mark.parametrize("choice", [1, 2])
+def test_memory_chosen_after_the_event_loop_ended_is_given_back(
+    choice: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = make(memory=Memory(), asker=knows(30), mode="gradual")
+    choosing, ended, choices = threading.Event(), threading.Event(), 0
+    choose = pipeline._reservations.choose
+
+    def wait(*args: Any, **more: Any) -> Any:
+        nonlocal choices
+        choices += 1
+        if choices == choice:
+            choosing.set()
+            assert ended.wait(10)
+        return choose(*args, **more)
+
+    async def cancel() -> None:
+        answering = asyncio.ensure_future(pipeline.aanswer(QUESTION, aretrieve))
+        assert await asyncio.to_thread(choosing.wait, 10)
+        answering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answering
+        # The loop cancels its tasks before this, and then waits for the thread.
+        threading.Timer(0.2, ended.set).start()
+
+    # It stands for a choice that takes long.
+    monkeypatch.setattr(pipeline._reservations, "choose", wait)
+    asyncio.run(cancel())
+    assert choices == choice
+    assert left_clean(pipeline)
+
+
+@every_way
+def test_memory_that_is_no_longer_known_ends_it_at_the_median(way: Way) -> None:
+    memory = Memory()
+
+    def answer(request: ModelRequest) -> ModelAnswer:
+        memory.gone = len(asker.requests) == 2
+        return said(MISSING)
+
+    asker = ScriptedAsker(answer)
+    explanation = way(make(memory=memory, asker=asker, mode="gradual")).explanation
+    assert texts_read(asker) == [2, 4]
+    assert explanation.why == "no more"
+    assert "what is known of the memory and time left" in str(explanation)
+
+
+@every_way
+def test_time_is_short_where_the_memory_is_unknown_too(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.perf_counter()
+
+    def answer(request: ModelRequest) -> ModelAnswer:
+        nonlocal now
+        now += 20
+        return said(MISSING)
+
+    asker = ScriptedAsker(answer)
+    pipeline = make(asker=asker, mode="gradual", latency_budget=10)
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "perf_counter", lambda: now)
+        explanation = way(pipeline).explanation
+    assert texts_read(asker) == [2]
+    assert explanation.why == "no more"
+
+
+@every_way
+def test_reading_the_load_is_not_taken_for_a_slow_model(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, measured = time.perf_counter(), []
+
+    class Slow(Memory):
+        def read(self) -> MemoryLoad:
+            nonlocal now
+            now += 3
+            return super().read()
+
+    def answer(request: ModelRequest) -> ModelAnswer:
+        nonlocal now
+        now += 1
+        return said(MISSING)
+
+    pipeline = make(memory=Slow(), asker=ScriptedAsker(answer), mode="gradual")
     # Nothing else shows what was learnt.
-    monkeypatch.setattr(pipeline._reservations, "note", lambda each, _: estimates.append(each))
-    way(pipeline)
-    assert len(estimates) == len(steps_learnt)
-    assert estimates == sorted(set(estimates))
+    monkeypatch.setattr(pipeline._reservations, "note", lambda _, each: measured.append(each))
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "perf_counter", lambda: now)
+        way(pipeline)
+    assert measured == pytest.approx([1, 1, 1])
 
 
 @every_way
@@ -294,7 +419,8 @@ def test_less_memory_than_before_ends_it(way: Way, monkeypatch: pytest.MonkeyPat
     assert (explanation.config, explanation.why) == (SynthesisConfig("stuff", 2), "no more")
     assert explanation.tried == ()
     assert str(explanation).startswith(
-        "stuff with 2 chunks: no more than that fits into the memory and the time that are left; "
+        "stuff with 2 chunks: nothing larger suits the question and what is known of the memory "
+        "and time left; "
     )
     assert len(noted) == 1
     assert left_clean(pipeline)

@@ -76,10 +76,12 @@ class ChunkFacts:
         alone_cached: ``alone_cached[i]`` is the length of the cached prefix of a prompt with chunk
             i alone. Empty if nothing is cached.
         alone_in_use: The part of ``alone_cached`` that running requests hold.
+        reranked: How many of the first chunks ``map_rerank`` has read before, so that it need not
+            read them again; at least 0.
 
     Raises:
-        ConfigurationError: There are no chunks, a length is below 1, or the numbers of lengths
-            differ.
+        ConfigurationError: There are no chunks, a number is out of its range, or the numbers of
+            lengths differ.
     """
 
     tokens: tuple[int, ...]
@@ -87,8 +89,10 @@ class ChunkFacts:
     path_in_use: tuple[int, ...] = ()
     alone_cached: tuple[int, ...] = ()
     alone_in_use: tuple[int, ...] = ()
+    reranked: int = 0
 
     def __post_init__(self) -> None:
+        check_int("reranked", self.reranked, 0)
         if not self.tokens or not all(is_whole(token) and token >= 1 for token in self.tokens):
             msg = f"there must be chunks, each of at least 1 token, got {self.tokens!r}"
             raise ConfigurationError(msg)
@@ -173,8 +177,10 @@ def size(config: SynthesisConfig, chunks: ChunkFacts, sizes: PromptSizes) -> Cal
         cut = sizes.window if count == 1 else None
         return CallPlan((_call(prompt, sizes.answer, cut, *known),))
     frame, output, last = sizes.rerank, sizes.answer, None
+    # Nobody chooses to read nothing more; what reads less than before has a size all the same.
+    first = min(chunks.reranked, count - 1)
     if config.intermediate_length is not None:
-        frame, output = sizes.mapper, config.summary_tokens
+        frame, output, first = sizes.mapper, config.summary_tokens, 0
         last = Call(sizes.reduce + count * (output + separator), sizes.answer)
     mappers = tuple(
         _call(
@@ -184,7 +190,7 @@ def size(config: SynthesisConfig, chunks: ChunkFacts, sizes: PromptSizes) -> Cal
             chunks.alone_cached[i],
             chunks.alone_in_use[i],
         )
-        for i in range(count)
+        for i in range(first, count)
     )
     return CallPlan(mappers, last)
 

@@ -48,8 +48,8 @@ class AdaptiveKnobs(AnswerKnobs):
 
     Attributes:
         mode: ``adaptive`` uses the largest of the suitable configurations that fits into the free
-            memory; ``gradual`` the smallest one first, and larger ones, up to that of
-            ``adaptive``, only while the model says that the answer is not in the documents;
+            memory; ``gradual`` the smallest one first, and larger ones that fit, only while the
+            model says that the answer is not in the documents;
             ``largest`` the largest and ``median`` the middle one, without looking at the memory;
             ``fixed`` always ``config``.
         config: For ``fixed``: a :class:`~ragcache_integrations.adaptive.SynthesisConfig`.
