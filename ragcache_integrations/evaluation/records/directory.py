@@ -74,6 +74,7 @@ class RunDirectory(Closeable):
         self._saves = 0
         self._file: BinaryIO | None = None
         self._digest = hashlib.sha256()
+        self._failed = False
         self._lock: BinaryIO | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -153,9 +154,14 @@ class RunDirectory(Closeable):
             records: The new records.
 
         Raises:
-            ConfigurationError: The system refuses it. The last checkpoint is as it was.
+            ConfigurationError: The system refuses it, or has refused an earlier one: what is
+                written now would follow half a record. The run is resumed from what is on disk.
         """
         assert self._file is not None  # noqa: S101 - opened on construction
+        if self._failed:
+            msg = f"a checkpoint of the run in {self.path} could not be written: resume it"
+            raise ConfigurationError(msg)
+        self._failed = True  # until all of it is written
         lines = b"".join(_dumped(record.as_dict()) + b"\n" for record in records)
         with self.writing():
             self._file.seek(0, os.SEEK_END)
@@ -168,6 +174,7 @@ class RunDirectory(Closeable):
             self.write_json("checkpoint.json", checkpoint.as_dict())
             self.checkpoint = checkpoint
             self._tidy()
+        self._failed = False
 
     def write_json(self, name: str, content: Any) -> None:
         """Replace a JSON file atomically: readers see the old or the new content.

@@ -267,6 +267,29 @@ def test_two_processes_do_not_write_the_same_run(tmp_path: Path) -> None:
     assert seen == [5]
 
 
+def test_after_a_checkpoint_that_failed_none_follows_half_of_it(tmp_path: Path) -> None:
+    config = {"workload": {"questions": 3}}
+    records = [
+        Record(number=number, question="q", text="t" * 5_000, session=1, sequence=number, answer="")
+        for number in range(3)
+    ]
+
+    def checkpoint() -> Checkpoint:
+        return Checkpoint(sessions=[{"started": "now", "before": 0}])
+
+    with RunDirectory(tmp_path, config) as directory:
+        directory.commit(checkpoint(), records[:1])
+        with room_for(8_000), pytest.raises(ConfigurationError, match="same command resumes it"):
+            directory.commit(checkpoint(), records[1:2])
+        with pytest.raises(ConfigurationError, match="could not be written: resume it"):
+            directory.commit(checkpoint(), records[2:])
+    with RunDirectory(tmp_path, config) as directory:
+        assert [record.number for record in directory.records] == [0]
+        directory.commit(checkpoint(), records[1:])
+    with RunDirectory(tmp_path, config) as directory:
+        assert [record.number for record in directory.records] == [0, 1, 2]
+
+
 def test_half_a_character_of_an_answer_can_be_read_again(tmp_path: Path) -> None:
     """Servers may send one, and JSON takes it; what reads the records does not."""
     config = {"workload": {"questions": 1}, "label": "\ud800"}
