@@ -162,7 +162,7 @@ class Preset:
         measures: What its tables show, in a few words.
         datasets: Names of the data sets that it is for.
         setting: The paper's model, machine and data.
-        differs: What else differs from the paper's experiment.
+        differs: What else differs from the paper's experiment, in sentences.
         variants: Returns the settings to run, in their order.
         tables: Makes the tables of complete runs.
         usual: Knobs of all runs, which the user may replace. A ``sample`` of more questions than

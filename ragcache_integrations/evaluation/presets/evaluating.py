@@ -231,15 +231,15 @@ def _doubts(results: Results) -> list[str]:
 
 
 def _differences(plan: PresetPlan, run: EvalRun) -> str:
-    """One line about model, machine and data."""
+    """A few sentences about model, machine and data."""
     machine: Mapping[str, Any] = run.environment
     data = run.config["dataset"]
     noise = ", random weights" if run.config["random_weights"] else ""
     on_disk = run.settings.store == "disk" and "retriever" not in run.config.get("given", [])
     read = ", whose vectors every search reads from the disk" if on_disk else ""
     return (
-        f"What differs from the paper ({plan.preset.setting}): {run.config['model']}{noise} on "
-        f"{machine.get('cores', 'unknown')} cores, {machine.get('device') or 'no GPU'}; "
+        f"The paper has {plan.preset.setting}. These runs have {run.config['model']}{noise} on "
+        f"{machine.get('cores', 'unknown')} cores ({machine.get('device') or 'no GPU'}), and "
         f"{data['questions']:,} questions a seed over {data['documents']:,} documents of "
-        f"{data['title']}{read}. Also, {plan.preset.differs}."
+        f"{data['title']}{read}. {plan.preset.differs}"
     )

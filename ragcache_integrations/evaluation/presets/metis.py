@@ -372,9 +372,9 @@ METIS = Preset(
         "and QMSum, with Poisson arrivals"
     ),
     differs=(
-        "the profiles come from the answering model or from rules of thumb; without a rate, a "
-        "fixed number of users wait for their answers before they ask again; golden feedback is a "
-        "setting of its own, and answers questions again meanwhile"
+        "Profiles come from the answering model or from rules of thumb. Without a rate, each of a "
+        "fixed number of users asks again when the answer is there. Golden feedback is a setting "
+        "of its own, and its answers take time from the others."
     ),
     variants=_variants,
     tables=_tables,

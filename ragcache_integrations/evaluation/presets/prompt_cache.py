@@ -142,8 +142,8 @@ PROMPT_CACHE = Preset(
         "Ryzen 9 7950X; LongBench, about 5,000 tokens a prompt"
     ),
     differs=(
-        "documents are retrieved and reused at any place, not laid out in a schema, and there are "
-        "no scaffolds; stock vLLM reuses equal beginnings of prompts"
+        "Documents are retrieved and reused at any place, not laid out in a schema, and there are "
+        "no scaffolds. Stock vLLM reuses equal beginnings of prompts."
     ),
     variants=_variants,
     tables=_tables,

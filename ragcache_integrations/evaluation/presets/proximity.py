@@ -245,10 +245,10 @@ PROXIMITY = Preset(
         "million snippets of PubMed (MedCPT, FAISS-FLAT); five seeds"
     ),
     differs=(
-        "tolerances are distances of another embedding model, so that only figures over them "
-        "compare, not the tolerances; a search over fewer documents takes less time, so that a hit "
-        "saves less of it; equal prompts of all settings are answered once; the Zipf stream is "
-        "four times as long as the questions, not twenty times"
+        "Tolerances are distances of another embedding model: compare the figures over them, not "
+        "the tolerances. A search over fewer documents takes less time, so that a hit saves less "
+        "of it. Equal prompts of all settings are answered once. The Zipf stream is four times as "
+        "long as the questions, not twenty times."
     ),
     variants=_variants,
     tables=_tables,

@@ -220,9 +220,9 @@ RAGCACHE = Preset(
         "traces of one hour, Wikipedia as documents"
     ),
     differs=(
-        "popular questions are drawn by Zipf's law and rephrased by rules; stock vLLM has its own "
-        "prefix caching here, which the paper's does not mention; there is a host tier only with "
-        "host_cache_gib, and the policies differ only where the KV cache is too small"
+        "Popular questions are drawn by Zipf's law and rephrased by rules. Stock vLLM has its own "
+        "prefix caching here, which the paper's does not mention. There is a host tier only with "
+        "host_cache_gib, and the policies differ only where the KV cache is too small."
     ),
     variants=_variants,
     tables=_tables,
