@@ -335,6 +335,57 @@ def ragcache_run(name: str, settings: EvalSettings) -> EvalRun:
     return made_run([0.5] * COUNT, settings=settings, figures=figures, ttft_seconds=seconds)
 
 
+def test_ratios_of_growing_queues_are_marked_and_left_out_of_ranges() -> None:
+    growing = [0.6, 0.6, 1.0, 1.0, 1.3, 1.3]
+    loaded = [0.6, 0.6, 2.0, 2.0, 1.1, 1.1]
+
+    def make(name: str, settings: EvalSettings) -> EvalRun:
+        run = ragcache_run(name, settings)
+        delays = {
+            "stock vLLM, top-2, the whole rate": growing,
+            "knowledge tree, top-5, a quarter of the rate": growing,
+            "stock vLLM, top-2, half the rate": loaded,
+        }
+        if name not in delays:
+            return run
+        return made_run(
+            [0.5] * COUNT, settings=settings, figures=run.figures, ttft_seconds=delays[name]
+        )
+
+    made = tables_of("ragcache", make)
+    table, claims = made.tables
+    assert row_of(table, "stock vLLM, top-2, the whole rate")["queue"] == "grew"
+    assert row_of(table, "stock vLLM, top-2, half the rate")["queue"] == "-"
+    assert made.headline["queue_grew"] == [
+        "stock vLLM, top-2, the whole rate",
+        "knowledge tree, top-5, a quarter of the rate",
+    ]
+    ours = {row[0].text: row[3].text for row in claims.rows}
+    rates = ours["TTFT, times lower than stock vLLM, over the rates that both bear"]
+    assert rates.startswith("3.00 [3.00, 3.00] to 6.17 [")
+    top_k = ours["TTFT, times lower than stock vLLM, over top-k where both bear the rate"]
+    assert top_k == "3.00 [3.00, 3.00] to 3.00 [3.00, 3.00]"  # of one and three documents
+
+
+def test_one_ratio_is_no_range() -> None:
+    made = tables_of(
+        "ragcache",
+        lambda name, settings: (
+            ragcache_run(name, settings)
+            if settings.k != 2 or settings.rate == 2
+            else made_run(
+                [0.5] * COUNT,
+                settings=settings,
+                figures={"ttft_ms_mean": 1.0, "gpu_hit_rate": 0.1},
+                ttft_seconds=[0.1, 0.1, 1.0, 1.0, 1.0, 1.0],
+            )
+        ),
+    )
+    ours = {row[0].text: row[3].text for row in made.tables[-1].rows}
+    rates = ours["TTFT, times lower than stock vLLM, over the rates that both bear"]
+    assert rates == "3.00 [3.00, 3.00]"
+
+
 def test_ragcache_compares_with_stock_at_every_rate() -> None:
     made = tables_of("ragcache", ragcache_run)
     table, claims = made.tables
