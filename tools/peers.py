@@ -144,6 +144,10 @@ def _vcache(found: Any) -> str:
     return _wrong(found, "vCache")
 
 
+def _langchain(found: Any) -> str:
+    return _wrong(found, "LangChain's InMemoryCache")
+
+
 def _fixed(found: Any) -> str:
     return (
         f"{percent(found['fixed_hits_at_same_error'])} of both streams served with the best "
@@ -178,6 +182,7 @@ PEERS = [
     Gain("stock vLLM", "layer_kinds", _windows),
     Gain("stock vLLM", "agent_workflows", _agents),
     Gain("a fixed tolerance (redisvl's rule)", STREAMS, _fixed),
+    Gain("LangChain's `InMemoryCache`", STREAMS, _langchain),
     Gain("GPTCache", STREAMS, _gptcache),
     Gain("GPTCache", "answer_cache", _lookup),
     Gain("vCache's algorithm", STREAMS, _vcache),
