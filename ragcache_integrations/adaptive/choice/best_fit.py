@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, assert_never
 
 from ragcache_integrations.adaptive.types import Synthesis, SynthesisConfig
 from ragcache_integrations.core.checks import check_int, check_number, is_whole
@@ -176,12 +176,15 @@ def size(config: SynthesisConfig, chunks: ChunkFacts, sizes: PromptSizes) -> Cal
         known = chunks.path_cached[count], chunks.path_in_use[count]
         cut = sizes.window if count == 1 else None
         return CallPlan((_call(prompt, sizes.answer, cut, *known),))
-    frame, output, last = sizes.rerank, sizes.answer, None
-    # Nobody chooses to read nothing more; what reads less than before has a size all the same.
-    first = min(chunks.reranked, count - 1)
-    if config.intermediate_length is not None:
+    if config.method == "map_rerank":
+        frame, output, last = sizes.rerank, sizes.answer, None
+        # Nobody chooses to read nothing more; what reads less than before has a size all the same.
+        first = min(chunks.reranked, count - 1)
+    elif config.method == "map_reduce":
         frame, output, first = sizes.mapper, config.summary_tokens, 0
         last = Call(sizes.reduce + count * (output + separator), sizes.answer)
+    else:
+        assert_never(config.method)
     mappers = tuple(
         _call(
             frame + chunks.tokens[i] + separator,
