@@ -26,7 +26,7 @@ TOP_K = (1, 3, 5)
 BASELINES = ("gdsf", "lru", "lfu")
 POLICIES = ("pgdsf", *BASELINES)
 GROWTH = 2.0
-"""A queue grew if requests of the last third waited more times as long than those of the first."""
+"""A queue grew if the last third of the requests waited more than this many times the first's."""
 NOT_OF_STOCK = (
     *("host_cache_gib", "disk_cache_gib", "disk_cache_dir", "cache_depth", "frequency_window"),
 )
