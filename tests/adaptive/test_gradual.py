@@ -353,10 +353,10 @@ def test_memory_that_is_no_longer_known_ends_it_at_the_median(way: Way) -> None:
     assert "what is known of the memory and time left" in str(explanation)
 
 
-@every_way
-def test_time_is_short_where_the_memory_is_unknown_too(
-    way: Way, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def answered_slowly(
+    way: Way, monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> tuple[ScriptedAsker, Explanation]:
+    """Each step takes 20 seconds by the clock, and finds nothing."""
     now = time.perf_counter()
 
     def answer(request: ModelRequest) -> ModelAnswer:
@@ -365,10 +365,19 @@ def test_time_is_short_where_the_memory_is_unknown_too(
         return said(MISSING)
 
     asker = ScriptedAsker(answer)
-    pipeline = make(asker=asker, mode="gradual", latency_budget=10)
+    pipeline = make(asker=asker, mode="gradual", **settings)
     with monkeypatch.context() as patched:
         patched.setattr(time, "perf_counter", lambda: now)
         explanation = way(pipeline).explanation
+    assert left_clean(pipeline)
+    return asker, explanation
+
+
+@every_way
+def test_time_is_short_where_the_memory_is_unknown_too(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asker, explanation = answered_slowly(way, monkeypatch, latency_budget=10)
     assert texts_read(asker) == [2]
     assert explanation.why == "no more"
 
@@ -445,22 +454,10 @@ def test_more_memory_than_before_reads_more(way: Way) -> None:
 
 @every_way
 def test_all_steps_share_the_time(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.perf_counter()
-
-    def answer(request: ModelRequest) -> ModelAnswer:
-        nonlocal now
-        now += 20
-        return said(MISSING)
-
-    asker = ScriptedAsker(answer)
-    pipeline = make(memory=Memory(), asker=asker, mode="gradual", latency_budget=30)
-    with monkeypatch.context() as patched:
-        patched.setattr(time, "perf_counter", lambda: now)
-        explanation = way(pipeline).explanation
+    asker, explanation = answered_slowly(way, monkeypatch, memory=Memory(), latency_budget=30)
     # After two steps there is no time for a third.
     assert len(asker.requests) == 2
     assert explanation.why == "no more"
-    assert left_clean(pipeline)
 
 
 @every_way
