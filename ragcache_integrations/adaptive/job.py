@@ -12,6 +12,7 @@ from ragcache_integrations.core.prompt import PromptDocument
 from .answers import Explanation
 from .choice import ChunkFacts, PrunedSpace
 from .profile import ProfileEstimate
+from .synthesis import Answered
 from .types import SynthesisConfig, Synthesised
 
 __all__ = ["Job", "Profiled", "late_profile"]
@@ -51,6 +52,7 @@ class Job:
     reader_seconds: float = 0.0
     tried: tuple[SynthesisConfig, ...] = ()
     insufficient: list[Synthesised] = field(default_factory=list)
+    known: Answered = field(default_factory=dict)
     explanation: Explanation = field(init=False)
 
     @property

@@ -39,11 +39,12 @@ from .choice import (
     pruned_space,
 )
 from .golden import GOLDEN_CONFIG, GoldenFeedback
-from .gradual import after, already_read, apieces_of, pieces_of, shifted
+from .gradual import after, apieces_of, pieces_of
 from .job import Job, Profiled, late_profile
 from .profile import LLMProfiler, ProfileEstimate, Profiler, failed_estimate
 from .settings import AdaptiveSettings
 from .synthesis import (
+    Answered,
     SynthesisSettings,
     astream_synthesis,
     asynthesise,
@@ -326,7 +327,7 @@ class AdaptivePipeline:
         job.tried = (*tried, job.config)
         left = self._budget_left(job)
         if (left is None or left > 0) and self._choose(job, load):
-            job.insufficient.append(shifted(answer, already_read(explanation.config, tried)))
+            job.insufficient.append(answer)
             return True
         job.tried, job.explanation = tried, replace(explanation, why="no more")
         return False
@@ -365,8 +366,7 @@ class AdaptivePipeline:
         environment = self._get_environment()
         sizes = self._measures.sizes(job.question, space)
         facts = job.facts or environment.cached.facts(*self._ids_and_lengths(job))
-        if job.tried and job.tried[-1].method == "map_rerank":
-            facts = replace(facts, reranked=job.read)
+        facts = replace(facts, tried=job.tried)
 
         def choose(situation: Situation) -> Choice | None:
             job.pace = situation.pace
@@ -437,10 +437,9 @@ class AdaptivePipeline:
 
     def _synthesis_arguments(
         self, job: Job, asker: Asker | None
-    ) -> tuple[Asker, str, Chunks, SynthesisConfig, SynthesisSettings]:
-        known = already_read(job.config, job.tried)
-        left = replace(job.config, num_chunks=job.config.num_chunks - known)
-        return asker or self._asker, job.question, job.chunks[known:], left, self._synthesis
+    ) -> tuple[Asker, str, Chunks, SynthesisConfig, SynthesisSettings, Answered]:
+        model = asker or self._asker
+        return model, job.question, job.chunks, job.config, self._synthesis, job.known
 
     def _read_less(self, job: Job, asker: Asker | None) -> Synthesised | None:
         """Answer step by step; ``None`` where the most is to be read next, maybe as a stream."""
@@ -507,9 +506,7 @@ class AdaptivePipeline:
         if job.explanation.why != "no more":  # or else it was learnt before
             job.answered = ended
             self._learn_pace(job)
-        if job.tried:
-            known = already_read(job.config, job.tried)
-            result = after(shifted(result, known), job.insufficient)
+        result = after(result, job.insufficient)
         estimate = job.profiled.estimate
         cost = AdaptiveCost(
             total_seconds=ended - job.began,

@@ -42,6 +42,7 @@ from .test_pipeline import (
 
 ONE = QueryProfile("low", joint_reasoning=True, pieces=1)
 MANY = QueryProfile("low", joint_reasoning=True, pieces=6)
+SUMMARIES: dict[str, Any] = {"method": "map_reduce", "intermediate_length": 40}
 MISSING = "It is not in these documents."
 
 
@@ -159,6 +160,31 @@ def test_what_was_read_separately_is_not_read_again(way: Way, place: int, read_u
 
 
 @every_way
+def test_what_was_summarised_as_briefly_is_not_summarised_again(way: Way) -> None:
+    def answer(request: ModelRequest) -> ModelAnswer:
+        texts = read(request)
+        if len(texts) == 1 and texts[0] in wanted:
+            return said(f"about {wanted.index(texts[0])}")
+        return said("yes", -0.5) if "about 5" in texts else said(MISSING, -0.1)
+
+    wanted = [chunk.text for chunk in CHUNKS]
+    asker = ScriptedAsker(answer)
+    pipeline = make(Profiling(sure(COMPLEX)), Memory(), asker, mode="gradual", **SUMMARIES)
+    answered = way(pipeline)
+    assert answered.text == "yes"
+    assert answered.explanation.config == SynthesisConfig("map_reduce", 6, 40)
+    # The last step of each is made of all summaries, those of the steps before among them.
+    assert texts_read(asker) == [1, 1, 2, 1, 1, 4, 1, 1, 6]
+    synthesised = answered.synthesised
+    assert synthesised.calls == 9
+    assert [step.chunks for step in synthesised.steps if step.kind == "summary"] == [
+        (place,) for place in range(6)
+    ]
+    assert [cited.index for cited in synthesised.citations] == list(range(6))
+    assert left_clean(pipeline)
+
+
+@every_way
 def test_memory_for_no_more_than_the_fewest_is_one_answer(way: Way) -> None:
     asker = knows(30)
     answer = way(make(memory=Memory(0), asker=asker, mode="gradual"))
@@ -259,13 +285,26 @@ def test_cancelling_any_answer_gives_the_memory_back(monkeypatch: pytest.MonkeyP
 
 
 @every_way
-@pytest.mark.parametrize(("estimate", "calls"), [(sure(), [1, 1, 1]), (sure(ALONE), [2, 2, 2])])
+@pytest.mark.parametrize(
+    ("estimate", "held", "calls"),
+    [
+        (sure(), {}, [1, 1, 1]),
+        (sure(ALONE), {}, [2, 2, 2]),
+        (sure(COMPLEX), SUMMARIES, [3, 3, 3]),
+        # The last summaries are longer than those before.
+        (sure(COMPLEX), {"method": "map_reduce"}, [3, 3, 7]),
+    ],
+)
 def test_each_step_is_planned_as_it_is_read_and_teaches_the_pace(
-    way: Way, estimate: Any, calls: list[int], monkeypatch: pytest.MonkeyPatch
+    way: Way,
+    estimate: Any,
+    held: dict[str, Any],
+    calls: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     planned: list[int] = []
     noted: list[float] = []
-    pipeline = make(Profiling(estimate), Memory(), knows(5), mode="gradual")
+    pipeline = make(Profiling(estimate), Memory(), knows(30), mode="gradual", **held)
     reservations = pipeline._reservations
     reserve = reservations._enter
 

@@ -76,8 +76,8 @@ class ChunkFacts:
         alone_cached: ``alone_cached[i]`` is the length of the cached prefix of a prompt with chunk
             i alone. Empty if nothing is cached.
         alone_in_use: The part of ``alone_cached`` that running requests hold.
-        reranked: How many of the first chunks ``map_rerank`` has read before, so that it need not
-            read them again; at least 0.
+        tried: The configurations with which they were read before. What these asked about single
+            chunks need not be asked again.
 
     Raises:
         ConfigurationError: There are no chunks, a number is out of its range, or the numbers of
@@ -89,10 +89,9 @@ class ChunkFacts:
     path_in_use: tuple[int, ...] = ()
     alone_cached: tuple[int, ...] = ()
     alone_in_use: tuple[int, ...] = ()
-    reranked: int = 0
+    tried: tuple[SynthesisConfig, ...] = ()
 
     def __post_init__(self) -> None:
-        check_int("reranked", self.reranked, 0)
         if not self.tokens or not all(is_whole(token) and token >= 1 for token in self.tokens):
             msg = f"there must be chunks, each of at least 1 token, got {self.tokens!r}"
             raise ConfigurationError(msg)
@@ -178,13 +177,14 @@ def size(config: SynthesisConfig, chunks: ChunkFacts, sizes: PromptSizes) -> Cal
         return CallPlan((_call(prompt, sizes.answer, cut, *known),))
     if config.method == "map_rerank":
         frame, output, last = sizes.rerank, sizes.answer, None
-        # Nobody chooses to read nothing more; what reads less than before has a size all the same.
-        first = min(chunks.reranked, count - 1)
     elif config.method == "map_reduce":
-        frame, output, first = sizes.mapper, config.summary_tokens, 0
+        frame, output = sizes.mapper, config.summary_tokens
         last = Call(sizes.reduce + count * (output + separator), sizes.answer)
     else:
         assert_never(config.method)
+    same = (each for each in chunks.tried if config == replace(each, num_chunks=count))
+    # Nobody chooses to read nothing more; what reads less than before has a size all the same.
+    first = min(max((each.num_chunks for each in same), default=0), count - 1)
     mappers = tuple(
         _call(
             frame + chunks.tokens[i] + separator,

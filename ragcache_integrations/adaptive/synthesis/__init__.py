@@ -1,5 +1,6 @@
 """Synthesis methods: stuff, map-rerank, map-reduce."""
 
+from .methods import Answered
 from .packing import Window
 from .prompts import DEFAULT_PROMPTS, SEPARATOR, SynthesisPrompts, found_nothing
 from .settings import Ranking, SynthesisSettings
@@ -8,6 +9,7 @@ from .synthesise import astream_synthesis, asynthesise, stream_synthesis, synthe
 __all__ = [
     "DEFAULT_PROMPTS",
     "SEPARATOR",
+    "Answered",
     "Ranking",
     "SynthesisPrompts",
     "SynthesisSettings",

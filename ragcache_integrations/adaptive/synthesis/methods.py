@@ -6,6 +6,7 @@ answers, and returns the result. The caller decides whether to block, to stream 
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from .prompts import NOTHING_TO_READ, found_nothing
 from .scores import best, mean_logprob, self_rated
 from .settings import SynthesisSettings
 
-__all__ = ["Plan", "Round", "plan_of"]
+__all__ = ["Answered", "Plan", "Round", "plan_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,9 @@ class Round:
 
 Plan = Generator[Round, Sequence[ModelAnswer], Synthesised]
 
+Answered = dict[ModelRequest, ModelAnswer]
+"""The requests about a single chunk that were answered before."""
+
 
 def plan_of(
     asker: Asker,
@@ -65,6 +69,7 @@ def plan_of(
     chunks: Sequence[PromptDocument],
     config: SynthesisConfig,
     settings: SynthesisSettings,
+    answered: Answered,
 ) -> Plan:
     """Plan an answer.
 
@@ -74,6 +79,7 @@ def plan_of(
         chunks: The retrieved chunks, most relevant first.
         config: The method, and how much to read.
         settings: The other settings.
+        answered: What need not be asked again; what is asked is added.
 
     Raises:
         ConfigurationError: The question is empty, or a chunk is no ``PromptDocument``.
@@ -86,7 +92,7 @@ def plan_of(
         if not isinstance(chunk, PromptDocument):
             msg = f"chunks must be PromptDocument, got {type(chunk).__name__}"
             raise ConfigurationError(msg)
-    return _Job(asker, question, chunks, config, settings).plan()
+    return _Job(asker, question, chunks, config, settings, answered).plan()
 
 
 class _Job:
@@ -99,6 +105,7 @@ class _Job:
         chunks: Sequence[PromptDocument],
         config: SynthesisConfig,
         settings: SynthesisSettings,
+        answered: Answered,
     ) -> None:
         self._asker = asker
         self._question = question
@@ -106,6 +113,7 @@ class _Job:
         self._chunks = self._retrieved[: config.num_chunks]
         self._config = config
         self._settings = settings
+        self._answered = answered
         self._prompts = settings.prompts
 
     def plan(self) -> Plan:
@@ -146,11 +154,12 @@ class _Job:
             ModelRequest(self._prompts.map(self._question, (document,), words), tokens)
             for document in packed.documents
         )
-        answers = yield Round(requests)
-        steps = self._steps("summary", packed, answers, scored=False)
-        return (yield from self._reduce(window, packed, steps))
+        steps, made = yield from self._ask_each("summary", packed, requests)
+        return (yield from self._reduce(window, packed, steps, made))
 
-    def _reduce(self, window: Window, packed: Packed, steps: list[Step]) -> Plan:
+    def _reduce(
+        self, window: Window, packed: Packed, steps: Sequence[Step], made: Sequence[Step]
+    ) -> Plan:
         # Marked as documents: a summary repeats text of a page, which must not open a chat turn.
         written = [step for step in steps if step.text]
         summaries = [PromptDocument(step.text) for step in written]
@@ -165,7 +174,7 @@ class _Job:
         chunks = tuple(place for summary in read for place in summary.chunks)
         step = self._step("reduce", chunks, answer)
         citations = [place for summary in read if summary.found for place in summary.chunks]
-        return self._result(step, citations if step.found else (), (*steps, step), packed)
+        return self._result(step, citations if step.found else (), (*made, step), packed)
 
     def _summaries_that_fit(self, window: Window) -> tuple[int, int]:
         """Return how many chunks to summarise, and in how many tokens each."""
@@ -183,8 +192,7 @@ class _Job:
         scored = not self._wants_logprobs
         if scored and self._settings.ranking == "logprobs":
             raise _no_logprobs()
-        packed, answers = yield from self._candidates(window, scored=scored)
-        steps = self._steps("candidate", packed, answers, scored=scored)
+        packed, steps, made = yield from self._candidates(window, scored=scored)
         unknown = any(step.confidence is None and step.text for step in steps)
         if not scored and unknown:
             # The model turns out to return none. Without confidences the choice would be arbitrary,
@@ -192,21 +200,18 @@ class _Job:
             self._asker.logprob_support.available = False
             if self._settings.ranking == "logprobs":
                 raise _no_logprobs()
-            scored, unscored = True, steps
-            packed, answers = yield from self._candidates(window, scored=True)
-            steps = self._steps("candidate", packed, answers, scored=True)
-            everything = (*unscored, *steps)
-        else:
-            everything = tuple(steps)
+            scored, unscored = True, made
+            packed, steps, made = yield from self._candidates(window, scored=True)
+            made = [*unscored, *made]
         if scored and self._settings.ranking == "auto":
             _warn_once(self._asker.logprob_support)
         chosen = steps[best([(step.found, step.confidence) for step in steps])]
         citations = chosen.chunks if chosen.found else ()
-        return self._result(chosen, citations, everything, packed, scored=scored)
+        return self._result(chosen, citations, made, packed, scored=scored)
 
     def _candidates(
         self, window: Window, *, scored: bool
-    ) -> Generator[Round, Sequence[ModelAnswer], tuple[Packed, Sequence[ModelAnswer]]]:
+    ) -> Generator[Round, Sequence[ModelAnswer], tuple[Packed, list[Step], list[Step]]]:
         frame = self._prompts.rerank(self._question, (), scored=scored)
         packed = window.pack_each(self._chunks, frame)
         requests = tuple(
@@ -217,23 +222,34 @@ class _Job:
             )
             for document in packed.documents
         )
-        answers = yield Round(requests)
-        return packed, answers
+        steps, made = yield from self._ask_each("candidate", packed, requests, scored=scored)
+        return packed, steps, made
 
     # Shared by the methods
+
+    def _ask_each(
+        self,
+        kind: StepKind,
+        packed: Packed,
+        requests: Sequence[ModelRequest],
+        *,
+        scored: bool = False,
+    ) -> Generator[Round, Sequence[ModelAnswer], tuple[list[Step], list[Step]]]:
+        """Ask about one document each; return the steps of all, and those that were made now."""
+        new = [request not in self._answered for request in requests]
+        asked = tuple(itertools.compress(requests, new))
+        if asked:
+            answers = yield Round(asked)
+            self._answered.update(zip(asked, answers, strict=True))
+        steps = [
+            self._step(kind, (place,), self._answered[request], scored=scored)
+            for place, request in zip(packed.places, requests, strict=True)
+        ]
+        return steps, list(itertools.compress(steps, new))
 
     @property
     def _wants_logprobs(self) -> bool:
         return self._asker.logprob_support.available and self._settings.ranking != "self_rated"
-
-    def _steps(
-        self, kind: StepKind, packed: Packed, answers: Sequence[ModelAnswer], *, scored: bool
-    ) -> list[Step]:
-        """The steps that read one document each."""
-        return [
-            self._step(kind, (place,), answer, scored=scored)
-            for place, answer in zip(packed.places, answers, strict=True)
-        ]
 
     def _step(
         self, kind: StepKind, places: tuple[int, ...], answer: ModelAnswer, *, scored: bool = False
@@ -247,13 +263,12 @@ class _Job:
         self,
         step: Step,
         citations: Sequence[int],
-        steps: tuple[Step, ...],
+        made: Sequence[Step],
         packed: Packed,
         *,
         scored: bool = False,
     ) -> Synthesised:
         kind: ConfidenceKind = "self_rated" if scored else "logprob"
-        read = {place for call in steps for place in call.chunks}
         return Synthesised(
             text=step.text,
             method=self._config.method,
@@ -262,10 +277,12 @@ class _Job:
             ),
             confidence=step.confidence,
             confidence_kind=None if step.confidence is None else kind,
-            calls=len(steps),
-            usage=_total(steps),
-            steps=steps,
-            left_out=tuple(place for place in range(len(self._chunks)) if place not in read),
+            calls=len(made),
+            usage=_total(made),
+            steps=tuple(made),
+            left_out=tuple(
+                place for place in range(len(self._chunks)) if place not in packed.places
+            ),
             shortened=packed.shortened,
         )
 

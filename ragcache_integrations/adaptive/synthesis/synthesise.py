@@ -11,7 +11,7 @@ from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.core.threads import map_in_threads
 
-from .methods import Plan, Round, plan_of
+from .methods import Answered, Plan, Round, plan_of
 from .settings import SynthesisSettings
 
 __all__ = ["astream_synthesis", "asynthesise", "stream_synthesis", "synthesise"]
@@ -23,6 +23,7 @@ def synthesise(
     chunks: Sequence[PromptDocument],
     config: SynthesisConfig,
     settings: SynthesisSettings | None = None,
+    answered: Answered | None = None,
 ) -> Synthesised:
     """Answer a question from chunks.
 
@@ -33,6 +34,8 @@ def synthesise(
             the answer says so.
         config: The method, and how much to read.
         settings: The other settings.
+        answered: What the model was asked about single chunks before, with its answers: it is not
+            asked again, and is no step of the result. What it is asked now is added.
 
     Raises:
         ConfigurationError: The question is empty, or ``ranking`` is ``logprobs`` and the model
@@ -41,7 +44,7 @@ def synthesise(
         RAGCacheError: The model failed; the error of the first of concurrent calls to fail.
     """
     settings = settings or SynthesisSettings()
-    plan = plan_of(asker, question, chunks, config, settings)
+    plan = plan_of(asker, question, chunks, config, settings, {} if answered is None else answered)
     state = _advance(plan, None)
     while isinstance(state, Round):
         state = _advance(plan, _ask_all(asker, state.requests, settings.max_concurrency))
@@ -54,10 +57,11 @@ async def asynthesise(
     chunks: Sequence[PromptDocument],
     config: SynthesisConfig,
     settings: SynthesisSettings | None = None,
+    answered: Answered | None = None,
 ) -> Synthesised:
     """Async version of :func:`synthesise`. Cancelling it cancels all calls."""
     settings = settings or SynthesisSettings()
-    plan = plan_of(asker, question, chunks, config, settings)
+    plan = plan_of(asker, question, chunks, config, settings, {} if answered is None else answered)
     state = await _aadvance(plan, None)
     while isinstance(state, Round):
         answers = await _aask_all(asker, state.requests, settings.max_concurrency)
@@ -71,6 +75,7 @@ def stream_synthesis(
     chunks: Sequence[PromptDocument],
     config: SynthesisConfig,
     settings: SynthesisSettings | None = None,
+    answered: Answered | None = None,
 ) -> Generator[str | Synthesised]:
     """Answer a question piece by piece, while the model generates the last step.
 
@@ -83,13 +88,15 @@ def stream_synthesis(
         chunks: The retrieved chunks, most relevant first.
         config: The method, and how much to read.
         settings: The other settings.
+        answered: What the model was asked about single chunks before, with its answers: it is not
+            asked again, and is no step of the result. What it is asked now is added.
 
     Yields:
         The pieces of the answer; then the result of :func:`synthesise`, whose text is stripped of
         leading and trailing white space.
     """
     settings = settings or SynthesisSettings()
-    plan = plan_of(asker, question, chunks, config, settings)
+    plan = plan_of(asker, question, chunks, config, settings, {} if answered is None else answered)
     streamed = False
     state = _advance(plan, None)
     while isinstance(state, Round):
@@ -115,10 +122,11 @@ async def astream_synthesis(
     chunks: Sequence[PromptDocument],
     config: SynthesisConfig,
     settings: SynthesisSettings | None = None,
+    answered: Answered | None = None,
 ) -> AsyncGenerator[str | Synthesised]:
     """Async version of :func:`stream_synthesis`."""
     settings = settings or SynthesisSettings()
-    plan = plan_of(asker, question, chunks, config, settings)
+    plan = plan_of(asker, question, chunks, config, settings, {} if answered is None else answered)
     streamed = False
     state = await _aadvance(plan, None)
     while isinstance(state, Round):
