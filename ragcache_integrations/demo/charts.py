@@ -67,16 +67,16 @@ def _bar(name: str, observations: Sequence[Observation], longest: float) -> Bar:
 
     embedding, retrieval, ttft = mean("embedding_ms"), mean("retrieval_ms"), mean("ttft_ms")
     first_token, whole = mean("first_token_ms"), mean("end_to_end_ms")
-    spans = {
-        "embedding": embedding,
-        "search or cache": retrieval,
-        "framework": max(0.0, first_token - embedding - retrieval - ttft),
-        "to first token": ttft,
-        "rest of the answer": whole - first_token,
-    }
+    spans = (
+        ("embedding", "embedding", embedding),
+        ("search or cache", "search", retrieval),
+        ("framework", "overhead", max(0.0, first_token - embedding - retrieval - ttft)),
+        ("to first token", "prefill", ttft),
+        ("rest of the answer", "decode", whole - first_token),
+    )
     stretches = tuple(
-        Part(purpose, f"part{number} area", milliseconds(span), round(100 * span / longest, 2))
-        for number, (purpose, span) in enumerate(spans.items(), 1)
+        Part(purpose, f"{colour} area", milliseconds(span), round(100 * span / longest, 2))
+        for purpose, colour, span in spans
     )
     return Bar(name, f"{milliseconds(whole)} ms", stretches)
 

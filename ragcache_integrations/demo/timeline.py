@@ -15,7 +15,8 @@ from .speculative import Pair, Traced
 __all__ = ["Span", "draw_timeline", "spans"]
 
 INK, SOFT, BEFORE, AFTER = (LIGHT[name] for name in ("ink", "soft", "other", "c0"))
-SEARCH, PREFILL, DECODE, WRONG = "#e08a00", "#2f6fde", "#94b5f0", "#b9c0cc"
+SEARCH, PREFILL, DECODE = (LIGHT[name] for name in ("search", "prefill", "decode"))
+WRONG = LIGHT["overhead"]
 MS = 1000.0
 HEIGHT = 0.62
 LABEL_FLIPS = 0.8

@@ -31,6 +31,12 @@ _COLOURS = {
     "c5": ("#6b7a00", "#c3d24a"),
     "c6": ("#8a5a2b", "#d9a878"),
     "c7": ("#5b6472", "#9aa4b5"),
+    # What the time of a question goes to.
+    "embedding": ("#8b5cf6", "#a586ff"),
+    "search": ("#e08a00", "#f0a733"),
+    "overhead": ("#b9c0cc", "#5a6475"),
+    "prefill": ("#2f6fde", "#5b95ff"),
+    "decode": ("#94b5f0", "#33507f"),
 }
 LIGHT = {name: light for name, (light, _) in _COLOURS.items()}
 DARK = {name: dark for name, (_, dark) in _COLOURS.items()}
