@@ -207,8 +207,10 @@ def test_a_hub_name_that_cannot_be_had() -> None:
 
 
 def test_more_cache_than_memory() -> None:
-    with pytest.raises(EngineOutOfMemoryError):
+    with pytest.raises(EngineOutOfMemoryError, match="the memory of the KV cache is kv_cache_gib"):
         RAGCacheEngine(kv_cache_gib=1_000_000)
+    with pytest.raises(EngineOutOfMemoryError, match="host_cache_gib is added on a CPU"):
+        RAGCacheEngine(kv_cache_gib=0.1, host_cache_gib=1_000_000)
 
 
 def test_less_cache_than_one_prompt_needs() -> None:

@@ -85,17 +85,23 @@ _MODEL_NOT_FOUND = (
     "should have a `model_type` key",
 )
 
+_OUR_NAMES = (
+    "(Here, the memory of the KV cache is kv_cache_gib, to which host_cache_gib is added on a CPU; "
+    "what one prompt may need of it is limited by max_model_len.)"
+)
 
-def classify(error: BaseException) -> FailureKind:
+
+def failed_start(error: BaseException) -> StartFailed:
     """Why vLLM did not start, by the words of its error."""
-    text = f"{type(error).__name__}: {error}".lower()
+    described = describe(error)
+    text = described.lower()
     if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
-        return FailureKind.OUT_OF_MEMORY
+        return StartFailed(FailureKind.OUT_OF_MEMORY, f"{described} {_OUR_NAMES}")
     if any(words in text for words in _MODEL_NOT_FOUND):
-        return FailureKind.MODEL_NOT_FOUND
+        return StartFailed(FailureKind.MODEL_NOT_FOUND, described)
     if isinstance(error, ValueError | TypeError):
-        return FailureKind.INVALID
-    return FailureKind.OTHER
+        return StartFailed(FailureKind.INVALID, described)
+    return StartFailed(FailureKind.OTHER, described)
 
 
 def describe(error: BaseException) -> str:
@@ -266,7 +272,7 @@ def main() -> int:
     except Exception as error:
         logger.exception("the engine did not start")
         with contextlib.suppress(OSError):
-            connection.send(StartFailed(classify(error), describe(error)))
+            connection.send(failed_start(error))
         return 1
     watch.grace_seconds = SHUTDOWN_SECONDS
     gone = False

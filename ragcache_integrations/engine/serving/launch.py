@@ -24,7 +24,7 @@ from ragcache_integrations.engine.arguments import (
     check_installed,
     without_host_tier,
 )
-from ragcache_integrations.engine.in_vllm.main import classify, describe, with_profile
+from ragcache_integrations.engine.in_vllm.main import failed_start, with_profile
 from ragcache_integrations.engine.machine import (
     IN_ONE_PROCESS,
     WAITING,
@@ -289,6 +289,6 @@ def _errors_in_words(what: str = "") -> Iterator[None]:
             msg = f"the port is in use by another process: {error.strerror}"
             raise ConfigurationError(msg) from error
         logger.debug("the server did not start", exc_info=True)
-        kind = START_ERRORS[classify(error)]
-        msg = f"the server{what} did not start, or broke down: {describe(error)}"
-        raise kind(msg) from error
+        failed = failed_start(error)
+        msg = f"the server{what} did not start, or broke down: {failed.message}"
+        raise START_ERRORS[failed.kind](msg) from error
