@@ -100,7 +100,11 @@ class RunDirectory(Closeable):
                 check_replaceable(self.path / name, links=False)
             questions = config["workload"]["questions"]
             self.checkpoint, self.records = read_checkpoint(self.path, questions)
-        elif any(file.name != _LOCK for file in self.path.iterdir()):
+        # A process that was killed may have left an unfinished config.json under a passing name.
+        elif any(
+            file.name != _LOCK and not _UNFINISHED.fullmatch(file.name)
+            for file in self.path.iterdir()
+        ):
             msg = f"{self.path} must be empty or hold a run, but has other files"
             raise ConfigurationError(msg)
         else:
@@ -206,9 +210,11 @@ class RunDirectory(Closeable):
 
     def _clear(self) -> None:
         if os.path.lexists(self.path / "config.json"):  # else these are not ours to delete
-            for name in _FILES:
+            *others, last = _FILES
+            for name in others:
                 (self.path / name).unlink(missing_ok=True)
             self._tidy()
+            (self.path / last).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the files and release the lock. Idempotent."""
@@ -227,7 +233,8 @@ def _dumped(content: Any, indent: int | None = None) -> bytes:
 
 _LOCK = ".lock"
 _LONGEST_SHOWN = 1000  # characters, as a file may hold values of any length
-_PASSING = re.compile(r"cache-[0-9]+-[0-9]+\.npz|\.[0-9a-f]+\.tmp")
+_UNFINISHED = re.compile(r"\.[0-9a-f]+\.tmp")
+_PASSING = re.compile(rf"cache-[0-9]+-[0-9]+\.npz|{_UNFINISHED.pattern}")
 _FILES = (
     # The configuration last: without it, nothing of the folder would be known to be ours.
     *("checkpoint.json", "records.jsonl", "scores.jsonl", "summary.json", "environment.json"),
@@ -245,10 +252,13 @@ def _locked(path: Path) -> BinaryIO:
     file = open_own(path / _LOCK)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         file.close()
         msg = f"the run in {path} is being written by another process"
         raise ConfigurationError(msg) from error
+    except OSError:  # as of a file system without locks
+        file.close()
+        raise
     return file
 
 
