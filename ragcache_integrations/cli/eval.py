@@ -76,7 +76,9 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         ),
     )
     parser.set_defaults(command=_eval)
-    parser.add_argument("dataset", choices=DATASETS, help="; ".join(DATASETS.values()))
+    # Not by `choices`: argparse does not say which name was meant.
+    names = f"{{{','.join(DATASETS)}}}"
+    parser.add_argument("dataset", metavar=names, help="; ".join(DATASETS.values()))
     for name, (metavar, words) in FLAGS.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=words)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import shlex
 import signal
 import time
@@ -25,7 +26,7 @@ def test_the_flags_are_knobs() -> None:
     assert list(cli_eval.DATASETS) == list(DATASETS)
 
 
-@pytest.mark.parametrize("arguments", [["eval"], ["eval", "trivia"], ["eval", "nq", "--nonsense"]])
+@pytest.mark.parametrize("arguments", [["eval"], ["eval", "nq", "--nonsense"]])
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
@@ -65,6 +66,36 @@ def test_errors_are_one_line(
     assert error.startswith("ragcache: ")
     assert words in error
     assert not out.exists()
+
+
+def test_a_data_set_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["eval", "nqq", "--out", str(tmp_path / "runs")]) == 2
+    assert "got 'nqq'; did you mean 'nq'?" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"data": []}', r"^[\w-]+/file\.json holds no questions$"),
+        (b"\xff", r"^file\.json is not in its format: byte 0 is not UTF-8\. Expected is entries"),
+        (b'{"data": [1', r"it is no JSON at line 1, column 12 \(Expecting"),
+        (b"[" * 100_000, "it is nested too deeply"),
+        (b'{"data": [3]}', "format: entry 0 must be an object, got 3"),
+        (b'{"data": [{"paragraphs": [{"context": "x", "qas": [{}]}]}]}', "'answers' is missing"),
+    ],
+)
+def test_malformed_files_are_told_in_words(
+    content: bytes,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file.json").write_bytes(content)
+    assert cli.main(["eval", "squad", "--data", "file.json", "--out", "runs"]) == 2
+    assert re.search(words, capsys.readouterr().err.removeprefix("ragcache: ").strip())
 
 
 @pytest.mark.engine

@@ -181,8 +181,11 @@ class EvalDataset(ABC):
     ) -> None:
         # The same document may come twice, and is then retrieved twice, as from its own store.
         for kind, items in (("questions", questions), ("documents", set(documents))):
+            if not items:
+                msg = f"{source} holds no {kind}"
+                raise ConfigurationError(msg)
             ids = {item.id for item in items}
-            if not items or len(ids) != len(items):
+            if len(ids) != len(items):
                 msg = (
                     f"{source} must hold {kind} with different ids, got {len(items)} with "
                     f"{len(ids)} different ids"

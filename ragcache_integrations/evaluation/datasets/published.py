@@ -187,7 +187,7 @@ class PublishedDataset(EvalDataset):
                 rows, others = _split(json.loads(text), facts.rows)
             _check_rows(rows)
         part = name.rpartition(".")[0]
-        return Content(rows, f"{path.parent.name}/{path.name}", path, part, others)
+        return Content(rows, f"{path.absolute().parent.name}/{path.name}", path, part, others)
 
 
 def _split(content: Any, key: str) -> tuple[Any, dict[str, Any]]:

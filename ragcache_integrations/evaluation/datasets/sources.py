@@ -99,8 +99,24 @@ def reading(what: str, expected: str = "") -> Iterator[None]:
         raise ConfigurationError(msg) from error
     except _MALFORMED as error:
         hint = f". Expected is {expected}" if expected else ""
-        msg = f"{what} is not in its format: {error!r:.300}{hint}"
+        msg = f"{what} is not in its format: {_in_words(error)}{hint}"
         raise ConfigurationError(msg) from error
+
+
+def _in_words(error: Exception) -> str:
+    match error:
+        case UnicodeDecodeError():
+            return f"byte {error.start} is not UTF-8"
+        case json.JSONDecodeError():
+            return f"it is no JSON at line {error.lineno}, column {error.colno} ({error.msg})"
+        case RecursionError():
+            return "it is nested too deeply"
+        case KeyError():
+            return f"{error} is missing"
+        case ValueError() | TypeError() if str(error):
+            return f"{error!s:.300}"
+        case _:
+            return f"{error!r:.300}"
 
 
 def find_folder(data: str, name: str, pattern: str) -> Path:

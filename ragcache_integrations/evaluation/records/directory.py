@@ -233,7 +233,7 @@ def _dumped(content: Any, indent: int | None = None) -> bytes:
 
 _LOCK = ".lock"
 _LONGEST_SHOWN = 1000  # characters, as a file may hold values of any length
-_UNFINISHED = re.compile(r"\.[0-9a-f]+\.tmp")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.tmp")  # the names that `replacing` writes under
 _PASSING = re.compile(rf"cache-[0-9]+-[0-9]+\.npz|{_UNFINISHED.pattern}")
 _FILES = (
     # The configuration last: without it, nothing of the folder would be known to be ours.

@@ -138,5 +138,5 @@ def test_a_question_of_a_paragraph_that_is_not_there(tmp_path: Path) -> None:
     rows = copy.deepcopy(TATQA)
     rows[0]["questions"][0]["rel_paragraphs"] = ["7"]
     path = write_json(tmp_path / "tatqa_dataset_dev.json", rows)
-    with pytest.raises(ConfigurationError, match=r"KeyError\('7'\).*answer_from"):
+    with pytest.raises(ConfigurationError, match=r"'7' is missing.*answer_from"):
         load_dataset("tatqa", path)

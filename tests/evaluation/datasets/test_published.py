@@ -86,22 +86,22 @@ def test_passages_of_your_own(tmp_path: Path) -> None:
         (
             "hotpotqa",
             lambda folder: write_json(folder / "hotpot_dev_distractor_v1.json", MUSIQUE),
-            ["KeyError('context')", "Expected is entries with _id, question, answer"],
+            ["'context' is missing", "Expected is entries with _id, question, answer"],
         ),
         (
             "musique",
             lambda folder: write_lines(folder / "musique_ans_v1.0_dev.jsonl", HOTPOTQA),
-            ["KeyError('paragraphs')", "paragraph_text", "StonyBrookNLP/musique"],
+            ["'paragraphs' is missing", "paragraph_text", "StonyBrookNLP/musique"],
         ),
         (
             "squad",
             lambda folder: (folder / "dev-v2.0.json").write_text("[" * 100_000),
-            ["RecursionError"],
+            ["nested too deeply"],
         ),
         (
             "squad",
             lambda folder: (folder / "dev-v2.0.json").write_text('{"data": ['),
-            ["JSONDecodeError"],
+            ["it is no JSON"],
         ),
     ],
 )

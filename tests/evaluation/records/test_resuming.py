@@ -251,7 +251,7 @@ def test_what_was_written_after_the_checkpoint_is_cut_off(tmp_path: Path) -> Non
     # As if killed while the next checkpoint was being written.
     (folder / "records.jsonl").write_bytes(records + records[:100])
     (folder / "cache-9-9.npz").write_bytes(b"half a cache")
-    (folder / ".0123.tmp").write_bytes(b"half a file")
+    (folder / f".{'0123' * 8}.tmp").write_bytes(b"half a file")
     found = run(tmp_path)
     assert [record.number for record in found.records] == list(range(90))
     assert not list(folder.glob("cache-*")) + list(folder.glob(".*.tmp"))
@@ -570,7 +570,7 @@ def test_a_complete_run_that_is_damaged_is_not_read(
 
 def test_killed_before_the_configuration_was_in_place(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
-    (tmp_path / f".{'0a' * 8}.tmp").write_text("{")
+    (tmp_path / f".{'0a' * 16}.tmp").write_text("{")
     RunDirectory(tmp_path, _CONFIG).close()
     assert not list(tmp_path.glob(".*.tmp"))
 
