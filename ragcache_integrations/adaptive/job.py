@@ -26,7 +26,7 @@ class Profiled:
     seconds: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Job:
     """One question: times by the performance counter, what is known of it, what was decided."""
 
@@ -47,7 +47,6 @@ class Job:
     answered: float = 0.0
     pace: float = 1.0
     ticket: int = 0
-    answering: bool = False
     cancelled: bool = False
     reader_seconds: float = 0.0
     tried: tuple[SynthesisConfig, ...] = ()

@@ -7,6 +7,7 @@ import contextvars
 import logging
 import threading
 import time
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar, cast
 
-from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
@@ -117,8 +118,14 @@ class AdaptivePipeline:
         self._namespace = namespace
         self._lock = make_lock()
         self._environment: _Environment | None = None
-        self._answering = 0
+        # Without a lock, and weak: the garbage collector closes streams that were given up in the
+        # midst of anything that a thread does, and not at all if their event loop has ended.
+        self._answering: weakref.WeakSet[Job] = weakref.WeakSet()
         self.golden = self._golden(teaches)
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._answering = weakref.WeakSet()  # the parent answers them
 
     def answer(
         self, question: str, retrieve: Retrieve, asker: Asker | None = None
@@ -287,7 +294,7 @@ class AdaptivePipeline:
             load = await environment.load.aread()  # last, since it changes fastest
         try:
             return await asyncio.shield(asyncio.to_thread(self._choose_for, job, choose, load))
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or closed with its event loop, which is no cancellation
             job.cancelled = True
             self._leave(job)
             raise
@@ -310,11 +317,13 @@ class AdaptivePipeline:
     def _decide(self, job: Job, load: Load) -> None:
         """Choose what to read first."""
         job.space, job.trusted = self._space(job.profiled.estimate)
-        self._choose(job, load)
-        with self._lock:
-            self._answering += 1
-            job.answering = True
-        job.decided = time.perf_counter()
+        try:
+            self._choose(job, load)
+            self._answering.add(job)
+            job.decided = time.perf_counter()
+        except BaseException:  # an interruption by the user
+            self._leave(job)
+            raise
 
     def _reads_on(self, job: Job, answer: Synthesised, load: Load) -> bool:
         """Choose what to read after an answer that was none; ``False`` if no more suits and fits.
@@ -482,7 +491,7 @@ class AdaptivePipeline:
         assert self._profiler is not None  # noqa: S101 - for type checkers
         try:
             estimate = self._profiler.profile(question)
-        except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
+        except BaseException as error:  # noqa: BLE001 - a profile must not cost the user the answer
             estimate = failed_estimate("none", error)
         return Profiled(estimate, time.perf_counter() - began)
 
@@ -492,7 +501,10 @@ class AdaptivePipeline:
             return Profiled(None, 0.0)
         try:
             estimate = await self._profiler.aprofile(question)
-        except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
+        except (Exception, asyncio.CancelledError) as error:  # as above
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
             estimate = failed_estimate("none", error)
         return Profiled(estimate, time.perf_counter() - began)
 
@@ -531,9 +543,7 @@ class AdaptivePipeline:
             self._reservations.note(choice.seconds / job.pace, measured)
 
     def _leave(self, job: Job) -> None:
-        with self._lock:
-            self._answering -= job.answering
-            job.answering = False
+        self._answering.discard(job)
         self._reservations.leave(job.ticket)
 
     def _golden(self, teaches: LLMProfiler | None) -> GoldenFeedback | None:

@@ -81,7 +81,8 @@ class Reservations:
         with self._lock:
             waiting = load.waiting_requests * self._call_tokens
             since = (self._clock() if as_of is None else as_of) - ARRIVAL_SECONDS
-            coming = sum(plan.footprint for born, plan in self._plans.values() if born >= since)
+            plans = self._plans.copy().values()
+            coming = sum(plan.footprint for born, plan in plans if born >= since)
             free = load.free_tokens - waiting - coming
             queue = load.waiting_requests * prefill(0, int(self._call_tokens)) if waiting else 0.0
             choice = choose(Situation(int(free), latency_budget, queue, self.pace))
@@ -89,8 +90,9 @@ class Reservations:
 
     def leave(self, ticket: int) -> None:
         """Release the memory of a plan whose answer is complete or cancelled. Idempotent."""
-        with self._lock:
-            self._plans.pop(ticket, None)
+        # Without the lock: the garbage collector, which closes streams that were given up, may call
+        # this in the midst of a choice.
+        self._plans.pop(ticket, None)
 
     def note(self, estimated: float, measured: float) -> None:
         """Update the pace by an answer.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ragcache_integrations.engine.machine import device_name
-from ragcache_integrations.errors import RAGCacheError
 from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
 
 from .best_fit import BestFit
@@ -99,14 +98,14 @@ class LoadReader:
         assert self._source is not None  # noqa: S101 - for type checkers: see _may_ask
         try:
             load = self._source.read()
-        except RAGCacheError as error:
+        except Exception as error:  # noqa: BLE001 - no question fails for want of it
             self._not_before = time.monotonic() + RETRY_SECONDS
             level = logging.INFO if self._gone else logging.WARNING
             self._gone = True
             logger.log(
                 level,
                 "the free memory is unknown, so the median of what suits a question is used: %s",
-                error,
+                f"{type(error).__name__}: {error}",
             )
             return None
         self._gone = False

@@ -130,7 +130,7 @@ class ProfileEstimate:
     usage: Usage | None = None
 
 
-def failed_estimate(source: str, error: Exception) -> ProfileEstimate:
+def failed_estimate(source: str, error: BaseException) -> ProfileEstimate:
     """Log an error, and return an estimate without a profile that names it as the problem.
 
     Args:
