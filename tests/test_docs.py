@@ -70,6 +70,7 @@ THEIRS = {
 THEIR_KNOBS = {
     "as_query_engine",
     "as_structured_llm",
+    "exclude_tags",
     "filters",
     "max_conns",
     "prefix_cache_retention_interval",

@@ -44,12 +44,15 @@ class ModelRequest:
         max_tokens: Limit of the answer in tokens; ``None`` for the model's own setting.
         logprobs: Whether to ask for the tokens' log-probabilities.
         json_schema: JSON schema that the answer must satisfy, for models that can keep to one.
+        inner: Whether the answer is only a step to the one that the user gets, or may turn out to
+            be one, so that nobody should show its tokens while they are generated.
     """
 
     prompt: Prompt
     max_tokens: int | None = None
     logprobs: bool = False
     json_schema: Mapping[str, Any] | None = None
+    inner: bool = False
 
 
 @dataclass(frozen=True, slots=True)

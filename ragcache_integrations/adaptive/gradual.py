@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
-from .asker import add_usage
+from .asker import Asker, ModelAnswer, ModelRequest, add_usage
 from .types import Synthesised
 
-__all__ = ["after", "apieces_of", "pieces_of"]
+__all__ = ["after", "apieces_of", "inner_asker", "pieces_of"]
 
 
 def after(answer: Synthesised, earlier: Sequence[Synthesised]) -> Synthesised:
@@ -38,3 +39,24 @@ async def apieces_of(answer: Synthesised) -> AsyncGenerator[str | Synthesised]:
     """Async version of :func:`pieces_of`."""
     yield answer.text
     yield answer
+
+
+def inner_asker(asker: Asker) -> Asker:
+    """Return a model whose answers may turn out to be none, so that they are not streamed."""
+    return cast("Asker", _Inner(asker))
+
+
+class _Inner:
+    """Marks the requests of ``synthesise`` and ``asynthesise``, which make no others than these."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+
+    def ask(self, request: ModelRequest) -> ModelAnswer:
+        return self._asker.ask(replace(request, inner=True))
+
+    async def aask(self, request: ModelRequest) -> ModelAnswer:
+        return await self._asker.aask(replace(request, inner=True))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._asker, name)

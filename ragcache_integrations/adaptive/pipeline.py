@@ -40,7 +40,7 @@ from .choice import (
     pruned_space,
 )
 from .golden import GOLDEN_CONFIG, GoldenFeedback
-from .gradual import after, apieces_of, pieces_of
+from .gradual import after, apieces_of, inner_asker, pieces_of
 from .job import Job, Profiled, late_profile
 from .profile import LLMProfiler, ProfileEstimate, Profiler, failed_estimate
 from .settings import AdaptiveSettings
@@ -445,15 +445,16 @@ class AdaptivePipeline:
             return self._environment
 
     def _synthesis_arguments(
-        self, job: Job, asker: Asker | None
+        self, job: Job, asker: Asker | None, *, inner: bool = False
     ) -> tuple[Asker, str, Chunks, SynthesisConfig, SynthesisSettings, Answered]:
         model = asker or self._asker
-        return model, job.question, job.chunks, job.config, self._synthesis, job.known
+        asking = inner_asker(model) if inner else model
+        return asking, job.question, job.chunks, job.config, self._synthesis, job.known
 
     def _read_less(self, job: Job, asker: Asker | None) -> Synthesised | None:
         """Answer step by step; ``None`` where the most is to be read next, maybe as a stream."""
         while job.is_step:
-            answer = synthesise(*self._synthesis_arguments(job, asker))
+            answer = synthesise(*self._synthesis_arguments(job, asker, inner=True))
             job.answered = time.perf_counter()
             if not found_nothing(answer.text):
                 return answer
@@ -464,7 +465,7 @@ class AdaptivePipeline:
     async def _aread_less(self, job: Job, asker: Asker | None) -> Synthesised | None:
         """Async version of :meth:`_read_less`."""
         while job.is_step:
-            answer = await asynthesise(*self._synthesis_arguments(job, asker))
+            answer = await asynthesise(*self._synthesis_arguments(job, asker, inner=True))
             job.answered = time.perf_counter()
             if not found_nothing(answer.text):
                 return answer

@@ -200,6 +200,7 @@ class LLMProfiler:
             PROFILE_TOKENS,
             logprobs=self._asker.logprob_support.available,
             json_schema=PROFILE_SCHEMA if self._grammar else None,
+            inner=True,
         )
 
     def _estimate(self, prompt: Prompt) -> ProfileEstimate:

@@ -151,7 +151,7 @@ class _Job:
         frame = self._prompts.map(self._question, (), words)
         packed = window.pack_each(self._chunks[:count], frame, tokens)
         requests = tuple(
-            ModelRequest(self._prompts.map(self._question, (document,), words), tokens)
+            ModelRequest(self._prompts.map(self._question, (document,), words), tokens, inner=True)
             for document in packed.documents
         )
         steps, made = yield from self._ask_each("summary", packed, requests)
@@ -219,6 +219,7 @@ class _Job:
                 self._prompts.rerank(self._question, (document,), scored=scored),
                 self._settings.max_tokens,
                 logprobs=not scored,
+                inner=True,
             )
             for document in packed.documents
         )

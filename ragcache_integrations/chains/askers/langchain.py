@@ -37,7 +37,11 @@ from ragcache_integrations.prompts.completion.langchain import (
 
 from .common import MAX_TOKENS_NAMES, limit_argument, own_arguments, usage_of
 
-__all__ = ["BoundRunnable", "LangChainAsker", "LangChainModel", "unbound"]
+__all__ = ["INNER_TAG", "BoundRunnable", "LangChainAsker", "LangChainModel", "unbound"]
+
+INNER_TAG = "nostream"
+"""Tag of the calls whose answers are only steps to that of the user: LangGraph streams no tokens of
+runs that have it, and ``astream_events`` takes it as one of its ``exclude_tags``."""
 
 
 @dataclass(frozen=True)
@@ -157,25 +161,29 @@ class LangChainAsker:
         if isinstance(self._model.inner, BaseLLM):
             # invoke() would only return the text.
             prompt = self._completion(request.prompt)
-            result = self._model.inner.generate_prompt([prompt], **self._run(), **arguments)
+            result = self._model.inner.generate_prompt([prompt], **self._run(request), **arguments)
             return _answer(result.generations[0][0])
         messages = self._messages(request.prompt)
-        return _answer(self._model.outer.invoke(messages, self._config, **arguments))
+        return _answer(self._model.outer.invoke(messages, self._config_of(request), **arguments))
 
     async def aask(self, request: ModelRequest) -> ModelAnswer:
         """Async version of :meth:`ask`."""
         arguments = self._arguments(request)
         if isinstance(self._model.inner, BaseLLM):
             prompt = self._completion(request.prompt)
-            result = await self._model.inner.agenerate_prompt([prompt], **self._run(), **arguments)
+            result = await self._model.inner.agenerate_prompt(
+                [prompt], **self._run(request), **arguments
+            )
             return _answer(result.generations[0][0])
         messages = self._messages(request.prompt)
-        return _answer(await self._model.outer.ainvoke(messages, self._config, **arguments))
+        config = self._config_of(request)
+        return _answer(await self._model.outer.ainvoke(messages, config, **arguments))
 
     def stream(self, request: ModelRequest) -> Generator[ModelAnswer]:
         """Answer a request in pieces; those of models that complete text have only text."""
         value = self._input(request.prompt)
-        stream: Any = self._model.outer.stream(value, self._config, **self._arguments(request))
+        config = self._config_of(request)
+        stream: Any = self._model.outer.stream(value, config, **self._arguments(request))
         with _closing(stream) as chunks:
             for chunk in chunks:
                 yield _answer(chunk)
@@ -183,7 +191,8 @@ class LangChainAsker:
     async def astream(self, request: ModelRequest) -> AsyncGenerator[ModelAnswer]:
         """Async version of :meth:`stream`."""
         value = self._input(request.prompt)
-        stream: Any = self._model.outer.astream(value, self._config, **self._arguments(request))
+        config = self._config_of(request)
+        stream: Any = self._model.outer.astream(value, config, **self._arguments(request))
         async with _aclosing(stream) as chunks:
             async for chunk in chunks:
                 yield _answer(chunk)
@@ -217,9 +226,15 @@ class LangChainAsker:
                 arguments["documents"] = list(request.prompt.documents)
         return arguments
 
-    def _run(self) -> dict[str, Any]:
-        """The run's configuration as arguments of an LLM's own methods."""
-        config = ensure_config(merge_configs(self._model.config, self._config))
+    def _config_of(self, request: ModelRequest) -> RunnableConfig | None:
+        """The configuration of a call."""
+        if not request.inner:
+            return self._config
+        return merge_configs(self._config, RunnableConfig(tags=[INNER_TAG]))
+
+    def _run(self, request: ModelRequest) -> dict[str, Any]:
+        """The configuration of a call as arguments of an LLM's own methods."""
+        config = ensure_config(merge_configs(self._model.config, self._config_of(request)))
         return {name: config.get(name) for name in ("callbacks", "tags", "metadata", "run_name")}
 
     def _input(self, prompt: Prompt) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
@@ -17,6 +17,7 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore
+from langgraph.graph import START, StateGraph
 
 from ragcache_integrations.adaptive import (
     AdaptiveCost,
@@ -25,11 +26,13 @@ from ragcache_integrations.adaptive import (
     Synthesised,
 )
 from ragcache_integrations.chains.adaptive.langchain import AdaptiveRAG
+from ragcache_integrations.chains.askers.langchain import INNER_TAG
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
 from tests.chains.loads import Busy, Memory
 
+MISSING = "It is not in the text."
 QUESTION = "Why do cats and dogs differ?"
 DOCUMENTS = [Document(f"Fact {number} about cats. " * 5, id=f"d{number}") for number in range(20)]
 
@@ -319,3 +322,49 @@ def test_with_our_engine(way: Way, engine: RAGCacheEngine) -> None:
     tree = engine.tree()
     assert tree is not None
     assert {"d0", "d1"} <= {node.name for node in tree.nodes()}
+
+
+def tokens_of_events(one: AdaptiveRAG) -> str:
+    async def collect() -> str:
+        events = one.astream_events(QUESTION, version="v2", exclude_tags=[INNER_TAG])
+        kind = "on_chat_model_stream"
+        return "".join(
+            [each["data"]["chunk"].text async for each in events if each["event"] == kind]
+        )
+
+    return asyncio.run(collect())
+
+
+def tokens_of_a_graph(one: AdaptiveRAG) -> str:
+    class State(TypedDict):
+        answer: str
+
+    graph = StateGraph(State)
+    graph.add_node("answer", lambda _: {"answer": one.invoke(QUESTION)["answer"]})
+    graph.add_edge(START, "answer")
+    pieces: Any = graph.compile().stream({"answer": ""}, stream_mode="messages")
+    return "".join(message.text for message, _ in pieces)
+
+
+@pytest.mark.parametrize("tokens", [tokens_of_events, tokens_of_a_graph])
+@pytest.mark.parametrize(
+    ("knobs", "said", "shown"),
+    [
+        # What may turn out to be no answer is not shown as one.
+        (
+            {"mode": "gradual", "method": "stuff"},
+            [MISSING, MISSING, "Purring."],
+            "Purring.",
+        ),
+        ({"mode": "gradual", "method": "stuff"}, ["Purring."], ""),
+        ({"method": "stuff"}, ["Purring."], "Purring."),
+        ({"method": "map_reduce", "max_chunks": 2}, ["Cats.", "Dogs.", "Purring."], "Purring."),
+        ({"method": "map_rerank", "max_chunks": 2}, ["Purring.", "Barking."], ""),
+        ({"profiler": "llm", "mode": "median"}, ["low yes 1 short", "Purring."], "Purring."),
+    ],
+)
+def test_only_tokens_of_the_answer_are_streamed_to_others(
+    tokens: Callable[[AdaptiveRAG], str], knobs: dict[str, Any], said: list[str], shown: str
+) -> None:
+    # One call after the other, so that they get the answers in their order.
+    assert tokens(chain(llm=fake(*said), load=Memory(100_000), max_concurrency=1, **knobs)) == shown
