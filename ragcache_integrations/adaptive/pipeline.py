@@ -330,7 +330,6 @@ class AdaptivePipeline:
 
         The memory and time that are left after the earlier steps decide it.
         """
-        self._learn_pace(job)
         self._reservations.leave(job.ticket)
         tried, explanation = job.tried, job.explanation
         job.tried = (*tried, job.config)
@@ -456,6 +455,7 @@ class AdaptivePipeline:
         while job.is_step:
             answer = synthesise(*self._synthesis_arguments(job, asker, inner=True))
             job.answered = time.perf_counter()
+            self._learn_pace(job)
             if not found_nothing(answer.text):
                 return answer
             if not self._reads_on(job, answer, self._read_load(job)):
@@ -467,6 +467,7 @@ class AdaptivePipeline:
         while job.is_step:
             answer = await asynthesise(*self._synthesis_arguments(job, asker, inner=True))
             job.answered = time.perf_counter()
+            self._learn_pace(job)
             if not found_nothing(answer.text):
                 return answer
             if not await self._achoosing(job, partial(self._reads_on, job, answer)):
@@ -516,7 +517,7 @@ class AdaptivePipeline:
 
     def _finish(self, job: Job, result: Synthesised) -> AdaptiveAnswer:
         ended = time.perf_counter()
-        if job.explanation.why != "no more":  # or else it was learnt before
+        if job.explanation.why not in {"enough", "no more"}:  # or else it was learnt before
             job.answered = ended
             self._learn_pace(job)
         result = after(result, job.insufficient)

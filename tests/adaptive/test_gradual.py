@@ -392,6 +392,26 @@ def test_memory_that_is_no_longer_known_ends_it_at_the_median(way: Way) -> None:
     assert "what is known of the memory and time left" in str(explanation)
 
 
+def test_an_early_answer_teaches_the_pace_however_slow_the_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, measured = time.perf_counter(), []
+
+    def answer(request: ModelRequest) -> ModelAnswer:
+        nonlocal now
+        now += 1
+        return said("yes", -0.5)
+
+    pipeline = make(memory=Memory(), asker=ScriptedAsker(answer), mode="gradual")
+    # Nothing else shows what was learnt.
+    monkeypatch.setattr(pipeline._reservations, "note", lambda _, each: measured.append(each))
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "perf_counter", lambda: now)
+        for _ in pipeline.stream(QUESTION, retrieve):
+            now += 10
+    assert measured == pytest.approx([1])
+
+
 def answered_slowly(
     way: Way, monkeypatch: pytest.MonkeyPatch, **settings: Any
 ) -> tuple[ScriptedAsker, Explanation]:
