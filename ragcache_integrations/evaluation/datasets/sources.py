@@ -185,12 +185,24 @@ def json_lines(text: str) -> list[Row]:
         msg = f"there must be at most {MOST_ROWS} lines, got more"
         raise ValueError(msg)
     # Not splitlines(): it also splits at characters that JSON may hold as they are.
-    rows = [json.loads(line) for line in text.split("\n") if line.strip()]
-    for row in rows:
-        if not isinstance(row, dict):
-            msg = f"a line must be a JSON object, got {row!r:.60}"
-            raise TypeError(msg)
-    return rows
+    return [
+        _json_line(line, number)
+        for number, line in enumerate(text.split("\n"), start=1)
+        if line.strip()
+    ]
+
+
+def _json_line(line: str, number: int) -> Row:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        # The error knows this line alone, and would always say that it is the first.
+        msg = f"it is no JSON at line {number}, column {error.colno} ({error.msg})"
+        raise ValueError(msg) from error
+    if not isinstance(row, dict):
+        msg = f"a line must be a JSON object, got {row!r:.60} at line {number}"
+        raise TypeError(msg)
+    return row
 
 
 def read_json_lines(path: Path) -> list[Row]:

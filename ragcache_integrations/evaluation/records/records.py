@@ -14,7 +14,8 @@ __all__ = ["Pending", "Record", "Whole", "reason"]
 _LONGEST_REASON = 500  # characters, as it may repeat what a file holds
 
 Whole = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# The limit, over 30 years, keeps sums and milliseconds finite.
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class Record:
     hit: bool | None = None
     shared: bool = False
     distance: float | None = None
-    recall_bound: float | None = None
+    recall_bound: Annotated[float, Field(ge=0, le=1)] | None = None
     configuration: str = ""
     answer: str = ""
     likeliest: Mapping[str, float] = field(default_factory=dict)
@@ -72,12 +73,12 @@ class Record:
     prompt_tokens: Whole | None = None
     cached_tokens: Whole | None = None
     output_tokens: Whole | None = None
-    embedding_seconds: float | None = None
-    retrieval_seconds: float = 0.0
-    model_ttft_seconds: float | None = None
-    ttft_seconds: float | None = None
-    end_to_end_seconds: float | None = None
-    tpot_seconds: float | None = None
+    embedding_seconds: Seconds | None = None
+    retrieval_seconds: Seconds = 0.0
+    model_ttft_seconds: Seconds | None = None
+    ttft_seconds: Seconds | None = None
+    end_to_end_seconds: Seconds | None = None
+    tpot_seconds: Seconds | None = None
     prompt: str = ""
     reused: bool = False
     disturbed: bool = False

@@ -94,6 +94,16 @@ def test_passages_of_your_own(tmp_path: Path) -> None:
             ["'paragraphs' is missing", "paragraph_text", "StonyBrookNLP/musique"],
         ),
         (
+            "musique",
+            lambda folder: (folder / "musique_ans_v1.0_dev.jsonl").write_text('{}\n\n{"id'),
+            ["it is no JSON at line 3, column 2"],
+        ),
+        (
+            "musique",
+            lambda folder: (folder / "musique_ans_v1.0_dev.jsonl").write_text("{}\n[1]"),
+            ["a line must be a JSON object, got [1] at line 2"],
+        ),
+        (
             "squad",
             lambda folder: (folder / "dev-v2.0.json").write_text("[" * 100_000),
             ["nested too deeply"],
