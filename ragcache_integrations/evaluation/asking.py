@@ -252,7 +252,8 @@ async def _answered_adaptively(
                 answered.first = moment
             if isinstance(piece, AdaptiveAnswer):
                 # Not when the explanation came: of ``gradual`` it comes after the first answer.
-                answered.called = moment - piece.cost.synthesis_seconds
+                # At most the first token: the answer's end was a moment before it came here.
+                answered.called = min(answered.first, moment - piece.cost.synthesis_seconds)
                 usages = (piece.cost.usage, piece.cost.profile_usage)
                 answered.text = piece.text
                 answered.usage = add_usage([usage for usage in usages if usage is not None])

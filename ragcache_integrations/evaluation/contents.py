@@ -6,7 +6,7 @@ The folder may be damaged or somebody else's, so a run is read only if all of th
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
@@ -36,6 +36,7 @@ class _Workload(TypedDict):
 
 
 class _Config(TypedDict):
+    format: Literal[1]
     label: NotRequired[str]
     settings: dict[str, Any]
     dataset: _Dataset

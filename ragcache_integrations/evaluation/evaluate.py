@@ -438,9 +438,10 @@ def _check_answered(records: Sequence[Record], plan: Plan) -> None:
         expected = items[record.number]
         question = plan.questions[expected.question].id
         if (record.question, record.text) != (question, expected.text):
+            got = f"one of {record.question!r}" if record.question != question else "other words"
             msg = (
-                f"record {record.number} must be of question {question!r}, got one of "
-                f"{record.question!r}: the run is damaged. Start again, or name another folder"
+                f"record {record.number} must be of question {question!r}, got {got}: the run is "
+                "damaged. Start again, or name another folder"
             )
             raise ConfigurationError(msg)
 

@@ -77,7 +77,7 @@ def test_a_data_set_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b'{"data": []}', r"^[\w-]+/file\.json holds no questions$"),
+        (b'{"data": []}', r"^the data set from [\w-]+/file\.json has no questions$"),
         (b"\xff", r"^file\.json is not in its format: byte 0 is not UTF-8\. Expected is entries"),
         (b'{"data": [1', r"it is no JSON at line 1, column 12 \(Expecting"),
         (b"[" * 100_000, "it is nested too deeply"),

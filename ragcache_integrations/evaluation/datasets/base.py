@@ -182,13 +182,13 @@ class EvalDataset(ABC):
         # The same document may come twice, and is then retrieved twice, as from its own store.
         for kind, items in (("questions", questions), ("documents", set(documents))):
             if not items:
-                msg = f"{source} holds no {kind}"
+                msg = f"the data set from {source} has no {kind}"
                 raise ConfigurationError(msg)
             ids = {item.id for item in items}
             if len(ids) != len(items):
                 msg = (
-                    f"{source} must hold {kind} with different ids, got {len(items)} with "
-                    f"{len(ids)} different ids"
+                    f"the {kind} of the data set from {source} must have different ids, got "
+                    f"{len(items)} with {len(ids)} different ids"
                 )
                 raise ConfigurationError(msg)
             _check_unicode(source, kind, items)

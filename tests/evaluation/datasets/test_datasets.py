@@ -228,7 +228,7 @@ def broken(name: str, edit: Callable[[Path], object]) -> Callable[[Path], str]:
             ),
             "'answers' must be a list of texts",
         ),
-        (broken("nq", lambda one: (one / "questions.jsonl").write_text("")), "holds no questions"),
+        (broken("nq", lambda one: (one / "questions.jsonl").write_text("")), "has no questions"),
         (
             broken("nq", lambda one: (one / "questions.jsonl").write_bytes(b"\xff")),
             "not in its format",
@@ -266,7 +266,7 @@ def test_ids_that_come_twice() -> None:
     question, document = EvalQuestion("1", "?", ("x",)), EvalDocument("d", "text")
     with pytest.raises(ConfigurationError, match="got 2 with 1 different ids"):
         Own([question, question], [document], "here")
-    with pytest.raises(ConfigurationError, match="here holds no documents"):
+    with pytest.raises(ConfigurationError, match="from here has no documents"):
         Own([question], [], "here")
 
 
