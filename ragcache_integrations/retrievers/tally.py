@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.forks import make_reentrant_lock
 from ragcache_integrations.query_cache import QueryCacheStats
 
 __all__ = ["FailureCount", "RetrieverStats", "Tally"]
@@ -69,7 +69,8 @@ class Tally:
     """
 
     def __init__(self, unranked: str = "") -> None:
-        self._lock = make_lock()
+        # Reentrant: a garbage collection that ends a stream in the midst of this counts it, too.
+        self._lock = make_reentrant_lock()
         self._unranked = unranked
         # Any: whole numbers and seconds, as the fields say.
         self._sums: dict[str, Any] = asdict(RetrieverStats())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from ragcache_integrations.core.forks import make_reentrant_lock, renew_after_fork
 
 __all__ = ["PrefillPool"]
 
@@ -18,7 +18,8 @@ class PrefillPool:
     """
 
     def __init__(self) -> None:
-        self._lock = make_lock()
+        # Reentrant: a garbage collection that ends a request in the midst of this leaves for it.
+        self._lock = make_reentrant_lock()
         self._size = 0
         self.departures = 0
         self._waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}

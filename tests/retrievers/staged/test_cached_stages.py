@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import aclosing
 from typing import Any
 
@@ -67,6 +68,30 @@ class TestLangChain:
         assert retriever.stats().store_calls == 2
         check_sums(retriever)
         assert queries_of(store).count("question") == 2  # once by the cache, once by the test
+
+    def test_a_search_that_the_collector_ends_is_counted(self, kind: str) -> None:
+        if kind == "flat":
+            return  # its only stage is final
+        retriever = over(faiss_store(kind))
+        given_up = [retriever.stages("question")]
+        assert not next(given_up[0]).final
+
+        class Collecting(dict[str, float]):
+            """Sums in whose midst the collector runs, once."""
+
+            def __setitem__(self, name: str, value: float) -> None:
+                super().__setitem__(name, value)
+                if given_up:
+                    given_up.pop().close()
+
+        tally = retriever._core._tally
+        tally._sums = Collecting(tally._sums)
+        asking = threading.Thread(target=retriever.invoke, args=("other",), daemon=True)
+        asking.start()
+        asking.join(30)
+        assert not asking.is_alive()
+        assert (retriever.stats().misses, retriever.stats().failures) == (1, 1)
+        check_sums(retriever)
 
     async def test_a_search_that_is_given_up_caches_nothing(self, kind: str) -> None:
         if kind == "flat":
