@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.forks import make_reentrant_lock
 
 __all__ = ["BufferPool", "KeysAndValues", "Memory", "Thrower"]
 
@@ -48,7 +48,8 @@ class BufferPool:
         self.dtype = dtype
         self.device = device
         self._keep = keep
-        self._lock = make_lock()
+        # Reentrant: a garbage collection in the midst of this gives back what nobody has any more.
+        self._lock = make_reentrant_lock()
         self._free: list[Tensor] = []
 
     def empty(self, tokens: int, batch: int = 1) -> Tensor:
