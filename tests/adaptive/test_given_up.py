@@ -22,6 +22,7 @@ from ragcache_integrations.adaptive.choice.resources import Resources
 from tests.support.forking import run_forking
 
 from .askers import ScriptedAsker, said
+from .test_gradual import wait_in
 from .test_pipeline import (
     QUESTION,
     Memory,
@@ -86,24 +87,13 @@ def test_an_event_loop_that_is_closed_during_a_choice_leaves_no_memory_reserved(
     """Without being cancelled, as by a program that stops its loop."""
     asker = ScriptedAsker(lambda _: said("It is not in the document."))
     pipeline = make(memory=Memory(), asker=asker, mode=mode)
-    choosing, closed, choices = threading.Event(), threading.Event(), 0
-    choose = pipeline._reservations.choose
-
-    def wait(*args: Any, **more: Any) -> Any:
-        nonlocal choices
-        choices += 1
-        if choices == choice:
-            choosing.set()
-            assert closed.wait(10)
-        return choose(*args, **more)
+    choosing, closed = wait_in(pipeline, choice, monkeypatch)
 
     async def begin() -> None:
         answering = asyncio.ensure_future(pipeline.aanswer(QUESTION, aretrieve))
         assert await asyncio.to_thread(choosing.wait, 10)
         assert not answering.done()
 
-    # It stands for a choice that takes long.
-    monkeypatch.setattr(pipeline._reservations, "choose", wait)
     loop = asyncio.new_event_loop()
     threads = ThreadPoolExecutor()
     loop.set_default_executor(threads)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import shutil
@@ -12,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -567,46 +564,3 @@ def test_a_complete_run_that_is_damaged_is_not_read(
     (folder / name).write_text(change(text))
     with pytest.raises(ConfigurationError, match=folder.name):
         EvalRun.load(folder)
-
-
-def test_killed_before_the_configuration_was_in_place(tmp_path: Path) -> None:
-    (tmp_path / ".lock").touch()
-    (tmp_path / f".{'0a' * 16}.tmp").write_text("{")
-    RunDirectory(tmp_path, _CONFIG).close()
-    assert not list(tmp_path.glob(".*.tmp"))
-
-
-def test_starting_over_can_be_killed_at_each_deletion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unlink = Path.unlink
-    for survived in range(8):
-        path = tmp_path / str(survived)
-        RunDirectory(path, _CONFIG).close()
-        (path / "cache-1-1.npz").touch()
-        deletions = iter(range(survived))
-
-        def killed(file: Path, *, missing_ok: bool = False, left: Any = deletions) -> None:
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            unlink(file, missing_ok=missing_ok)
-
-        with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
-            patched.setattr(Path, "unlink", killed)
-            RunDirectory(path, _CONFIG, fresh=True).close()
-        RunDirectory(path, _CONFIG, fresh=True).close()
-        assert not (path / "cache-1-1.npz").exists()
-
-
-def test_a_lock_that_the_system_refuses_is_not_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(ConfigurationError, match=os.strerror(errno.ENOLCK)):
-        RunDirectory(tmp_path, _CONFIG)
-
-
-_CONFIG = {"workload": {"questions": 2}}
