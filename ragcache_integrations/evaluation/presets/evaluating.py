@@ -238,8 +238,8 @@ def _differences(plan: PresetPlan, run: EvalRun) -> str:
     on_disk = run.settings.store == "disk" and "retriever" not in run.config.get("given", [])
     read = ", whose vectors every search reads from the disk" if on_disk else ""
     return (
-        f"The paper has {plan.preset.setting}. These runs have {run.config['model']}{noise} on "
+        f"The paper uses {plan.preset.setting}. These runs use {run.config['model']}{noise} on "
         f"{machine.get('cores', 'unknown')} cores ({machine.get('device') or 'no GPU'}), and "
-        f"{data['questions']:,} questions a seed over {data['documents']:,} documents of "
+        f"{data['questions']:,} questions per seed over {data['documents']:,} documents of "
         f"{data['title']}{read}. {plan.preset.differs}"
     )

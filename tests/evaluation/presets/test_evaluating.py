@@ -67,7 +67,7 @@ def test_all_settings_are_run_on_the_same_questions(tmp_path: Path) -> None:
     assert content["seeds"] == 2
     assert content["runs"] == len(result.runs)
     assert FOLLOWED in result.remarks
-    assert result.remarks[0].startswith("The paper has LLaMA 3.1 Instruct")
+    assert result.remarks[0].startswith("The paper uses LLaMA 3.1 Instruct")
     assert "Echo" in result.remarks[0]
     assert "fewer than 100 different questions" in result.remarks[-1]
 
