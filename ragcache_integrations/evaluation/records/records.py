@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 __all__ = ["Pending", "Record", "Whole", "reason"]
 
@@ -64,7 +64,7 @@ class Record:
     documents: tuple[str, ...] = ()
     hit: bool | None = None
     shared: bool = False
-    distance: float | None = None
+    distance: FiniteFloat | None = None
     recall_bound: Annotated[float, Field(ge=0, le=1)] | None = None
     configuration: str = ""
     answer: str = ""

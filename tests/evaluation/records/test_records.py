@@ -17,6 +17,7 @@ TIMES = [name for name in RECORD.as_dict() if name.endswith("_seconds")]
     ("name", "value"),
     [
         *((name, value) for name in TIMES for value in (-5.0, 1e308, float("nan"))),
+        ("distance", float("nan")),
         ("recall_bound", 7.0),
         ("recall_bound", -0.5),
     ],
