@@ -118,7 +118,7 @@ def test_a_client_that_names_no_temperature_gets_greedy_answers(model: Path) -> 
 
 @pytest.mark.engine
 def test_it_answers(model: Path) -> None:
-    asked = cases(20)
+    asked = cases(12)
     with RAGCacheEngine(kv_cache_gib=0.5, vllm_args={"enforce_eager": True}) as engine:
         assert engine.model == str(model)
         assert engine.max_model_len == 8192
