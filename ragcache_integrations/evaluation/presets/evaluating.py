@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ragcache_integrations.evaluation.evaluate import (
     aevaluate_configurations,
     until_done,
 )
-from ragcache_integrations.evaluation.report import FOLLOWED
+from ragcache_integrations.evaluation.report import FOLLOWED, failures, interruptions
 from ragcache_integrations.evaluation.runs import EvalRun
 from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
 
@@ -218,9 +218,26 @@ def _result(plan: PresetPlan, runs: tuple[EvalRun, ...]) -> PresetResult:
         plan=plan,
         runs=runs,
         tables=made.tables,
-        remarks=(_differences(plan, first), FOLLOWED, *_doubts(results)),
+        remarks=(_differences(plan, runs), FOLLOWED, *_troubles(results), *_doubts(results)),
         headline=headline,
     )
+
+
+def _troubles(results: Results) -> list[str]:
+    """Which settings were interrupted, and in which questions failed."""
+    runs = [run for members in results.runs.values() for run in members]
+
+    def which(troubled: Sequence[EvalRun]) -> str:
+        if len(troubled) == len(runs):
+            return "All runs"
+        paths = {run.path for run in troubled}
+        return "; ".join(
+            name
+            for name, members in results.runs.items()
+            if any(run.path in paths for run in members)
+        )
+
+    return [*interruptions(runs, which), *failures(runs, which)]
 
 
 def _doubts(results: Results) -> list[str]:
@@ -230,16 +247,22 @@ def _doubts(results: Results) -> list[str]:
     return [FEW] if min(map(results.questions, results.runs)) < FEWEST else []
 
 
-def _differences(plan: PresetPlan, run: EvalRun) -> str:
+def _differences(plan: PresetPlan, runs: Sequence[EvalRun]) -> str:
     """A few sentences about model, machine and data."""
-    machine: Mapping[str, Any] = run.environment
+    run = runs[0]
+    # Runs that were complete before may be of another machine.
+    machines = " or ".join(dict.fromkeys(map(_machine, runs)))
     data = run.config["dataset"]
     noise = ", random weights" if run.config["random_weights"] else ""
     on_disk = run.settings.store == "disk" and "retriever" not in run.config.get("given", [])
     read = ", whose vectors every search reads from the disk" if on_disk else ""
     return (
         f"The paper uses {plan.preset.setting}. These runs use {run.config['model']}{noise} on "
-        f"{machine.get('cores', 'unknown')} cores ({machine.get('device') or 'no GPU'}), and "
-        f"{data['questions']:,} questions per seed over {data['documents']:,} documents of "
-        f"{data['title']}{read}. {plan.preset.differs}"
+        f"{machines}, and {data['questions']:,} questions per seed over {data['documents']:,} "
+        f"documents of {data['title']}{read}. {plan.preset.differs}"
     )
+
+
+def _machine(run: EvalRun) -> str:
+    machine: Mapping[str, Any] = run.environment
+    return f"{machine.get('cores', 'unknown')} cores ({machine.get('device') or 'no GPU'})"

@@ -36,6 +36,8 @@ __all__ = [
     "comparison_table",
     "described",
     "environments",
+    "failures",
+    "interruptions",
     "numbers_in_words",
     "remarks",
     "runs_table",
@@ -45,6 +47,9 @@ _LEFT_OUT = {"tier_hit_rate", "retrieval_ms_median", "prompt_tokens", "disturbed
 """Measures that the table of runs leaves out, unless they are problems that occurred."""
 
 _TROUBLES = ("errors", "disturbed")
+
+Which = Callable[[Sequence[EvalRun]], str]
+"""Names some runs, such as ``Runs 1, 3 to 5``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,13 +263,7 @@ def remarks(runs: Sequence[EvalRun], numbers: dict[str, int], left_out: Sequence
             "makes the search easier: over all documents (--set corpus=all) quality and recall "
             "are lower, and searches take longer."
         )
-    broken = [run for run in runs if run.summary["breaks"]]
-    if broken:
-        sentences.append(
-            f"{which(broken)}: interrupted and resumed. Answers and hits are those of a run "
-            "without a break where one user asks in a closed loop; KV caches were empty after it. "
-            "Times of questions that were under way are left out."
-        )
+    sentences += interruptions(runs, which)
     reused = [run for run in runs if not all_asked(run.records)]
     if reused:
         sentences.append(
@@ -277,16 +276,7 @@ def remarks(runs: Sequence[EvalRun], numbers: dict[str, int], left_out: Sequence
             f"{which(found)}: the model may have found prompts of an earlier run in its cache. "
             "Which run saves more tokens may be a matter of their order."
         )
-    failed = [run for run in runs if run.figures.get("errors")]
-    if failed:
-        kinds = Counter(
-            record.error.partition(":")[0]
-            for run in failed
-            for record in run.records
-            if record.error
-        )
-        listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
-        sentences.append(f"{which(failed)}: questions failed ({listed}). They score 0.")
+    sentences += failures(runs, which)
     if len(environments(runs, numbers)) > 1:
         sentences.append(
             "The runs did not all run on the same machine: compare their times with care."
@@ -294,6 +284,33 @@ def remarks(runs: Sequence[EvalRun], numbers: dict[str, int], left_out: Sequence
     if left_out:
         sentences.append(f"Left out as incomplete: {', '.join(left_out)}.")
     return sentences
+
+
+def interruptions(runs: Sequence[EvalRun], which: Which) -> list[str]:
+    """Say which runs were interrupted, and what that means for their figures."""
+    broken = [run for run in runs if run.summary["breaks"]]
+    if not broken:
+        return []
+    sentence = (
+        f"{which(broken)}: interrupted and resumed. Answers and hits are those of a run "
+        "without a break where one user asks in a closed loop; KV caches were empty after it. "
+        "Times of questions that were under way are left out."
+    )
+    return [sentence]
+
+
+def failures(runs: Sequence[EvalRun], which: Which) -> list[str]:
+    """Say in which runs questions failed, and why."""
+    failed = [run for run in runs if run.figures.get("errors")]
+    if not failed:
+        return []
+    kinds = Counter(
+        record.error.partition(":")[0] for run in failed for record in run.records if record.error
+    )
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+    return [
+        f"{which(failed)}: questions failed ({listed}). They score 0, and have no times of answers."
+    ]
 
 
 def numbers_in_words(numbers: Sequence[int], total: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.errors import ConfigurationError, GenerationTimeoutError
 from ragcache_integrations.evaluation import (
     PresetResult,
     aevaluate_preset,
@@ -101,6 +101,26 @@ def test_a_store_on_disk_is_said_of_ours_alone(tmp_path: Path) -> None:
     assert "from the disk" in ours.markdown()
     theirs = proximity(tmp_path / "theirs", Echo(), sample=1, store="disk")
     assert "from the disk" not in theirs.remarks[0]
+
+
+def test_failed_questions_and_other_machines_are_said(tmp_path: Path) -> None:
+    def called(number: int) -> None:
+        if number == 4:
+            msg = "no answer within 1 s"
+            raise GenerationTimeoutError(msg)
+
+    result = proximity(tmp_path, Echo(called=called))
+    (words,) = (words for words in result.remarks if "failed" in words)
+    assert words == (
+        "uniform, no cache: questions failed (1 GenerationTimeoutError). They score 0, and have no "
+        "times of answers."
+    )
+    assert words in result.markdown()
+    file = result.runs[-1].path / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"cores": 77}))
+    again = proximity(tmp_path, Echo())
+    assert " or 77 cores" in again.remarks[0]
+    assert " or " not in result.remarks[0].split("These runs use")[1].split(", and ")[0]
 
 
 def test_async_is_the_same(tmp_path: Path) -> None:
