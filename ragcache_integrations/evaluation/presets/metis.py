@@ -49,6 +49,7 @@ STEPS = {
 GOLDEN_EVERY, GOLDEN_EVERY_QUICK = 30, 3
 """The paper's (§5), and one for the few questions of the small form."""
 DELAY = "end_to_end"
+COSTS = "Costs are those of profiles and answers, without what golden feedback costs in addition."
 
 
 def _variants(form: Form) -> tuple[Variant, ...]:
@@ -139,7 +140,8 @@ def _delays(results: Results, fixed: str) -> Table:
         "Gradual: the fewest chunks that suit the question are read first, and more of them, up to "
         "those of adaptive, only while the model says that the answer is not in them."
     )
-    return Table("Quality and delay", (*columns, *more), tuple(rows), (note, gradual))
+    costs = (COSTS,) if priced else ()
+    return Table("Quality and delay", (*columns, *more), tuple(rows), (note, gradual, *costs))
 
 
 def _quality_and_delay(results: Results, fixed: str, name: str) -> tuple[Cell, ...]:
@@ -203,9 +205,14 @@ def _knob_by_knob(results: Results, fixed: str) -> Table:
 
 
 def _changed_choices(results: Results, before: str, name: str) -> Iterator[tuple[str, float]]:
-    """1 for each question whose configuration is not that of another setting, else 0."""
+    """1 for each question whose configuration is not that of another setting, else 0.
+
+    A question that failed has none, and does not count.
+    """
     for first, second in zip(results.runs[before], results.runs[name], strict=True):
         for old, new in zip(first.records, second.records, strict=True):
+            if old.error or new.error:
+                continue
             yield new.question, float(old.configuration != new.configuration)
 
 

@@ -74,8 +74,9 @@ def _figures(results: Results) -> Table:
     )
     note = (
         "With reuse anywhere, the documents are encoded before the first question, as Prompt Cache "
-        "does; the other strategies begin with empty caches. Each question comes once. A first "
-        "document that is exact is computed, or read from where an earlier prompt left it."
+        "does; the other strategies begin with empty caches. Each question comes "
+        f"{results.repeated(STOCK)}. A first document that is exact is computed, or read from "
+        "where an earlier prompt left it."
     )
     return Table("Quality and time to first token", columns, tuple(rows), (note,))
 

@@ -106,11 +106,19 @@ def _figures(results: Results, workload: str) -> Table:
         *("setting", measure(results.quality_name).words, "difference", "hit rate", "k-recall"),
         *("retrieval, ms", "times as fast"),
     )
-    words = {"uniform": "each question four times", "zipf": "questions by Zipf's law, rephrased"}
     # All settings have the same stream for a seed.
-    notes = (f"Questions are rephrased {rephrased_by(results.runs[base])}.",)
-    title = f"Workload {workload}: {words[workload]}"
-    return Table(title, columns, rows, notes if workload == "zipf" else ())
+    stream = results.runs[base]
+    if workload == "uniform":
+        title = f"Workload uniform: each question {results.repeated(base)}"
+        return Table(title, columns, rows)
+    different = len({record.question for record in stream[0].records})
+    rephrased = f"Questions are rephrased {rephrased_by(stream)}."
+    length = (
+        f"The stream has {len(stream[0].records):,} questions, {different:,} of them different; "
+        "the paper's has 10,000, of 500."
+    )
+    title = "Workload zipf: questions by Zipf's law, rephrased"
+    return Table(title, columns, rows, (rephrased, length))
 
 
 def _names(results: Results, workload: str) -> tuple[str, list[str]]:
@@ -247,8 +255,7 @@ PROXIMITY = Preset(
     differs=(
         "Tolerances are distances of another embedding model: compare the figures over them, not "
         "the tolerances. A search over fewer documents takes less time, so that a hit saves less "
-        "of it. Equal prompts of all settings are answered once. The Zipf stream is four times as "
-        "long as the questions, not twenty times."
+        "of it. Equal prompts of all settings are answered once."
     ),
     variants=_variants,
     tables=_tables,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -138,6 +139,16 @@ class Results:
     def questions(self, name: str) -> int:
         """How many different questions a setting answered, over all seeds."""
         return len({record.question for run in self.runs[name] for record in run.records})
+
+    def repeated(self, name: str) -> str:
+        """How often each question comes in a seed's stream, in words such as ``four times``."""
+        streams = [Counter(record.question for record in run.records) for run in self.runs[name]]
+        counts = [count for stream in streams for count in stream.values()]
+        fewest, most = min(counts), max(counts)
+        if fewest < most:
+            return f"{fewest} to {most} times"
+        words = {1: "once", 2: "twice", 3: "three times", 4: "four times"}
+        return words.get(most, f"{most} times")
 
     def best(
         self, base: str, names: Iterable[str], gain: Callable[[str], Interval | float | None]

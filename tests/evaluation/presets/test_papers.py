@@ -106,6 +106,25 @@ def test_proximity_shows_the_paper_s_figure_on_the_same_data() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("questions", "title", "stream"),
+    [
+        (["a", "b", "a", "b", "b", "a"], "each question three times", "6 questions, 2 of"),
+        (["a", "b", "c", "d", "e", "f"], "each question once", "6 questions, 6 of"),
+        (["a", "a", "a", "a", "a", "b"], "each question 1 to 5 times", "6 questions, 2 of"),
+    ],
+)
+def test_proximity_says_how_often_questions_came(
+    questions: list[str], title: str, stream: str
+) -> None:
+    def make(name: str, settings: EvalSettings) -> EvalRun:
+        return made_run([0.5] * COUNT, questions=questions, settings=settings)
+
+    uniform, zipf, _ = tables_of("proximity", make).tables
+    assert uniform.title == f"Workload uniform: {title}"
+    assert f"The stream has {stream} them different" in zipf.notes[-1]
+
+
 def test_proximity_without_equal_quality_says_so() -> None:
     def worse(name: str, settings: EvalSettings) -> EvalRun:
         return made_run(
@@ -294,6 +313,30 @@ def test_metis_without_prices_has_no_cost() -> None:
     assert claims.rows[3][3].text == "unknown: it needs prices of tokens"
 
 
+def test_metis_says_what_costs_leave_out() -> None:
+    notes = tables_of("metis", metis_run).tables[0].notes
+    assert "without what golden feedback costs" in notes[-1]
+
+
+def test_a_question_that_failed_has_no_other_choice() -> None:
+    def make(name: str, settings: EvalSettings) -> EvalRun:
+        if name != "adaptive, and the length of summaries":
+            return metis_run(name, settings)
+        return made_run(
+            [0.5] * COUNT,
+            settings=settings,
+            configuration=["", *LONGER[1:]],
+            error=["PromptTooLongError: 9", *[""] * (COUNT - 1)],
+            end_to_end_seconds=1.0,
+        )
+
+    table = tables_of("metis", make).tables[1]
+    row = row_of(table, "adaptive, and the length of summaries")
+    assert row["other choice"].startswith("20.0 %")  # one of the five that were answered
+    last = row_of(table, "adaptive, profiler: the model")
+    assert last["other choice"] == "0.0 % [0.0, 0.0]"
+
+
 def test_metis_of_worse_answers_is_no_gain() -> None:
     def worse(name: str, settings: EvalSettings) -> EvalRun:
         quality = 0.3 if name.startswith("adaptive") else 0.5
@@ -367,6 +410,36 @@ def test_ratios_of_growing_queues_are_marked_and_left_out_of_ranges() -> None:
     assert top_k == "3.00 [3.00, 3.00] to 3.00 [3.00, 3.00]"  # of one and three documents
 
 
+def test_the_range_of_policies_leaves_growing_queues_out_too() -> None:
+    def make(name: str, settings: EvalSettings) -> EvalRun:
+        run = ragcache_run(name, settings)
+        if "gdsf, top" not in name or "pgdsf" in name:
+            return run
+        delays = [0.6, 0.6, 1.0, 1.0, 1.3, 1.3]
+        return made_run([0.5] * COUNT, settings=settings, figures=run.figures, ttft_seconds=delays)
+
+    table, claims = tables_of("ragcache", make).tables
+    assert row_of(table, "knowledge tree, gdsf, top-2, half the rate")["queue"] == "grew"
+    ours = {row[0].text: row[3].text for row in claims.rows}
+    policies = ours["TTFT, times lower by PGDSF than by GDSF, LRU and LFU"]
+    assert policies == "1.00 [1.00, 1.00] to 1.00 [1.00, 1.00]"  # of LRU and LFU
+
+
+@pytest.mark.parametrize(
+    ("stream", "words"),
+    [({}, "by rules."), ({"refused": {"too long": 2}}, "by the model; 2 of 6 refused (")],
+)
+def test_ragcache_says_what_rephrased(stream: dict[str, object], words: str) -> None:
+    def make(name: str, settings: EvalSettings) -> EvalRun:
+        run = ragcache_run(name, settings)
+        run.config["workload"] |= stream
+        return run
+
+    (*_, note) = tables_of("ragcache", make).tables[0].notes
+    assert note.startswith(f"Questions are rephrased {words}")
+    assert "by rules" not in PRESETS["ragcache"].differs
+
+
 def test_one_ratio_is_no_range() -> None:
     made = tables_of(
         "ragcache",
@@ -395,6 +468,8 @@ def test_ragcache_compares_with_stock_at_every_rate() -> None:
         assert ratio == pytest.approx([3.0, 3.0, 3.0])
     # At 2 requests/s the TTFT is that of the lowest rate, at 4 eight times that.
     assert made.headline["throughput"]["stock vLLM"] == pytest.approx(2 + 2 * 4 / 7)
+    claimed = [row[0].text for row in made.tables[-1].rows]
+    assert any("each system's own TTFT at the lowest rate" in words for words in claimed)
     assert made.headline["policies"]["lrfu"] == pytest.approx(0.6)
     row = row_of(table, "knowledge tree, top-5, a quarter of the rate")
     assert row["times as fast as stock"].startswith("3.00")
@@ -437,6 +512,14 @@ def test_prompt_cache_takes_the_fastest_reuse_at_equal_quality() -> None:
     assert claims.rows[0][1].text.startswith("ROUGE-L 19.24 to 19.46 (Llama2 7B)")
     assert claims.rows[0][3].text.startswith("F1 0.500 to 0.200 (-0.300")
     check_papers(claims)
+
+
+def test_prompt_cache_says_how_often_questions_came() -> None:
+    def make(name: str, settings: EvalSettings) -> EvalRun:
+        return made_run([0.5] * COUNT, questions=["a", "b", "c"] * 2, settings=settings)
+
+    (note,) = tables_of("prompt-cache", make).tables[0].notes
+    assert "Each question comes twice." in note
 
 
 def test_prompt_cache_where_no_reuse_answers_as_well() -> None:

@@ -70,6 +70,20 @@ def test_runs_of_other_questions_cannot_be_compared() -> None:
         compared.quality_difference("base", "other")
 
 
+@pytest.mark.parametrize(
+    ("streams", "words"),
+    [
+        (["ab", "bc"], "once"),
+        (["abba", "cdcd"], "twice"),
+        (["aaaaabbbbb"], "5 times"),
+        (["ab", "abb"], "1 to 2 times"),
+    ],
+)
+def test_how_often_questions_come(streams: list[str], words: str) -> None:
+    runs = [made_run([0.5] * len(stream), questions=[*stream]) for stream in streams]
+    assert Results("nq", {"one": tuple(runs)}).repeated("one") == words
+
+
 def test_random_weights_have_no_quality() -> None:
     compared = results(base=made_run([0.0]), other=made_run([1.0], noise=True))
     assert compared.quality("other") is None
