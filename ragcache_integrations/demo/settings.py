@@ -76,7 +76,7 @@ class DemoSettings:
     distractors: int = 300_000
     top_k: int = 5
     tolerance: float = 0.3
-    max_tokens: int = 8
+    max_tokens: int = 16
     kv_cache_gib: float = 0.5
     link_tokens: int = 16
     document_cache_gib: float = 2.0

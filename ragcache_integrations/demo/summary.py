@@ -243,7 +243,7 @@ def conditions(settings: DemoSettings, requests: Sequence[Request]) -> list[str]
     engines = (
         f"Both sides run {model}, {compiled}, each on a separate engine with "
         f"{settings.kv_cache_gib:g} GiB of KV cache and prefix caching on; "
-        f"{settings.max_tokens} tokens per answer."
+        f"at most {settings.max_tokens} tokens per answer."
     )
     anywhere = (
         "Reuse anywhere is after the swap, too, and on the same engine: documents were encoded "
