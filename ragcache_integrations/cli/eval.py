@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import shlex
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 
-from .options import add_json
+from .options import add_json, imported
 from .presets import add_presets, check_presets, run_preset
 
 __all__ = ["add_eval"]
@@ -214,11 +213,7 @@ def _part(flag: str, value: str | None) -> Any:
     module, mark, name = (value or "").partition(":")
     if not mark or not all(word.isidentifier() for word in (*module.split("."), name)):
         return value
-    try:
-        made = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        msg = f"{flag} {value}: there is no such function ({error})"
-        raise ConfigurationError(msg) from error
+    made = imported(f"{module}:{name}", f"{flag} {value} names no function that can be imported")
     if not callable(made):
         msg = f"{flag} {value} must name a function, got {type(made).__name__}"
         raise ConfigurationError(msg)

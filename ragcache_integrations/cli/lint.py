@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from ragcache_integrations.errors import ConfigurationError, RAGCacheError
+from ragcache_integrations.errors import RAGCacheError
 from ragcache_integrations.prompts.lint import (
     MIN_TOKENS,
     CountTokens,
@@ -31,7 +30,7 @@ from ragcache_integrations.prompts.lint import (
 )
 from ragcache_integrations.prompts.provider_caches import PROVIDERS
 
-from .options import add_json
+from .options import add_json, imported
 
 __all__ = ["add_lint"]
 
@@ -164,27 +163,12 @@ def _read(source: str) -> tuple[Any, Callable[..., LintReport]]:
         return Template(TEMPLATES[path.suffix](read_text(path))), lint_prompt
     if path.exists() or ":" not in source:
         return read_requests(path), lint_prompt
-    prompt = _imported(source)
+    prompt = imported(source, f"{source} is neither a file nor MODULE:NAME of a prompt")
     packages = {base.__module__.split(".")[0] for base in type(prompt).__mro__}
     adapter = next((name for package, name in _ADAPTERS.items() if package in packages), None)
     if adapter is None:
         return prompt, lint_prompt
     return prompt, importlib.import_module(adapter).lint_prompt
-
-
-def _imported(source: str) -> Any:
-    module_name, _, name = source.partition(":")
-    if os.getcwd() not in sys.path:  # noqa: PTH109 - what python -m has there, too
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    try:
-        member: Any = importlib.import_module(module_name)
-        for attribute in name.split("."):
-            member = getattr(member, attribute)
-    except (Exception, SystemExit) as error:  # the module is the user's and may do anything
-        reason = f"{type(error).__name__}: {error}"
-        msg = f"{source} is neither a file nor MODULE:NAME of a prompt ({reason})"
-        raise ConfigurationError(msg) from error
-    return member
 
 
 def _counter(tokenizer: str | None) -> CountTokens:

@@ -1,20 +1,47 @@
-"""What several commands have: ``--json``, and files that are written."""
+"""What several commands have: ``--json``, the user's own code, and files that are written."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
+import sys
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["add_json", "check_file", "check_folder"]
+__all__ = ["add_json", "check_file", "check_folder", "imported"]
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``."""
     words = "also write the results as JSON, on the last line"
     parser.add_argument("--json", action="store_true", help=words)
+
+
+def imported(source: str, problem: str) -> Any:
+    """Return what ``MODULE:NAME`` names; the module may be a file in the current folder.
+
+    Args:
+        source: A module and a name in it, which may have dots.
+        problem: What to say if it cannot be imported; the reason follows in parentheses.
+
+    Raises:
+        ConfigurationError: The module or the name is not there, or the module raises an error.
+    """
+    module, _, name = source.partition(":")
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - what python -m has there, too
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    try:
+        member: Any = importlib.import_module(module)
+        for attribute in name.split("."):
+            member = getattr(member, attribute)
+    except (Exception, SystemExit) as error:  # the module is the user's and may do anything
+        msg = f"{problem} ({type(error).__name__}: {error})"
+        raise ConfigurationError(msg) from error
+    return member
 
 
 def check_file(flag: str, path: Path) -> Path:

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import signal
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -49,8 +50,8 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         (["--minutes", "5"], "minutes needs a rate"),
         (["--data", "/no/such/folder"], "'/no/such/folder' must be a folder"),
         (["--retriever", "google"], "retriever must be one of cache, plain, none"),
-        (["--retriever", "no_such_module:make"], "there is no such function"),
-        (["--retriever", "json:nothing"], "there is no such function"),
+        (["--retriever", "no_such_module:make"], "names no function that can be imported"),
+        (["--retriever", "json:nothing"], "names no function that can be imported"),
         (["--retriever", "json:__all__"], "must name a function, got list"),
         (["--model", "/no/such/model"], "no model at '/no/such/model'"),
         (["--prices", "input=1"], "must name input and cached_input"),
@@ -66,6 +67,31 @@ def test_errors_are_one_line(
     assert error.startswith("ragcache: ")
     assert words in error
     assert not out.exists()
+
+
+@pytest.mark.parametrize("flag", ["--retriever", "--model"])
+def test_a_function_may_be_in_a_file_of_this_folder(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # As for the program itself, whose path begins with the folder that it is in.
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in {"", str(tmp_path)}])
+    monkeypatch.chdir(tmp_path)
+    name = f"part_for_{flag.strip('-')}"
+    Path(f"{name}.py").write_text("made = []\n", encoding="utf-8")
+    assert cli.main(["eval", "nq", "--out", "runs", flag, f"{name}:made"]) == 2
+    assert "must name a function, got list" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("source", ["raise SystemExit(1)", "1 / 0", "def f(:"])
+def test_a_file_that_fails_is_named_without_a_traceback(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    Path("part_that_fails.py").write_text(source, encoding="utf-8")
+    assert cli.main(["eval", "nq", "--out", "runs", "--model", "part_that_fails:made"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ragcache: --model part_that_fails:made names no function that can be")
 
 
 def test_a_data_set_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
