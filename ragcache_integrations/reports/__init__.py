@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .colours import LIGHT, PALETTE, PALETTE_SIZE
 from .page import render_page, write_page
-from .pictures import Picture, strip_axes
+from .pictures import Picture, strip_axes, wrapped
 from .plots import (
     MAX_POINTS,
     Axis,
@@ -39,5 +39,6 @@ __all__ = [
     "percent",
     "render_page",
     "strip_axes",
+    "wrapped",
     "write_page",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from io import BytesIO
 from typing import Any
 
@@ -9,9 +10,12 @@ from ragcache_integrations.core.extras import require
 
 from .colours import LIGHT
 
-__all__ = ["Picture", "strip_axes"]
+__all__ = ["Picture", "strip_axes", "wrapped"]
 
 DPI = 150
+TITLE = 12  # points
+WIDEST = 0.0095
+"""Width of a letter in inches for each point of its size, bold and on average."""
 
 
 class Picture:
@@ -19,8 +23,8 @@ class Picture:
 
     Args:
         width: Width in inches.
-        height: Height in inches.
-        title: Title above the plots.
+        height: Height in inches, with a title of one line; further lines add to it.
+        title: Title above the plots; what is too long for a line is wrapped.
         feature: What needs matplotlib, as the subject of the error message.
 
     Attributes:
@@ -35,10 +39,12 @@ class Picture:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
+        title = wrapped(title, width, TITLE)
+        height += 1.2 * TITLE / 72 * title.count("\n")
         self.figure: Any = Figure(figsize=(width, height), facecolor="white", layout="constrained")
         FigureCanvasAgg(self.figure)
         self.figure.suptitle(
-            title, x=0.01, ha="left", color=LIGHT["ink"], fontsize=12, weight="bold"
+            title, x=0.01, ha="left", color=LIGHT["ink"], fontsize=TITLE, weight="bold"
         )
 
     def add_legend(self, handles: list[Any], columns: int, size: float) -> None:
@@ -63,6 +69,19 @@ class Picture:
         file = BytesIO()
         self.figure.savefig(file, dpi=DPI, format="png")
         return file.getvalue()
+
+
+def wrapped(text: str, width: float, size: float) -> str:
+    """Break a text into lines.
+
+    What is wider than its place would be cut off, or leave no room for the plot next to it.
+
+    Args:
+        text: The text.
+        width: Width of its place in inches.
+        size: Size of the letters in points.
+    """
+    return textwrap.fill(text, max(1, int(width / (WIDEST * size))), break_on_hyphens=False)
 
 
 def strip_axes(axes: Any, title: str, *, grid: str = "") -> None:

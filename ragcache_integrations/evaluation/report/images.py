@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ragcache_integrations.reports import LIGHT, PALETTE, Axis, Picture, strip_axes
+from ragcache_integrations.reports import LIGHT, PALETTE, Axis, Picture, strip_axes, wrapped
 
 from .data import Bars, Curve, Figure, Missing, Panel, Plot
 from .plots import bar_axis, drawn
@@ -14,8 +14,12 @@ __all__ = ["png"]
 
 INK, SOFT, BETTER, WORSE = (LIGHT[name] for name in ("ink", "soft", "good", "bad"))
 WIDTH, HEIGHT, ROW = 4.6, 3.3, 0.3
+BAR_LABEL, BAR_LETTERS = 2.1, 7
+"""Width of the label of a row in inches, and the size of its letters in points."""
 COLUMNS = 2
-LEGEND_COLUMNS = 3
+LEGEND_COLUMNS, LEGEND_LETTERS = 3, 8
+LINE = 1.25 / 72
+"""Height of a line of text in inches for each point of its size."""
 _LINES: dict[str, dict[str, Any]] = {
     "": {"linewidth": 1.8},
     "dashed": {"linewidth": 1.6, "linestyle": (0, (6, 4))},
@@ -40,8 +44,11 @@ def png(figure: Figure) -> bytes:
     heights = [
         max(map(_height, figure.plots[columns * row : columns * (row + 1)])) for row in range(rows)
     ]
-    legend_height = 0.3 * math.ceil(len(legend) / LEGEND_COLUMNS)
-    width, height = max(WIDTH * columns, 6.0), sum(heights) + 0.5 + legend_height
+    width = max(WIDTH * columns, 6.0)
+    # Before each name there are the curve and a gap.
+    names = [wrapped(one.name, width / LEGEND_COLUMNS - 0.6, LEGEND_LETTERS) for one in legend]
+    legend_row = 0.3 + LINE * LEGEND_LETTERS * max((name.count("\n") for name in names), default=0)
+    height = sum(heights) + 0.5 + legend_row * math.ceil(len(legend) / LEGEND_COLUMNS)
     picture = Picture(width, height, figure.title, feature="PNG files of a report")
     grid = picture.figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
     places = list(grid.flat)
@@ -51,12 +58,20 @@ def png(figure: Figure) -> bytes:
         place.set_visible(True)
         _draw(place, plot)
     if legend:
-        picture.add_legend([_handle(curve) for curve in legend], LEGEND_COLUMNS, 8)
+        handles = [_handle(curve, name) for curve, name in zip(legend, names, strict=True)]
+        picture.add_legend(handles, LEGEND_COLUMNS, LEGEND_LETTERS)
     return picture.png()
 
 
 def _height(plot: Plot) -> float:
-    return 0.9 + ROW * len(plot.bars) if isinstance(plot, Bars) else HEIGHT
+    if not isinstance(plot, Bars):
+        return HEIGHT
+    lines = max(label.count("\n") for label in _bar_labels(plot))  # 1 where nothing is wrapped
+    return 0.9 + (ROW + LINE * BAR_LETTERS * (lines - 1)) * len(plot.bars)
+
+
+def _bar_labels(plot: Bars) -> list[str]:
+    return [f"{wrapped(bar.label, BAR_LABEL, BAR_LETTERS)}\n{bar.text}" for bar in plot.bars]
 
 
 def _draw(place: Any, plot: Plot) -> None:
@@ -113,12 +128,12 @@ def _draw_bars(place: Any, plot: Bars) -> None:
         place.plot([bar.value], [row], "o", color=colour, markersize=5)
     if plot.baseline is not None:
         place.axvline(plot.baseline, color=SOFT, linewidth=1, zorder=0)
-    place.set_yticks(range(len(plot.bars)), [f"{bar.label}\n{bar.text}" for bar in plot.bars])
-    place.tick_params(axis="y", labelsize=7)
+    place.set_yticks(range(len(plot.bars)), _bar_labels(plot))
+    place.tick_params(axis="y", labelsize=BAR_LETTERS)
     place.set_ylim(len(plot.bars) - 0.4, -0.6)
 
 
-def _handle(curve: Curve) -> Any:
+def _handle(curve: Curve, name: str) -> Any:
     from matplotlib.lines import Line2D  # noqa: PLC0415 - an extra
 
-    return Line2D([], [], label=curve.name, **_line(curve.style))
+    return Line2D([], [], label=name, **_line(curve.style))
