@@ -267,7 +267,7 @@ class EvalSettings:
             f"base_url excludes {', '.join(self.engine)}: they are the bundled engine's": (
                 server and bool(self.engine)
             ),
-            f"{', '.join(self.cache)} need retriever='cache', got {self.retriever!r}": (
+            f"{_need(self.cache)} retriever='cache', got {self.retriever!r}": (
                 bool(self.cache) and self.retriever != "cache"
             ),
             "store='disk' needs documents, got retriever='none'": (
@@ -279,7 +279,7 @@ class EvalSettings:
             f"synthesis='adaptive' reads the best documents, got order={self.order!r}": (
                 adaptive and self.order != "relevance"
             ),
-            f"{', '.join(self._only_adaptive())} need synthesis='adaptive', "
+            f"{_need(self._only_adaptive())} synthesis='adaptive', "
             f"got synthesis={self.synthesis!r}": not adaptive and bool(self._only_adaptive()),
             f"num_chunks must be at most k={self.k}, got {self.num_chunks}": (
                 self.num_chunks is not None and self.num_chunks > self.k
@@ -418,6 +418,12 @@ KNOBS = tuple(sorted({*_OWN, *CACHE_KNOBS, *ENGINE_KNOBS}))
 
 def _unknown(name: str, allowed: Iterable[str]) -> ConfigurationError:
     return ConfigurationError(unknown_name("knob", name, allowed))
+
+
+def _need(names: Iterable[str]) -> str:
+    """Begin a sentence on what some knobs need."""
+    subjects = list(names)
+    return f"{', '.join(subjects)} need{'s' if len(subjects) == 1 else ''}"
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -159,7 +159,7 @@ def test_folders_say_what_is_in_them() -> None:
         ("nq", "proximity", {"quick": "yes"}, "quick must be True or False"),
         ("nq", "proximity", {"data": "/no/such/folder"}, "must be a folder"),
         ("nq", "ragcache", {"base_url": "http://a", "model": "m"}, "base_url excludes"),
-        ("nq", "metis", {"guard": False}, "need retriever='cache'"),
+        ("nq", "metis", {"guard": False}, "guard needs retriever='cache'"),
     ],
 )
 def test_what_does_not_fit_is_refused(
