@@ -19,12 +19,12 @@ from ragcache_integrations.evaluation.evaluate import (
 )
 from ragcache_integrations.evaluation.report import FOLLOWED, failures, interruptions
 from ragcache_integrations.evaluation.runs import EvalRun
-from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
+from ragcache_integrations.evaluation.scores import FEWEST, MECHANICS_ONLY
 
 from .base import Table, Tables
 from .pages import page_name
 from .plan import PresetPlan, plan_preset
-from .results import FEWEST, Results
+from .results import Results
 from .tables import markdown
 
 __all__ = ["PresetResult", "aevaluate_preset", "evaluate_preset", "knobs_among"]

@@ -18,15 +18,12 @@ import numpy as np
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.report import main_quality
 from ragcache_integrations.evaluation.runs import EvalRun, answer_scores, series
-from ragcache_integrations.evaluation.scores import Interval, bootstrap_interval
+from ragcache_integrations.evaluation.scores import FEWEST, Interval, bootstrap_interval
 
-__all__ = ["EQUAL_QUALITY", "FEWEST", "Results", "Runs", "interval_of", "reduction"]
+__all__ = ["EQUAL_QUALITY", "Results", "Runs", "interval_of", "reduction"]
 
 EQUAL_QUALITY = -0.03
 """Quality is equal if the whole interval of the difference is above this."""
-
-FEWEST = 100
-"""Fewer different questions show no equal quality: answers that do not differ have no interval."""
 
 Runs = Sequence[EvalRun]
 Values = Iterable[tuple[str, float]]

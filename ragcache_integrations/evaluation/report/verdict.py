@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ragcache_integrations.evaluation.runs import EvalRun, answer_scores, compare
-from ragcache_integrations.evaluation.scores import Interval
+from ragcache_integrations.evaluation.scores import FEWEST, Interval
 
 from .labels import labels_of
 from .measures import main_quality, measure
@@ -44,12 +44,14 @@ class _Candidate:
         tokens: The share of the first run's computed prompt tokens that it saves; 0 if what was
             cached before the runs may explain it.
         quality: How much its quality differs; ``None`` if that is unknown.
+        questions: Number of different questions that were asked.
     """
 
     label: str
     searches: float
     tokens: float
     quality: Interval | None
+    questions: int
 
     @property
     def gain(self) -> str:
@@ -62,7 +64,7 @@ class _Candidate:
             return False
         if self.quality is None or self.quality.low < -TOLERATED:
             return None
-        return True
+        return True if self.questions >= FEWEST else None
 
     @property
     def rank(self) -> tuple[int, float, float]:
@@ -109,6 +111,7 @@ def _compared(runs: Sequence[EvalRun]) -> Verdict:
     base_label, *labels = (label or "the same settings" for label in labels_of(runs))
     name = main_quality(runs)
     quality = _quality_differences(runs, name)
+    questions = len({record.question for record in base.records})
     candidates = [
         _Candidate(
             label,
@@ -117,12 +120,13 @@ def _compared(runs: Sequence[EvalRun]) -> Verdict:
             if all(each.began_empty and "prompt_tokens" in each.figures for each in (base, run))
             else 0.0,
             quality.get(run.name),
+            questions,
         )
         for run, label in zip(others, labels, strict=True)
     ]
     best = max(candidates, key=lambda candidate: candidate.rank)
     words = "quality" if name is None else measure(name).words
-    return _sentence(best, base_label, words, len(base.records))
+    return _sentence(best, base_label, words)
 
 
 def _quality_differences(runs: Sequence[EvalRun], name: str | None) -> dict[str, Interval]:
@@ -139,7 +143,7 @@ def _quality_differences(runs: Sequence[EvalRun], name: str | None) -> dict[str,
     }
 
 
-def _sentence(best: _Candidate, base: str, quality: str, questions: int) -> Verdict:
+def _sentence(best: _Candidate, base: str, quality: str) -> Verdict:
     if not best.gain:
         text = f"Keep {base}: no other run saves searches or prompt tokens."
         return Verdict(text, pays=False)
@@ -148,18 +152,23 @@ def _sentence(best: _Candidate, base: str, quality: str, questions: int) -> Verd
         text = f"{gain}. These runs do not show what it does to the answers: ask your own model."
         return Verdict(text, None)
     points, low, high = (100 * end for end in best.quality.as_list())
-    if best.pays:
-        same = f"the same {quality} within ±{max(abs(low), abs(high)):.1f} points"
-        better = f"{quality} {points:.1f} points higher" if low > 0 else same
-        return Verdict(f"{gain}, {better}: keep it.", pays=True)
     interval = f"{points:+.1f} points, between {low:+.1f} and {high:+.1f}"
-    if best.pays is None:
+    if best.pays is False:
+        text = f"{gain}, but worse answers ({quality} {interval}): keep {base}."
+        return Verdict(text, pays=False)
+    few = f"but {best.questions:,} different questions are too few to show"
+    if best.quality.low < -TOLERATED:
         text = (
-            f"{gain}, but {questions:,} questions are too few to show whether the answers suffer "
-            f"({quality} {interval}): ask more before you keep it."
+            f"{gain}, {few} whether the answers suffer ({quality} {interval}): ask more before "
+            "you keep it."
         )
         return Verdict(text, None)
-    return Verdict(f"{gain}, but worse answers ({quality} {interval}): keep {base}.", pays=False)
+    same = f"the same {quality} within ±{max(abs(low), abs(high)):.1f} points"
+    better = f"{quality} {points:.1f} points higher" if low > 0 else same
+    if best.pays is None:
+        text = f"{gain}, {better}, {few} it: ask at least {FEWEST} before you keep it."
+        return Verdict(text, None)
+    return Verdict(f"{gain}, {better}: keep it.", pays=True)
 
 
 def _searches(run: EvalRun) -> float:

@@ -1,10 +1,11 @@
 """Scores of answers, figures of runs, and confidence intervals."""
 
 from .figures import LATENCIES, PriceTable, all_asked, read_prices, throughput_under_limit
-from .intervals import Interval, bootstrap_interval, paired_intervals
+from .intervals import FEWEST, Interval, bootstrap_interval, paired_intervals
 from .scoring import MECHANICS_ONLY, Score, scores_of, summarise
 
 __all__ = [
+    "FEWEST",
     "LATENCIES",
     "MECHANICS_ONLY",
     "Interval",

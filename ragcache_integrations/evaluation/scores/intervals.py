@@ -12,7 +12,10 @@ from numpy.typing import ArrayLike
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["Interval", "bootstrap_interval", "paired_intervals"]
+__all__ = ["FEWEST", "Interval", "bootstrap_interval", "paired_intervals"]
+
+FEWEST = 100
+"""Fewer different questions show no equal quality: answers that do not differ have no interval."""
 
 RESAMPLES = 4000
 BATCH = 1 << 22

@@ -97,17 +97,29 @@ def test_one_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quality", "pays", "words"),
+    ("quality", "questions", "pays", "words"),
     [
-        (Interval(0.001, -0.015, 0.012), True, "the same F1 within ±1.5 points: keep it."),
-        (Interval(0.04, 0.01, 0.07), True, "F1 4.0 points higher: keep it."),
-        (Interval(-0.03, -0.09, 0.03), None, "50 questions are too few to show"),
-        (Interval(-0.05, -0.08, -0.02), False, "worse answers (F1 -5.0 points"),
-        (None, None, "do not show what it does to the answers"),
+        (Interval(0.001, -0.015, 0.012), 100, True, "the same F1 within ±1.5 points: keep it."),
+        (Interval(0.04, 0.01, 0.07), 100, True, "F1 4.0 points higher: keep it."),
+        (Interval(-0.03, -0.09, 0.03), 100, None, "100 different questions are too few to show"),
+        (Interval(-0.05, -0.08, -0.02), 100, False, "worse answers (F1 -5.0 points"),
+        (None, 100, None, "do not show what it does to the answers"),
+        # Answers that do not differ have an interval without a width, however few they are.
+        (
+            Interval(0.0, 0.0, 0.0),
+            3,
+            None,
+            "±0.0 points, but 3 different questions are too few to show it: ask at least 100",
+        ),
+        (Interval(0.04, 0.01, 0.07), 99, None, "99 different questions are too few to show it"),
+        (Interval(-0.05, -0.08, -0.02), 3, False, "worse answers (F1 -5.0 points"),
     ],
 )
-def test_quality_decides(quality: Interval | None, pays: bool | None, words: str) -> None:
-    verdict = _sentence(_Candidate("tolerance=0.3", 0.31, 0.0, quality), "tolerance=0", "F1", 50)
+def test_quality_decides(
+    quality: Interval | None, questions: int, pays: bool | None, words: str
+) -> None:
+    candidate = _Candidate("tolerance=0.3", 0.31, 0.0, quality, questions)
+    verdict = _sentence(candidate, "tolerance=0", "F1")
     assert verdict.text.startswith("tolerance=0.3: 31% fewer searches than tolerance=0")
     assert words in verdict.text
     assert verdict.pays is pays
