@@ -21,7 +21,7 @@ from ragcache_integrations.errors import (
     PromptTooLongError,
 )
 
-from .datasets import DATASETS, EvalDataset, digest_of
+from .datasets import DATASETS, EvalDataset, check_dataset, digest_of
 from .records import Record, RunDirectory, describe_environment
 from .rephrasings import check_rephraser, rephrased_by_model
 from .runner import CHECKPOINT_SECONDS, Plan, Runner
@@ -175,9 +175,11 @@ async def aevaluate_grid(
         knobs["retriever"], retriever = retriever, None
     if isinstance(model, str | Path):
         knobs["model"], model = str(model), None
-    name = dataset if isinstance(dataset, str) else dataset.name
     if isinstance(dataset, str):
         check_choice("dataset", dataset, list(DATASETS))
+    else:
+        check_dataset(dataset)
+    name = dataset if isinstance(dataset, str) else dataset.name
     configurations = grid(EvalSettings(dataset=name).set(**knobs), sweep)
     return await aevaluate_configurations(
         dataset,

@@ -12,6 +12,7 @@ from .base import (
     digest_of,
     load_dataset,
 )
+from .contract import check_dataset, checked_metrics, checked_score
 from .metrics import exact_match, k_recall, token_f1
 from .sources import read_json_lines, reading, text_of
 
@@ -24,6 +25,9 @@ __all__ = [
     "EvalPrompt",
     "EvalQuestion",
     "Scored",
+    "check_dataset",
+    "checked_metrics",
+    "checked_score",
     "digest_of",
     "exact_match",
     "k_recall",

@@ -13,6 +13,8 @@ from ragcache_integrations.evaluation.datasets import (
     EvalDataset,
     EvalQuestion,
     Scored,
+    checked_metrics,
+    checked_score,
     k_recall,
 )
 from ragcache_integrations.evaluation.records import Checkpoint, Record
@@ -69,7 +71,7 @@ def score_record(
     scored = (
         Scored(dict.fromkeys(dataset.metrics, 0.0))
         if record.error
-        else dataset.score(question, Answer(record.answer, record.likeliest))
+        else checked_score(dataset, question, Answer(record.answer, record.likeliest))
     )
     gold = set(question.gold_documents)
     return Score(
@@ -184,4 +186,4 @@ def _quality(
         groups[score.group].append(score)
     if len(groups) > 1:
         means["by_group"] = {group: means_of(groups[group]) for group in sorted(groups)}
-    return means | together
+    return means | checked_metrics(f"{type(dataset).__name__}.summary_scores", together)
