@@ -331,7 +331,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     del head["format"]
     with RephrasingsFile(kept(tmp_path), head) as file:
         assert len(file.kept) == LENGTH
-        with pytest.raises(ConfigurationError, match="being written by another process"):
+        with pytest.raises(ConfigurationError, match="another process: wait until that ends"):
             evaluate("nq", model=Rewriter(), out=tmp_path, **STREAM)
     evaluate("nq", model=Rewriter(), out=tmp_path, **STREAM)
 

@@ -254,7 +254,10 @@ def _locked(path: Path) -> BinaryIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.close()
-        msg = f"the run in {path} is being written by another process"
+        msg = (
+            f"the run in {path} is being written by another process: wait until that ends, or name "
+            "another --out"
+        )
         raise ConfigurationError(msg) from error
     except OSError:  # as of a file system without locks
         file.close()

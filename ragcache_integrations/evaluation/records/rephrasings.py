@@ -133,8 +133,11 @@ class RephrasingsFile(Closeable):
     def _lock(self) -> None:
         try:
             fcntl.flock(self._opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            msg = f"{self.path} is being written by another process"
+        except BlockingIOError as error:
+            msg = (
+                f"{self.path} is being written by another process: wait until that ends, or name "
+                "another --out"
+            )
             raise ConfigurationError(msg) from error
 
     def _read(self, head: bytes) -> None:

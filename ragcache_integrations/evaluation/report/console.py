@@ -53,8 +53,8 @@ def show(runs: Sequence[EvalRun], console: Console) -> None:
     for run in runs:
         for number in run.summary["breaks"]:
             console.print(
-                f"{run.name}: broken off after {number} answers and gone on with; KV caches were "
-                "empty then",
+                f"{run.name}: interrupted after {number} answer{'' if number == 1 else 's'} and "
+                "resumed; KV caches were empty then",
                 highlight=False,
                 soft_wrap=True,
             )

@@ -259,7 +259,7 @@ def test_two_processes_do_not_write_the_same_run(tmp_path: Path) -> None:
 
     def called(number: int) -> None:
         if number == 5:
-            with pytest.raises(ConfigurationError, match="being written by another process"):
+            with pytest.raises(ConfigurationError, match="another process: wait until that ends"):
                 run(tmp_path)
             seen.append(number)
 

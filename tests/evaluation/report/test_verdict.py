@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,12 @@ def test_quality_decides(
     assert verdict.text.startswith("tolerance=0.3: 31% fewer searches than tolerance=0")
     assert words in verdict.text
     assert verdict.pays is pays
+
+
+def test_interruptions_are_shown(tmp_path: Path) -> None:
+    run = evaluate("nq", retriever=make_retriever, model=Echo(), out=tmp_path, **SMALL)
+    broken = replace(run, summary={**run.summary, "breaks": [1, 7]})
+    shown = StringIO()
+    show([broken], Console(file=shown, width=200))
+    assert f"{run.name}: interrupted after 1 answer and resumed; KV" in shown.getvalue()
+    assert f"{run.name}: interrupted after 7 answers and resumed; KV" in shown.getvalue()
