@@ -353,7 +353,11 @@ def test_long_labels_leave_room_for_the_plots_and_are_not_cut_off() -> None:
     long = ", ".join(f"a_knob_of_some_length={number}" for number in range(9))
     bars = tuple(Bar(f"{number}: {long} {'x' * 200}", 2, 1.5, 3, "2") for number in range(4))
     curves = tuple(Curve(f"{place} {long}", place, (Point(0, 0.1),), "dots") for place in range(4))
-    for plots in [(Bars("one", "x", bars, 1.0),) * 4, (Panel("two", "x", "share", curves),)]:
+    figures: list[tuple[Bars | Panel, ...]] = [
+        (Bars("one", "x", bars, 1.0),) * 4,
+        (Panel("two", "x", "share", curves),),
+    ]
+    for plots in figures:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # as matplotlib says that a plot has no room left
             content = png(Figure("name", f"Compared with {long}", "note", plots, ()))
