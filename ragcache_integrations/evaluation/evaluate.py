@@ -443,7 +443,7 @@ def _check_answered(records: Sequence[Record], plan: Plan) -> None:
             got = f"one of {record.question!r}" if record.question != question else "other words"
             msg = (
                 f"record {record.number} must be of question {question!r}, got {got}: the run is "
-                "damaged. Start again, or name another folder"
+                "damaged. Start over with --fresh, or name another --out"
             )
             raise ConfigurationError(msg)
 

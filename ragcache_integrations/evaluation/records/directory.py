@@ -95,11 +95,12 @@ class RunDirectory(Closeable):
         if fresh:
             self._clear()
         if known.is_symlink() or known.exists():
-            _check_same(self.path, read_json_file(known), config)
-            for name in _FILES:
-                check_replaceable(self.path / name, links=False)
-            questions = config["workload"]["questions"]
-            self.checkpoint, self.records = read_checkpoint(self.path, questions)
+            with _or_start_over():
+                _check_same(self.path, read_json_file(known), config)
+                for name in _FILES:
+                    check_replaceable(self.path / name, links=False)
+                questions = config["workload"]["questions"]
+                self.checkpoint, self.records = read_checkpoint(self.path, questions)
         # A process that was killed may have left an unfinished config.json under a passing name.
         elif any(
             file.name != _LOCK and not _UNFINISHED.fullmatch(file.name)
@@ -242,6 +243,16 @@ _FILES = (
 )
 
 
+@contextmanager
+def _or_start_over() -> Iterator[None]:
+    """Surrounds what reads a run that may be damaged or another one; says what to do then."""
+    try:
+        yield
+    except ConfigurationError as error:
+        msg = f"{error}. Start over with --fresh, or name another --out"
+        raise ConfigurationError(msg) from error
+
+
 def _refused(path: Path, error: OSError) -> str:
     what = f"{error.filename or path}: {error.strerror or error}"
     return f"cannot write the run to {path} ({what})"
@@ -278,7 +289,7 @@ def _check_same(path: Path, there: Any, here: Mapping[str, Any]) -> None:
         shown = (
             differing if len(differing) <= _LONGEST_SHOWN else f"{differing[:_LONGEST_SHOWN]}..."
         )
-        msg = f"{path} holds another run: {shown}. Name another folder, or start again"
+        msg = f"{path} holds another run: {shown}"
         raise ConfigurationError(msg)
 
 

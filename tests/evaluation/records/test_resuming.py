@@ -254,6 +254,17 @@ def test_what_was_written_after_the_checkpoint_is_cut_off(tmp_path: Path) -> Non
     assert not list(folder.glob("cache-*")) + list(folder.glob(".*.tmp"))
 
 
+@pytest.mark.parametrize("name", ["config.json", "checkpoint.json", "records.jsonl"])
+def test_a_damaged_run_is_refused_with_what_to_do_and_that_helps(name: str, tmp_path: Path) -> None:
+    small = {"sample": 5, "length": 8}
+    first = run(tmp_path, **small)
+    (first.path / name).write_text("x", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="with --fresh, or name another --out") as refused:
+        run(tmp_path, **small)
+    assert str(first.path / name) in str(refused.value)
+    assert facts(run(tmp_path, fresh=True, **small)) == facts(first)
+
+
 def test_two_processes_do_not_write_the_same_run(tmp_path: Path) -> None:
     seen = []
 
