@@ -256,7 +256,7 @@ def test_what_was_written_after_the_checkpoint_is_cut_off(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["config.json", "checkpoint.json", "records.jsonl"])
 def test_a_damaged_run_is_refused_with_what_to_do_and_that_helps(name: str, tmp_path: Path) -> None:
-    small = {"sample": 5, "length": 8}
+    small: dict[str, Any] = {"sample": 5, "length": 8}
     first = run(tmp_path, **small)
     (first.path / name).write_text("x", encoding="utf-8")
     with pytest.raises(ConfigurationError, match="with --fresh, or name another --out") as refused:
