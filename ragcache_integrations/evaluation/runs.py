@@ -189,7 +189,7 @@ def compare(
     metrics: Sequence[str] | None = None,
     seed: int = 0,
 ) -> list[Comparison]:
-    """Compare runs with one of them, with paired-bootstrap intervals.
+    """Compare runs with one of them, with intervals from a paired bootstrap of whole questions.
 
     Quality is left out if a model has random weights.
 
@@ -248,15 +248,16 @@ def answer_scores(runs: Sequence[EvalRun]) -> list[str]:
 
 
 def _compare(base: EvalRun, other: EvalRun, metric: str, seed: int) -> Comparison | None:
+    both = zip(base.records, series(base, metric), series(other, metric), strict=True)
     values = [
-        (first, second)
-        for first, second in zip(series(base, metric), series(other, metric), strict=True)
+        (record.question, first, second)
+        for record, first, second in both
         if first is not None and second is not None
     ]
     if not values:
         return None
-    first, second = ([pair[place] for pair in values] for place in (0, 1))
-    difference, ratio = paired_intervals(first, second, seed=seed)
+    questions, first, second = map(list, zip(*values, strict=True))
+    difference, ratio = paired_intervals(first, second, questions=questions, seed=seed)
     return Comparison(
         metric=_full_name(metric),
         baseline=base,

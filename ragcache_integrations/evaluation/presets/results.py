@@ -13,12 +13,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.report import main_quality
 from ragcache_integrations.evaluation.runs import EvalRun, answer_scores, series
-from ragcache_integrations.evaluation.scores import FEWEST, Interval, bootstrap_interval
+from ragcache_integrations.evaluation.scores import (
+    FEWEST,
+    Interval,
+    bootstrap_interval,
+    paired_intervals,
+    sums_of_questions,
+)
 
 __all__ = ["EQUAL_QUALITY", "Results", "Runs", "interval_of", "reduction"]
 
@@ -32,8 +36,8 @@ Values = Iterable[tuple[str, float]]
 
 def interval_of(values: Values) -> Interval | None:
     """The mean of all numbers with its 95 % interval; ``None`` without any."""
-    sums = _sums((question, (value,)) for question, value in values)
-    if sums is None:
+    sums = sums_of_questions((question, (value,)) for question, value in values)
+    if not sums.size:
         return None
 
     def mean(counts: Any, totals: Any, axis: int) -> Any:
@@ -176,47 +180,22 @@ class Results:
         self, base: str, name: str, metric: str
     ) -> tuple[Interval | None, Interval | None]:
         """The difference between two settings and their ratio, over the pairs that have both."""
-        pairs = []
+        pairs: list[tuple[str, float, float]] = []
         for first, second in zip(self.runs[base], self.runs[name], strict=True):
             if first.config["workload"] != second.config["workload"]:
                 msg = f"{first.path} and {second.path} do not have the same questions"
                 raise ConfigurationError(msg)
             both = zip(first.records, series(first, metric), series(second, metric), strict=True)
             pairs += [
-                (record.question, (before, after))
+                (record.question, before, after)
                 for record, before, after in both
                 if before is not None and after is not None
             ]
-        sums = _sums(pairs)
-        if sums is None:
+        if not pairs:
             return None, None
-
-        def difference(counts: Any, first: Any, second: Any, axis: int) -> Any:
-            return (second - first).sum(axis=axis) / counts.sum(axis=axis)
-
-        def ratio(first: Any, second: Any, axis: int) -> Any:
-            return first.sum(axis=axis) / second.sum(axis=axis)
-
-        counts, first, second = sums
-        positive = bool((second > 0).all())
-        return (
-            bootstrap_interval(difference, [counts, first, second], paired=True),
-            bootstrap_interval(ratio, [first, second], paired=True) if positive else None,
-        )
+        questions, before, after = zip(*pairs, strict=True)
+        return paired_intervals(before, after, questions=questions)
 
 
 def _value(gained: Interval | float) -> float:
     return gained.value if isinstance(gained, Interval) else gained
-
-
-def _sums(values: Iterable[tuple[str, tuple[float, ...]]]) -> np.ndarray | None:
-    """How often each question comes, and the sums of its numbers.
-
-    Returns:
-        Shape (1 + numbers, questions); ``None`` without any.
-    """
-    sums: dict[str, np.ndarray] = {}
-    for question, numbers in values:
-        row = np.array([1.0, *numbers])
-        sums[question] = sums[question] + row if question in sums else row
-    return np.array(list(sums.values())).T if sums else None

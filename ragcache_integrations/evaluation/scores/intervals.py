@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,13 @@ from numpy.typing import ArrayLike
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["FEWEST", "Interval", "bootstrap_interval", "paired_intervals"]
+__all__ = [
+    "FEWEST",
+    "Interval",
+    "bootstrap_interval",
+    "paired_intervals",
+    "sums_of_questions",
+]
 
 FEWEST = 100
 """Fewer different questions show no equal quality: answers that do not differ have no interval."""
@@ -74,6 +80,7 @@ def paired_intervals(
     baseline: Sequence[float],
     other: Sequence[float],
     *,
+    questions: Sequence[str] | None = None,
     average: Callable[..., Any] = np.mean,
     resamples: int = RESAMPLES,
     seed: int = 0,
@@ -83,7 +90,11 @@ def paired_intervals(
     Args:
         baseline: One number per question.
         other: Those of the same questions, in the same order.
-        average: What is compared: ``np.mean``, ``np.median`` or alike, which take an ``axis``.
+        questions: What question each pair is of. Pairs of the same question are drawn together, as
+            a question's answers resemble each other: without it, a stream in which questions come
+            again would have too narrow an interval. Means are compared then, by all pairs.
+        average: What is compared: ``np.mean``, ``np.median`` or alike, which take an ``axis``; not
+            with ``questions``.
         resamples: How often the pairs are drawn again, with replacement; at least 2.
         seed: The same seed gives the same intervals.
 
@@ -97,9 +108,15 @@ def paired_intervals(
         MissingExtraError: SciPy is not installed.
     """
 
-    def difference_and_ratio(first: Any, second: Any, axis: int) -> Any:
-        first, second = average(first, axis=axis), average(second, axis=axis)
+    def difference_and_ratio(first: Any, second: Any) -> Any:
         return np.stack([second - first, np.where(second == 0, LARGEST, first / second)])
+
+    def of_pairs(first: Any, second: Any, axis: int) -> Any:
+        return difference_and_ratio(average(first, axis=axis), average(second, axis=axis))
+
+    def of_questions(counts: Any, first: Any, second: Any, axis: int) -> Any:
+        count = counts.sum(axis=axis)
+        return difference_and_ratio(first.sum(axis=axis) / count, second.sum(axis=axis) / count)
 
     if len(baseline) != len(other) or not len(baseline):
         msg = f"pairs need two numbers each, got {len(baseline)} and {len(other)}"
@@ -111,12 +128,31 @@ def paired_intervals(
     if resamples < 2:  # noqa: PLR2004 - SciPy takes their standard deviation
         msg = f"resamples must be at least 2, got {resamples}"
         raise ConfigurationError(msg)
+    statistic: Callable[..., Any] = of_pairs
+    samples = pairs
+    if questions is not None:
+        statistic = of_questions
+        samples = sums_of_questions(zip(questions, pairs.T, strict=True))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        ends = _bootstrap(
-            difference_and_ratio, list(pairs), paired=True, resamples=resamples, seed=seed
-        )
+        ends = _bootstrap(statistic, list(samples), paired=True, resamples=resamples, seed=seed)
     difference, ratio = (Interval(*map(float, column)) for column in zip(*ends, strict=True))
     return difference, None if max(ratio.as_list()) == LARGEST else ratio
+
+
+def sums_of_questions(values: Iterable[tuple[str, Iterable[float]]]) -> np.ndarray:
+    """How often each question comes, and the sums of its numbers.
+
+    Args:
+        values: Questions, each with as many numbers as the others. One may come several times.
+
+    Returns:
+        Shape (1 + numbers, questions); (0, 0) without any.
+    """
+    sums: dict[str, np.ndarray] = {}
+    for question, numbers in values:
+        row = np.array([1.0, *numbers])
+        sums[question] = sums[question] + row if question in sums else row
+    return np.array(list(sums.values())).T if sums else np.empty((0, 0))
 
 
 def _bootstrap(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation import Interval
+from ragcache_integrations.evaluation import Interval, compare
 from ragcache_integrations.evaluation.presets.results import Results, interval_of, reduction
 
 from .made import made_run
@@ -155,3 +155,15 @@ def test_the_mean_of_figures_over_seeds() -> None:
     runs = (made_run([0.0], figures={"cost": 1.0}), made_run([0.0], figures={"cost": 2.0}))
     assert Results("nq", {"a": runs}).figure("a", "cost") == 1.5
     assert Results("nq", {"a": runs}).figure("a", "money_saved") is None
+
+
+def test_a_stream_in_which_questions_come_again_is_not_surer() -> None:
+    scores = [0.1 * number for number in range(10)]
+    others = [*scores[1:], 0.0]
+    once = compare([made_run(scores), made_run(others)], metrics=["f1"])
+    questions = [f"q{number}" for number in range(10)] * 4
+    again = compare(
+        [made_run(four * 4, questions=questions) for four in (scores, others)], metrics=["f1"]
+    )
+    assert again[0].difference.as_list() == pytest.approx(once[0].difference.as_list())
+    assert again[0].pairs == 40

@@ -124,3 +124,27 @@ def test_bad_input(
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
         paired_difference(base, other, **arguments)
+
+
+def test_a_question_s_answers_are_drawn_together() -> None:
+    base = np.random.default_rng(4).uniform(1, 3, 50)
+    other = base + np.random.default_rng(5).uniform(-1, 1, 50)
+    questions = [f"q{number}" for number in range(50)]
+    once = paired_intervals(base.tolist(), other.tolist())
+    named = paired_intervals(base.tolist(), other.tolist(), questions=questions)
+    for interval, same in zip(once, named, strict=True):
+        assert interval is not None
+        assert same is not None
+        assert same.as_list() == pytest.approx(interval.as_list())
+    four = ([*base] * 4, [*other] * 4)
+    again = paired_intervals(*four, questions=questions * 4)
+    alone = paired_intervals(*four)
+    assert again[0].as_list() == pytest.approx(once[0].as_list())  # they say nothing new
+    assert alone[0].high - alone[0].low < 0.6 * (again[0].high - again[0].low)
+
+
+def test_a_question_counts_as_often_as_it_comes() -> None:
+    difference, ratio = paired_intervals([1, 1, 4], [2, 2, 8], questions=["a", "a", "b"])
+    assert difference.value == pytest.approx(2)  # (1 + 1 + 4) / 3
+    assert ratio is not None
+    assert ratio.as_list() == pytest.approx([0.5, 0.5, 0.5])
