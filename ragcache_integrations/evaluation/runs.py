@@ -80,7 +80,8 @@ class EvalRun:
         """
         path = Path(path)
         if not (path / "config.json").is_file():
-            msg = f"{path} must be the folder of a run, with a config.json"
+            lacking = "there is none" if path.is_dir() else "there is no such folder"
+            msg = f"{path} must be the folder of a run, with a config.json, but {lacking}"
             raise ConfigurationError(msg)
         if not (path / "summary.json").is_file():
             msg = f"the run in {path} is not complete: the command that started it resumes it"

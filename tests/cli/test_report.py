@@ -31,7 +31,7 @@ def test_errors_are_one_line(
 ) -> None:
     out = tmp_path / "report"
     for arguments, words in (
-        (["/no/such/run"], "must be the folder of a run"),
+        (["/no/such/run"], "but there is no such folder"),
         ([str(tmp_path)], "has no run"),
         ([str(runs[0].path), "--baseline", str(runs[1].path)], "baseline must be one of the runs"),
     ):
