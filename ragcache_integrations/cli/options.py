@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -32,8 +31,9 @@ def imported(source: str, problem: str) -> Any:
         ConfigurationError: The module or the name is not there, or the module raises an error.
     """
     module, _, name = source.partition(":")
-    if os.getcwd() not in sys.path:  # noqa: PTH109 - what python -m has there, too
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as python -m has it
     try:
         member: Any = importlib.import_module(module)
         for attribute in name.split("."):

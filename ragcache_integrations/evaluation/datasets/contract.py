@@ -20,7 +20,7 @@ from .base import Answer, EvalDataset, EvalPrompt, EvalQuestion, Scored
 __all__ = ["check_dataset", "checked_metrics", "checked_score"]
 
 
-def check_dataset(dataset: object) -> None:
+def check_dataset(dataset: EvalDataset) -> None:
     """Check the attributes of a data set, a prompt, and the scores of an empty answer.
 
     Raises:
@@ -28,7 +28,6 @@ def check_dataset(dataset: object) -> None:
     """
     allowed = "the name of a data set or an object of a subclass of EvalDataset"
     check_type("dataset", dataset, EvalDataset, allowed)
-    assert isinstance(dataset, EvalDataset)  # noqa: S101 - for the type checker
     kind = type(dataset).__name__
     for name in ("name", "title"):
         check_text(f"{kind}.{name}", getattr(dataset, name, None))

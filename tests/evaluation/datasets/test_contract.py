@@ -50,8 +50,8 @@ def run(dataset: Any, out: Path) -> EvalRun:
         ({"returned": None}, "what Own.score returns must be a Scored, got NoneType"),
         ({"returned": Scored({"f1": 1.0})}, "all of the metrics, but right is not there"),
         ({"returned": Scored({"right": float("nan")})}, "finite numbers, got nan for 'right'"),
-        ({"returned": Scored({"right": "1"})}, "finite numbers, got '1' for 'right'"),  # type: ignore[dict-item]
-        ({"returned": Scored({"right": 1}, 3)}, "a string or None, got 3"),  # type: ignore[arg-type]
+        ({"returned": Scored({"right": "1"})}, "finite numbers, got '1' for 'right'"),  # type: ignore[dict-item]  # on purpose
+        ({"returned": Scored({"right": 1}, 3)}, "a string or None, got 3"),  # type: ignore[arg-type]  # on purpose
         ({"prompt": lambda *_: "a text"}, "Own.prompt returns must be an EvalPrompt, got str"),
         ({"metrics": "right"}, "Own.metrics must be a tuple of the names of scores, got 'right'"),
         ({"title": None}, "Own.title must be a string, got None"),
