@@ -375,13 +375,13 @@ METIS = Preset(
     measures="quality against delay, per-query configuration next to fixed ones",
     datasets=("nq", "qmsum", "squad", "musique", "tatqa", "finqa"),
     setting=(
-        "Mistral-7B-v3 (AWQ) on an NVIDIA A40, profiles by GPT-4o, and questions of SQuAD, "
+        "Mistral-7B-v3 (AWQ) on an NVIDIA A40, GPT-4o for the profiles, and questions of SQuAD, "
         "Musique, KG RAG FinSec and QMSum that arrive at random (Poisson)"
     ),
     differs=(
-        "Profiles come from the answering model or from rules of thumb. Without a rate, each of a "
-        "fixed number of users asks one question after another. Golden feedback is measured as a "
-        "setting of its own, since its answers slow the others down."
+        "Profiles come from the answering model or from rules of thumb. Without a rate, a fixed "
+        "number of users each ask one question after another. Golden feedback is measured as a "
+        "separate setting, because its additional answers slow the others down."
     ),
     variants=_variants,
     tables=_tables,
