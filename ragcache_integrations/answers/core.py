@@ -7,7 +7,7 @@ has to be invalidated: when a document changes, the questions that find it have 
 
 Within a key, the same words are served at once. Other words are served up to a distance that is
 learnt (:class:`~ragcache_integrations.query_cache.tolerance.AdaptiveTolerance`) for all entries
-together, which is where the bound on the share of wrong answers comes from, and up to the cap of
+of a scope, which is where the bound on the share of wrong answers comes from, and up to the cap of
 the entry, which is lowered for good when it answered wrongly. That is the idea of vCache (Schroeder
 et al., 2025, https://arxiv.org/abs/2502.03771), a threshold for each entry, without the need to see
 each entry hundreds of times.
@@ -19,14 +19,16 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
+from ragcache_integrations.query_cache.files import decode_learning, encode_learning
+from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance, TenantTolerances
 from ragcache_integrations.retrievers.keys import (
     QuestionMarks,
     question_difference,
@@ -69,12 +71,12 @@ class Held(Generic[A]):
     Attributes:
         entries: The entries, the least recently used first.
         ages: How old each is, in seconds.
-        learning: The state of the learnt tolerance, as JSON can hold it; ``None`` for a fixed one.
+        learning: What each scope has learnt, as JSON can hold it; ``None`` for a fixed tolerance.
     """
 
     entries: list[CachedAnswer[A]]
     ages: list[float]
-    learning: dict[str, Any] | None
+    learning: list[Any] | None
 
 
 Counted = Literal[
@@ -117,29 +119,37 @@ class AnswerCore(Generic[A]):
         self._groups: dict[Hashable, Group[A]] = {}
         self._forgettings = Forgettings()
         self._counts: Counter[str] = Counter()
-        self._adaptive: AdaptiveTolerance | None = None
+        # By scope: tenant, other inputs, settings of the call. What one learns holds for no other.
+        self._learnt: TenantTolerances | None = None
         if knobs.tolerance == "auto":
-            self._adaptive = AdaptiveTolerance(
-                max_violation=knobs.error,
-                confidence=knobs.confidence,
-                start=knobs.start_tolerance,
-                largest=knobs.largest_tolerance,
-                shadow_rate=knobs.check_rate,
-                seed=knobs.seed,
+            self._learnt = TenantTolerances(
+                partial(
+                    AdaptiveTolerance,
+                    max_violation=knobs.error,
+                    confidence=knobs.confidence,
+                    start=knobs.start_tolerance,
+                    largest=knobs.largest_tolerance,
+                    shadow_rate=knobs.check_rate,
+                    seed=knobs.seed,
+                )
             )
 
     @property
     def tolerance(self) -> float:
-        """The largest distance at which an answer is served, now."""
-        if self._adaptive is not None:
-            return self._adaptive.value
-        assert self.knobs.tolerance != "auto"  # noqa: S101 - there is an adaptive one then
+        """The largest distance at which an answer is served in any scope, now."""
+        if self._learnt is not None:
+            return self._learnt.widest
+        assert self.knobs.tolerance != "auto"  # noqa: S101 - tolerances are learnt then
         return self.knobs.tolerance
+
+    def _tolerance_of(self, question: Question) -> float:
+        """Return the largest distance at which an answer is served to a question, now."""
+        return self.tolerance if self._learnt is None else self._learnt.value(question.scope)
 
     @property
     def farthest(self) -> float:
         """The farthest distance at which anything is served or learnt; 0: embeddings are no use."""
-        return self.tolerance if self._adaptive is None else self._adaptive.largest
+        return self.tolerance if self._learnt is None else self._learnt.largest
 
     def find(self, question: Question, among: Group[A] | None = None) -> CachedAnswer[A] | None:
         """Return the answer to the same words; counts as a lookup.
@@ -179,12 +189,14 @@ class AnswerCore(Generic[A]):
             if near is None:
                 return None
             entry, distance = near
-            served = distance <= min(self.tolerance, entry.cap)
+            served = distance <= min(self._tolerance_of(question), entry.cap)
             check = False
             if served:
                 self._touch(entry)
                 self._counts["hits"] += 1
-                check = self._adaptive is not None and self._adaptive.wants_check(distance)
+                check = self._learnt is not None and self._learnt.wants_check(
+                    question.scope, distance
+                )
             return Near(entry, distance, served, check)
 
     def learn(self, near: Near[A], *, wrong: bool) -> None:
@@ -197,8 +209,9 @@ class AnswerCore(Generic[A]):
         entry, distance = near.entry, near.distance
         with self._lock:
             self._counts["wrong"] += near.served and wrong
-            if self._adaptive is not None and (near.served or distance <= entry.cap):
-                self._adaptive.observe(distance, wrong, served=near.served)
+            if self._learnt is not None and (near.served or distance <= entry.cap):
+                scope = entry.question.scope
+                self._learnt.observe(scope, distance, wrong, served=near.served)
             if wrong:
                 # Rephrasings of one near-duplicate scatter around its distance.
                 entry.cap = min(entry.cap, distance / 2)
@@ -277,7 +290,7 @@ class AnswerCore(Generic[A]):
                 for entry in self._order
                 if entry.question.version == version and not self._is_old(entry)
             ]
-            learning = None if self._adaptive is None else self._adaptive.state()
+            learning = encode_learning(self._learnt)
             return Held(entries, [max(self.age(entry), 0.0) for entry in entries], learning)
 
     def learning_settings(self) -> dict[str, Any]:
@@ -286,18 +299,18 @@ class AnswerCore(Generic[A]):
         return {name: getattr(self.knobs, name) for name in (*names, "check_rate", "guard")}
 
     def restore(
-        self, answers: Iterable[tuple[Record[A], float, float]], learning: Mapping[str, Any] | None
+        self, answers: Iterable[tuple[Record[A], float, float]], learning: list[Any] | None
     ) -> int:
         """Replace all answers; return how many there are.
 
         Args:
             answers: Answers with their ages in seconds and their caps, the least recently used
                 first. What is too old is left out.
-            learning: The state of a tolerance that was learnt for the same settings; ``None``:
-                what has been learnt here is kept.
+            learning: What was learnt for the same settings; ``None``: what has been learnt here is
+                kept.
 
         Raises:
-            ConfigurationError: ``learning`` is no such state. Nothing is changed then.
+            ValueError: ``learning`` is something else. Nothing is changed then.
         """
         now, ttl = self._clock(), math.inf if self.knobs.ttl is None else self.knobs.ttl
         entries: dict[tuple[str, Hashable], CachedAnswer[A]] = {}
@@ -315,11 +328,9 @@ class AnswerCore(Generic[A]):
         order: Memo[CachedAnswer[A], None] = Memo(self.knobs.capacity)
         for entry in entries.values():
             order.put(entry, None)
-        adaptive = self._adaptive
-        if adaptive is not None and learning is not None:
-            adaptive = AdaptiveTolerance.from_state(learning)
+        learnt = decode_learning(learning, self._learnt) or self._learnt
         with self._lock:
-            self._groups, self._order, self._adaptive = groups, order, adaptive
+            self._groups, self._order, self._learnt = groups, order, learnt
         return len(order)
 
     def clear(self) -> None:
@@ -366,7 +377,7 @@ class AnswerCore(Generic[A]):
         """Explain why a question would be served an answer, or not. Nothing is counted."""
         words, key = self._keys(question)
         unit = None if embedding is None else unit_vector(embedding)
-        tolerance = 0.0 if embedding is None else self.tolerance
+        tolerance = 0.0 if embedding is None else self._tolerance_of(question)
         with self._lock:
             group = self._live(key) if among is None else among
             same = None if group is None else group.entries.get(words)
@@ -407,7 +418,7 @@ class AnswerCore(Generic[A]):
                 capacity=self.knobs.capacity,
                 **counts,
                 tolerance=self.tolerance,
-                learning=None if self._adaptive is None else self._adaptive.report(),
+                learning=None if self._learnt is None else self._learnt.report(),
             )
 
     def key_of(self, question: Question) -> Hashable:

@@ -34,11 +34,12 @@ A = TypeVar("A")
 Path = str | os.PathLike[str]
 
 _KIND = "answer cache"
-_FORMAT = 2
+_FORMAT = 3
 """Raised with every change that an older version misreads."""
 _MEMBERS = ("header", "records", "sizes", "ages", "caps")
 _LARGEST_FILE = 1 << 30
-_LARGEST_HEADER = 1 << 20
+_LARGEST_HEADER = 1 << 26
+"""Bytes of a file's header, in which each tenant's learning takes some 30 KiB."""
 _LONGEST_REASON = 500  # characters, as it may repeat what the file holds
 
 

@@ -47,6 +47,7 @@ LEARNING_COUNTERS = {
 LEARNING_GAUGES = {
     "max_violation": "The share of wrong answers, among hits in other words, stays below this",
     "confidence": "How surely it does, and how surely the violation rate's interval holds",
+    "tenants": "Scopes (tenants, other inputs) whose questions have taught a tolerance",
 }
 
 

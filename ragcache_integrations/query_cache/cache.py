@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from .kernels import kernels
 from .reading import Answers, Conclusions, Decisions, Learning, Look, Match
 from .removals import Removals
 from .settings import Settings
-from .tolerance import AdaptiveTolerance
+from .tolerance import AdaptiveTolerance, TenantTolerances
 from .types import (
     Candidate,
     Eviction,
@@ -93,6 +94,8 @@ class QueryCache(BaseQueryCache[T]):
         start_tolerance: For ``auto``: where to start.
         unranked_tolerance: The largest distance at which an entry answers whose candidates cannot
             be re-ranked, as their vectors are not known; ``None``: like any other.
+        tenant_of: For ``auto``: returns whose questions a cache key is for. A tenant is served by
+            what its own questions have taught. ``None``: each key is a tenant.
         tag: Names embedding model and index; :meth:`load` refuses a file with another one.
         seed: Decides hyperplanes and which hits are checked.
 
@@ -127,6 +130,7 @@ class QueryCache(BaseQueryCache[T]):
         max_violation: float = 0.01,
         start_tolerance: float | None = None,
         unranked_tolerance: float | None = None,
+        tenant_of: Callable[[Hashable], Hashable] | None = None,
         tag: str = "",
         seed: int = 0,
     ) -> None:
@@ -152,6 +156,7 @@ class QueryCache(BaseQueryCache[T]):
             max_violation=max_violation,
             start_tolerance=start_tolerance,
             unranked_tolerance=unranked_tolerance,
+            tenant_of=tenant_of,
             tag=tag,
             seed=seed,
         )
@@ -160,7 +165,7 @@ class QueryCache(BaseQueryCache[T]):
         self._contents = Contents[T](settings, self._kernels)
         self._vectors = DocumentVectors(settings, self._kernels)
         self._answers = Answers[T](settings, self._kernels)
-        self._decisions = Decisions(settings, self._answers, _adaptive_tolerance(settings))
+        self._decisions = Decisions(settings, self._answers, _learnt_tolerances(settings))
         self._conclusions = Conclusions(settings, self._contents, self._answers, self._decisions)
         learning = Learning(settings, self._answers, self._decisions)
         self._insertions = Insertions(
@@ -178,7 +183,7 @@ class QueryCache(BaseQueryCache[T]):
 
     @property
     def tolerance(self) -> float:
-        """The largest distance at which an unproven lookup hits, now."""
+        """The largest distance at which an unproven lookup of any tenant hits, now."""
         return self._decisions.tolerance
 
     @property
@@ -325,7 +330,7 @@ class QueryCache(BaseQueryCache[T]):
         contents = self._contents
         with contents.lock:
             look = Look(contents.table, query, k, contents.clock())
-            return self._decisions.explain(look, contents.partition(key))
+            return self._decisions.explain(look, contents.partition(key), key)
 
     def insert(
         self,
@@ -474,7 +479,7 @@ class QueryCache(BaseQueryCache[T]):
         check_arguments(path, encode, store_tag)
         contents = self._contents
         with contents.lock:
-            snapshot = capture(contents.table, self._decisions.adaptive, contents.clock())
+            snapshot = capture(contents.table, self._decisions.learnt, contents.clock())
         write(path, snapshot, self._settings, encode, store_tag)
 
     def load(
@@ -512,7 +517,8 @@ class QueryCache(BaseQueryCache[T]):
         contents, settings = self._contents, self._settings
         version = contents.changes.version
         try:
-            table, learnt = read(path, settings, self._kernels, contents.clock(), decode, store_tag)
+            now, learnt = contents.clock(), self._decisions.learnt
+            table, learnt = read(path, settings, self._kernels, now, decode, store_tag, learnt)
         except CacheFileError:
             self.clear()
             raise
@@ -524,14 +530,14 @@ class QueryCache(BaseQueryCache[T]):
 
     def stats(self) -> QueryCacheStats:
         """Return what the cache holds and what it did."""
-        adaptive, contents = self._decisions.adaptive, self._contents
+        learnt, contents = self._decisions.learnt, self._contents
         with contents.lock:
             return QueryCacheStats(
                 entries=len(contents.table),
                 capacity=contents.table.keys.capacity,
                 vectors=len(contents.table.pool),
                 tolerance=self.tolerance,
-                learning=None if adaptive is None else adaptive.report(),
+                learning=None if learnt is None else learnt.report(),
                 **contents.counts,
             )
 
@@ -541,13 +547,16 @@ class QueryCache(BaseQueryCache[T]):
         self._removals.follow(removed, added, vectors)
 
 
-def _adaptive_tolerance(settings: Settings) -> AdaptiveTolerance | None:
+def _learnt_tolerances(settings: Settings) -> TenantTolerances | None:
     if settings.tolerance != "auto":
         return None
-    return AdaptiveTolerance(
-        target_recall=settings.target_recall,
-        max_violation=settings.max_violation,
-        start=settings.start_tolerance,
-        largest=2.0 if settings.unit else math.inf,
-        seed=settings.seed,
+    return TenantTolerances(
+        partial(
+            AdaptiveTolerance,
+            target_recall=settings.target_recall,
+            max_violation=settings.max_violation,
+            start=settings.start_tolerance,
+            largest=2.0 if settings.unit else math.inf,
+            seed=settings.seed,
+        )
     )

@@ -104,7 +104,7 @@ class Insertions(Generic[T]):
                         continue
                     readable = table.rank(query, documents, rows)
                 entry = Entry(key, checked, readable, complete, contents.clock(), 0, ranked)
-                if self._decisions.adaptive is not None and version == contents.changes.version:
+                if self._decisions.learnt is not None and version == contents.changes.version:
                     self._learn(query, entry, k or max(len(checked), 1), served=False)
                 return self._put(query, entry, version)
 
@@ -114,7 +114,7 @@ class Insertions(Generic[T]):
         """See :meth:`.cache.QueryCache.report`."""
         query = self._vectors.prepare_query(q)
         k = check_int("k", k, 1)
-        if self._decisions.adaptive is None:
+        if self._decisions.learnt is None:
             return None
         contents = self._contents
         with contents.lock:

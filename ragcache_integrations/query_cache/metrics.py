@@ -53,6 +53,7 @@ LEARNING_GAUGES = {
     "target_recall": "An answer with less recall is a violation",
     "max_violation": "The share of violations among hits stays below this",
     "confidence": "How surely it does, and how surely the violation rate's interval holds",
+    "tenants": "Tenants whose questions have taught a tolerance",
 }
 RETRIEVER_COUNTERS = {
     "requests": "Questions asked",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -48,6 +49,7 @@ class Settings:
     max_violation: float = 0.01
     start_tolerance: float | None = None
     unranked_tolerance: float | None = None
+    tenant_of: Callable[[Hashable], Hashable] | None = None
     tag: str = ""
     seed: int = 0
 
@@ -74,6 +76,9 @@ class Settings:
             check_tolerance(self.start_tolerance, name="start_tolerance")
         if self.unranked_tolerance is not None:
             check_number("unranked_tolerance", self.unranked_tolerance, 0, also="None")
+        if self.tenant_of is not None and not callable(self.tenant_of):
+            msg = f"tenant_of must be callable with a cache key, got {self.tenant_of!r}"
+            raise ConfigurationError(msg)
         if self.vectors is not None and not callable(self.vectors):
             msg = f"vectors must be callable with a list of ids, got {self.vectors!r}"
             raise ConfigurationError(msg)

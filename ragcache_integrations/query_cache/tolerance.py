@@ -44,19 +44,23 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_integrations.core.checks import check_int, check_share
+from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError
 
 from .validation import check_below_one, check_tolerance
 
-__all__ = ["AdaptiveTolerance", "ToleranceReport"]
+__all__ = ["MOST_TENANTS", "AdaptiveTolerance", "TenantTolerances", "ToleranceReport"]
+
+MOST_TENANTS = 1024
+"""Tenants whose tolerances are remembered, at about 13 KiB each."""
 
 # Thresholds: 6 % apart. They need no knowledge of the embeddings' scale.
 _NARROWEST, _WIDEST, _PER_DECADE = 1e-4, 1e4, 40
@@ -88,6 +92,8 @@ class ToleranceReport:
         shadow_checks: Hits that were checked: calls of the store spent.
         failures: Checks that found a violation.
         history: (labels so far, tolerance) where the tolerance changed, the latest ones.
+        tenants: How many tenants have learnt. With several, numbers are sums over them, and
+            ``tolerance`` and ``history`` are those of the tenant with the widest one.
     """
 
     tolerance: float
@@ -100,6 +106,7 @@ class ToleranceReport:
     shadow_checks: int
     failures: int
     history: tuple[tuple[int, float], ...]
+    tenants: int = 1
 
 
 class AdaptiveTolerance:
@@ -274,6 +281,113 @@ class AdaptiveTolerance:
             change = (check_int("labels", labels, 0), check_tolerance(tolerance, "a tolerance"))
             new._history.append((change[0], float(change[1])))
         return new
+
+
+class TenantTolerances:
+    """A learnt tolerance for each tenant, since what holds for one need not hold for another.
+
+    Questions of one tenant say nothing of the documents of another, and must not decide what that
+    one is served: each tenant starts with nothing learnt. Beyond :data:`MOST_TENANTS`, the tenant
+    that learnt longest ago starts again.
+
+    Not thread-safe, but :meth:`value` may be asked at any time.
+
+    Args:
+        make: Returns the tolerance of a new tenant.
+
+    Attributes:
+        largest: The largest tolerance there can be.
+        widest: The widest tolerance of any tenant; the start if none has learnt anything yet.
+        reach: The same, and no less than the start, from which the next new tenant begins.
+    """
+
+    def __init__(self, make: Callable[[], AdaptiveTolerance]) -> None:
+        self._make = make
+        self._start = make()
+        self._values: dict[Hashable, float] = {}
+        self._learnt: Memo[Hashable, AdaptiveTolerance] = Memo(MOST_TENANTS)
+        self.largest = self._start.largest
+        self.widest = self.reach = self._start.value
+
+    def value(self, tenant: Hashable) -> float:
+        """Return the largest distance at which a tenant is served."""
+        return self._values.get(tenant, self._start.value)
+
+    def wants_check(self, tenant: Hashable, distance: float) -> bool:
+        """See :meth:`AdaptiveTolerance.wants_check`."""
+        return self._of(tenant).wants_check(distance)
+
+    def observe(self, tenant: Hashable, distance: float, violated: bool, *, served: bool) -> None:
+        """See :meth:`AdaptiveTolerance.observe`."""
+        own = self._of(tenant)
+        own.observe(distance, violated, served=served)
+        if own.value != self._values[tenant]:
+            self._values[tenant] = own.value
+            self._measure()
+
+    def report(self) -> ToleranceReport:
+        """Return what has been learnt so far, of all tenants together."""
+        reports = [own.report() for own in self._learnt.values()] or [self._start.report()]
+        widest = max(reports, key=lambda report: report.tolerance)
+        if len(reports) == 1:
+            return widest
+        checks = sum(report.shadow_checks for report in reports)
+        failures = sum(report.failures for report in reports)
+        return replace(
+            widest,
+            violation_rate=_interval(checks, failures, widest.max_violation, 1 - widest.confidence),
+            labels=sum(report.labels for report in reports),
+            hits=sum(report.hits for report in reports),
+            shadow_checks=checks,
+            failures=failures,
+            tenants=len(reports),
+        )
+
+    def states(self) -> list[tuple[Hashable, dict[str, Any]]]:
+        """Return tenants with all that they have learnt, the one that learnt longest ago first."""
+        return [(tenant, own.state()) for tenant, own in self._learnt.items()]
+
+    def restore(
+        self, states: Iterable[tuple[Hashable, Mapping[str, Any]]]
+    ) -> TenantTolerances | None:
+        """Return tolerances that continue where :meth:`states` was called.
+
+        Returns:
+            ``None`` if they were learnt for other targets than these.
+
+        Raises:
+            ConfigurationError: Some state is not what :meth:`states` returns.
+        """
+        new = TenantTolerances(self._make)
+        for tenant, state in states:
+            own = AdaptiveTolerance.from_state(state)
+            if _targets(own) != _targets(self._start):
+                return None
+            new._keep(tenant, own)
+        return new
+
+    def _of(self, tenant: Hashable) -> AdaptiveTolerance:
+        """Return the tolerance of a tenant, who is from now on the one that learnt last."""
+        own = self._learnt.get(tenant)
+        if own is None:
+            own = self._make()
+            self._keep(tenant, own)
+        return own
+
+    def _measure(self) -> None:
+        self.widest = max(self._values.values(), default=self._start.value)
+        self.reach = max(self.widest, self._start.value)
+
+    def _keep(self, tenant: Hashable, own: AdaptiveTolerance) -> None:
+        self._values[tenant] = own.value
+        for forgotten, _ in self._learnt.put(tenant, own):
+            del self._values[forgotten]
+        self._measure()
+
+
+def _targets(tolerance: AdaptiveTolerance) -> tuple[float, ...]:
+    report = tolerance.report()
+    return report.target_recall, report.max_violation, report.confidence
 
 
 class _Evidence:

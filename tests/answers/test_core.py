@@ -144,14 +144,20 @@ def test_a_tolerance_of_zero_serves_the_same_words_alone() -> None:
     assert served(core, "rome is it pretty") is None
 
 
-def feed(core: AnswerCore[str], count: int, *, wrong_beyond: float = 9.0) -> None:
+def feed(
+    core: AnswerCore[str],
+    count: int,
+    *,
+    wrong_beyond: float = 9.0,
+    scope: tuple[Any, ...] = ("",),
+) -> None:
     """Let it learn from ``count`` misses, each near to an entry of its own."""
     dice = np.random.default_rng(0)
     for number in range(count):
         documents = frozenset({(str(number), "")})
-        put(core, "rome is it nice", "yes", documents=documents)
+        put(core, "rome is it nice", "yes", documents=documents, scope=scope)
         words = " ".join(WORDS[word] for word in dice.integers(0, len(WORDS), 1 + number % 9))
-        question = ask(f"rome {words}", documents=documents)
+        question = ask(f"rome {words}", documents=documents, scope=scope)
         near = core.nearest(question, vector(question.text))
         assert near is not None
         if not near.served:
@@ -170,6 +176,32 @@ def test_a_distance_is_opened_once_it_is_proven_and_no_farther_than_it_was_seen(
     stats = core.stats()
     assert stats.learning is not None
     assert stats.learning.max_violation == 0.01
+
+
+@pytest.mark.parametrize("scope", [("b",), ("a", ("language", "de"))], ids=["tenant", "input"])
+def test_what_one_scope_has_taught_opens_nothing_for_another(scope: tuple[Any, ...]) -> None:
+    """The questions of one tenant say nothing of those of another, nor may they decide for it."""
+    core = AnswerCore[str](AnswerKnobs(capacity=10_000))
+    feed(core, 600, scope=("a",))
+    near, document = "rome is it pretty", frozenset({("7", "")})
+    for asker in (("a",), scope):
+        put(core, "rome is it nice", "yes", documents=document, scope=asker)
+    assert served(core, near, documents=document, scope=("a",)) == "yes"
+    assert served(core, near, documents=document, scope=scope) is None
+    explanation = core.explain(ask(near, document, scope), vector(near))
+    assert "beyond the tolerance of 0" in explanation.reason
+    feed(core, 2000, scope=scope, wrong_beyond=0.3)
+    stats = core.stats()
+    assert stats.learning is not None
+    assert (stats.learning.tenants, stats.learning.tolerance) == (2, core.tolerance)
+    assert stats.learning.labels > 600
+    # Either keeps its own in a file.
+    other = AnswerCore[str](core.knobs)
+    other.restore([], core.held(0).learning)
+    for asker in (("a",), scope):
+        question = ask(near, document, asker)
+        assert other._tolerance_of(question) == core._tolerance_of(question)
+    assert other._tolerance_of(ask(near, document, ("c",))) == 0
 
 
 def test_distances_at_which_answers_are_wrong_stay_closed() -> None:

@@ -70,6 +70,7 @@ def test_what_was_learnt_is_there() -> None:
         f"{prefix}failures_total": 4,
         f"{prefix}max_violation": 0.01,
         f"{prefix}confidence": 0.9,
+        f"{prefix}tenants": 1,
         f"{prefix}violation_rate[bound=low]": 0.001,
         f"{prefix}violation_rate[bound=high]": 0.02,
     }

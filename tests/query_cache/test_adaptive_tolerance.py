@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.tolerance import (
+    MOST_TENANTS,
     AdaptiveTolerance,
+    TenantTolerances,
     _Evidence,
     _interval,
 )
@@ -535,3 +537,51 @@ class TestBadInput:
     def test_what_is_no_state_is_refused(self, state: Any) -> None:
         with pytest.raises(ConfigurationError, match="must be what state"):
             AdaptiveTolerance.from_state(state)
+
+
+class TestTenants:
+    def test_each_learns_for_itself(self) -> None:
+        """And the numbers of all are the sums of theirs."""
+        tenants = TenantTolerances(AdaptiveTolerance)
+        alone = {name: AdaptiveTolerance() for name in "ab"}
+        for tenant, tolerance in alone.items():
+            labels = stream(clean if tenant == "a" else always, seed=3)
+            for distance, violated in zip(labels.distances, labels.violates, strict=True):
+                tolerance.observe(distance, bool(violated), served=False)
+                tenants.observe(tenant, distance, bool(violated), served=False)
+            assert tenants.value(tenant) == tolerance.value
+        assert tenants.value("a") == tenants.widest == tenants.reach > 0
+        assert tenants.value("b") == tenants.value("c") == 0
+        report = tenants.report()
+        assert report.labels == sum(tolerance.report().labels for tolerance in alone.values())
+        assert (report.tolerance, report.tenants) == (tenants.widest, 2)
+
+    def test_a_violation_ends_the_start_of_its_own_tenant(self) -> None:
+        tenants = TenantTolerances(lambda: AdaptiveTolerance(start=0.5))
+        assert tenants.wants_check("a", 0.2)
+        tenants.observe("a", 0.2, violated=True, served=True)
+        assert (tenants.value("a"), tenants.value("b")) == (0, 0.5)
+        assert (tenants.widest, tenants.reach) == (0, 0.5)  # of those that learnt, and of others
+
+    def test_there_is_room_for_so_many_and_who_is_forgotten_starts_again(self) -> None:
+        tenants = TenantTolerances(lambda: AdaptiveTolerance(start=0.5))
+        tenants.observe("first", 0.2, violated=True, served=True)
+        for number in range(MOST_TENANTS - 1):
+            tenants.wants_check(number, 0.1)
+        assert tenants.value("first") == 0
+        tenants.wants_check("one more", 0.1)
+        assert tenants.value("first") == 0.5
+        assert tenants.report().tenants == len(tenants.states()) == MOST_TENANTS
+
+    def test_they_continue_where_they_were_saved(self) -> None:
+        tenants = TenantTolerances(AdaptiveTolerance)
+        for distance in np.linspace(0, 0.5, 600):
+            tenants.observe(("a", 1), distance, violated=False, served=False)
+        states = json.loads(json.dumps([state for _, state in tenants.states()]))
+        again = tenants.restore([(("a", 1), states[0])])
+        assert again is not None
+        assert again.value(("a", 1)) == again.widest == tenants.widest > 0.4
+        other = TenantTolerances(lambda: AdaptiveTolerance(max_violation=0.5))
+        assert other.restore([(("a", 1), states[0])]) is None
+        with pytest.raises(ConfigurationError, match="must be what state"):
+            tenants.restore([("a", {})])

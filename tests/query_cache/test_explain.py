@@ -174,8 +174,8 @@ class TestWords:
         cache = cached(tolerance="auto", start_tolerance=2.0)
         assert cache.lookup([1.5, 1], 1, "mine") is not None
         assert cache.report([1.5, 1], 1, candidates(["another"]), "mine") is False
-        grown = property(lambda _: 2.0)  # as the tolerance may have, in the meantime
-        monkeypatch.setattr(type(cache._decisions), "tolerance", grown)
+        # As the tolerance may have grown, in the meantime.
+        monkeypatch.setattr(cache._decisions, "tolerance_of", lambda _key: 2.0)
         assert reason(cache, 1.5) == (
             f"{NEAR}0.5, but a check of an answer of this entry at such a distance failed"
         )

@@ -7,7 +7,7 @@ the truth, and heeds it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,10 @@ DIM, K, RHO = 16, 3, 4
 LINE = {str(x): np.array([x, 1], dtype=np.float32) for x in range(1, 20)}
 
 
-def learner(cache: QueryCache[Any]) -> AdaptiveTolerance:
-    adaptive = cache._decisions.adaptive
-    assert adaptive is not None
-    return adaptive
+def learner(cache: QueryCache[Any], tenant: Hashable = None) -> AdaptiveTolerance:
+    learnt = cache._decisions.learnt
+    assert learnt is not None
+    return learnt._of(tenant)
 
 
 class Labels:
@@ -170,7 +170,7 @@ class TestReport:
         cache.insert([2.5, 1], store_says("1", "2"), k=1)
         assert labels.seen == []  # it would not have been served
         cache.delete([2.5, 1])
-        monkeypatch.setattr(type(cache._decisions), "tolerance", property(lambda _: 4.0))
+        monkeypatch.setattr(cache._decisions, "tolerance_of", lambda _key: 4.0)
         cache._decisions.limit = 4.0
         assert cache.lookup([2.5, 1], 1) is None
         assert cache.lookup([2, 1], 1) is None
@@ -193,6 +193,23 @@ class TestReport:
         report = cache.stats().learning
         assert report is not None
         assert report.hits == 0
+
+    def test_one_key_teaches_nothing_to_another(self) -> None:
+        """By default each key is a tenant; ``tenant_of`` says which keys are one's."""
+        for tenant_of, theirs in ((None, 0.0), (lambda key: key[0], 0.0), (lambda _: 0, 1.0)):
+            cache = QueryCache[str](2, 2000, "auto", tenant_of=tenant_of, max_violation=0.2)
+            for number in range(400):
+                cache.insert([5 * number, 1], store_says("1"), ("ann", 1), k=1)
+                cache.insert([5 * number + 1, 1], store_says("1"), ("ann", 1), k=1)
+            assert cache.lookup([1.9, 1], 1, ("ann", 1)) is not None
+            for key in (("bob", 1), ("ann", 2)):
+                cache.insert([0, 1], store_says("1"), key)
+            hit = cache.lookup([0.9, 1], 1, ("bob", 1))
+            assert (hit is not None) == (theirs > 0)
+            explained = cache.explain([0.9, 1], 1, ("bob", 1))
+            assert (explained.hit, explained.tolerance > 0) == (theirs > 0, theirs > 0)
+            mine = cache.lookup([0.9, 1], 1, ("ann", 2))
+            assert (mine is not None) == (tenant_of is not None)
 
     def test_the_same_query_needs_no_check(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cache, _ = cached(monkeypatch)

@@ -15,8 +15,9 @@ from enum import Enum
 from typing import Any
 
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache.tolerance import MOST_TENANTS, TenantTolerances
 
-__all__ = ["decode_key", "encode_key"]
+__all__ = ["decode_key", "decode_learning", "encode_key", "encode_learning"]
 
 _PLAIN = (type(None), bool, int, float, str)
 # Says that it lives in builtins, and does not.
@@ -82,6 +83,43 @@ def decode_key(encoded: Any) -> Hashable:
 
 def _name(kind: type) -> list[str]:
     return [kind.__module__, kind.__qualname__]
+
+
+def encode_learning(learnt: TenantTolerances | None) -> list[Any] | None:
+    """Return what tenants have learnt as JSON can hold it; ``None`` if the tolerance is fixed.
+
+    A tenant whose key cannot be written is left out, and starts again.
+    """
+    if learnt is None:
+        return None
+    encoded = []
+    for tenant, state in learnt.states():
+        try:
+            encoded.append([encode_key(tenant), state])
+        except ConfigurationError:
+            continue
+    return encoded
+
+
+def decode_learning(saved: Any, learnt: TenantTolerances | None) -> TenantTolerances | None:
+    """Return tolerances that continue from what :func:`encode_learning` wrote.
+
+    Args:
+        saved: What it wrote.
+        learnt: The tolerances of the cache that is to have them.
+
+    Returns:
+        ``None`` if that cache does not learn, or for other targets.
+
+    Raises:
+        ValueError: It wrote no such thing.
+    """
+    if learnt is None or saved is None:
+        return None
+    if not isinstance(saved, list) or len(saved) > MOST_TENANTS:
+        msg = f"what was learnt must be a list of at most {MOST_TENANTS} tenants"
+        raise ValueError(msg)
+    return learnt.restore((decode_key(tenant), state) for tenant, state in saved)
 
 
 def _find(module: str, name: str) -> type:

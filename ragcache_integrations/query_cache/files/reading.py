@@ -1,7 +1,7 @@
 """A query cache out of a file: what is computed again, and what a cache must be to have it.
 
-Hashes and distances are computed again by the kernels that will be asked, which need not be those
-that were.
+Hashes and distances are recomputed, because the current kernels may differ from the ones that saved
+the file.
 
 Ages: a process's clock says nothing to the next one. An entry is as old as it was, and older by
 the time that has passed by the wall clock. Where that is negative it is not known: the entry is no
@@ -35,11 +35,11 @@ from ragcache_integrations.query_cache.entries import (
     document_keys,
 )
 from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
+from ragcache_integrations.query_cache.tolerance import TenantTolerances
 from ragcache_integrations.query_cache.types import Candidate
 from ragcache_integrations.query_cache.validation import check_vectors
 
-from .key_encoding import decode_key
+from .key_encoding import decode_key, decode_learning
 from .writing import FORMAT, MEMBERS, Arrays, Path, agreed
 
 __all__ = ["Decode", "read"]
@@ -59,8 +59,9 @@ def read(
     now: int,
     decode: Decode[T] | None,
     store_tag: str,
-) -> tuple[EntryTable[T], AdaptiveTolerance | None]:
-    """Read what :func:`.persistence.write` wrote.
+    learnt: TenantTolerances | None = None,
+) -> tuple[EntryTable[T], TenantTolerances | None]:
+    """Read what :func:`.writing.write` wrote.
 
     Args:
         path: The file.
@@ -68,11 +69,12 @@ def read(
         kernels: The module of compiled or plain loops.
         now: What that cache's clock says.
         decode: Turns what ``encode`` returned into the document; ``None`` where it is that.
-        store_tag: What :func:`.persistence.write` was given.
+        store_tag: What :func:`.writing.write` was given.
+        learnt: That cache's tolerances; ``None`` if its tolerance is fixed.
 
     Returns:
-        The entries, the last used ones where there is no room for all; and what has been learnt,
-        where the cache learns for the same targets.
+        The entries, the last used ones if there is no room for all; and what has been learnt, if
+        the cache learns for the same targets.
 
     Raises:
         CacheFileError: It does not hold a cache like that, or ``decode`` raised something.
@@ -84,12 +86,15 @@ def read(
         _check_header(header, agreed(settings, store_tag))
         documents = _documents(arrays, decode)
         table = _table(header, _Rows(header, arrays, documents, settings), settings, kernels, now)
-        learnt = _adaptive_tolerance(header["learning"], settings)
+        learning = header["learning"]
+        restored = decode_learning(learning, learnt)
     except MALFORMED as error:
         reason = str(error) if isinstance(error, ValueError) else repr(error)
         msg = f"{path} holds no query cache for this one: {reason[:_LONGEST_REASON]}"
         raise CacheFileError(msg) from error
-    return table, learnt
+    if learning is not None and learnt is not None and restored is None:
+        logger.info("The saved tolerances are not used: they were learnt for other targets")
+    return table, restored
 
 
 def _check_header(header: dict[str, Any], expected: dict[str, object]) -> None:
@@ -268,17 +273,3 @@ def _readable(
     held = tuple(dict.fromkeys(documents))
     table.pool.acquire(held, saved.vectors[[saved.vector_of[document] for document in held]])
     return table.rank(saved.keys[row], documents)
-
-
-def _adaptive_tolerance(
-    state: dict[str, Any] | None, settings: Settings
-) -> AdaptiveTolerance | None:
-    if state is None or settings.tolerance != "auto":
-        return None
-    learnt = AdaptiveTolerance.from_state(state)
-    report = learnt.report()
-    targets = report.target_recall, report.max_violation
-    if targets == (settings.target_recall, settings.max_violation):
-        return learnt
-    logger.info("The saved tolerance is not used: it was learnt for other targets, %s", targets)
-    return None

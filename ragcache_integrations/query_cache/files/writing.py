@@ -27,10 +27,10 @@ from ragcache_integrations.query_cache.entries import (
     document_keys,
 )
 from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
+from ragcache_integrations.query_cache.tolerance import TenantTolerances
 from ragcache_integrations.query_cache.types import Candidate
 
-from .key_encoding import encode_key
+from .key_encoding import encode_key, encode_learning
 
 __all__ = [
     "FORMAT",
@@ -50,7 +50,7 @@ Path = str | os.PathLike[str]
 Arrays = dict[str, NDArray[Any]]
 Encode = Callable[[T], Any]
 
-FORMAT = 2
+FORMAT = 3
 """Number of the format; another one for every change that an older version misreads."""
 
 MEMBERS = (
@@ -70,7 +70,7 @@ class Snapshot(Generic[T]):
         documents: Those whose vectors are kept.
         arrays: Numbers of the entries and vectors of the documents, in these orders.
         longest: L2 length of the longest document vector seen.
-        learning: The state of the adaptive tolerance, if there is one.
+        learning: What tenants have learnt, as JSON can hold it; ``None`` for a fixed tolerance.
         saved_at: The moment, in nanoseconds of the wall clock.
     """
 
@@ -78,7 +78,7 @@ class Snapshot(Generic[T]):
     documents: list[DocumentKey]
     arrays: Arrays
     longest: float
-    learning: dict[str, Any] | None
+    learning: list[Any] | None
     saved_at: int
 
 
@@ -99,12 +99,12 @@ def check_arguments(path: object, function: object, store_tag: object) -> None:
         raise ConfigurationError(msg)
 
 
-def capture(table: EntryTable[T], adaptive: AdaptiveTolerance | None, now: int) -> Snapshot[T]:
+def capture(table: EntryTable[T], learnt: TenantTolerances | None, now: int) -> Snapshot[T]:
     """Copy what a cache holds; its lock is held.
 
     Args:
         table: The entries.
-        adaptive: The learnt tolerance; ``None`` where it is fixed.
+        learnt: The learnt tolerances; ``None`` if the tolerance is fixed.
         now: What its clock says. Entries that have ended are left out.
     """
     slots = table.keys.taken()
@@ -122,7 +122,7 @@ def capture(table: EntryTable[T], adaptive: AdaptiveTolerance | None, now: int) 
         "cap": table.reach.cap[slots],
         "vectors": vectors,
     }
-    learning = None if adaptive is None else adaptive.state()
+    learning = encode_learning(learnt)
     return Snapshot(entries, documents, arrays, table.longest, learning, time.time_ns())
 
 

@@ -41,7 +41,7 @@ class Conclusions(Generic[T]):
         self._answers = answers
         self._decisions = decisions
         # Nothing but the distance decides.
-        self._simple = decisions.adaptive is None and settings.guarantee is None
+        self._simple = decisions.learnt is None and settings.guarantee is None
 
     def conclude(
         self,
@@ -106,8 +106,9 @@ class Conclusions(Generic[T]):
             contents.counts["hits"] += 1
             if hit.recall_bound == 1.0:
                 contents.counts["proven"] += 1
-            adaptive = self._decisions.adaptive
-            if adaptive is not None and not self._decisions.suffices(hit):
-                hit.check = adaptive.wants_check(match.distance)
+            learnt = self._decisions.learnt
+            if learnt is not None and not self._decisions.suffices(hit):
+                tenant = self._decisions.tenant(match.entry.key)
+                hit.check = learnt.wants_check(tenant, match.distance)
             table.keys.touch(match.slot)
         return True, hit

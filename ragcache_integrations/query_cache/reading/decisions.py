@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from ragcache_integrations.core.checks import as_number
 from ragcache_integrations.query_cache.entries import Entry
 from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance
+from ragcache_integrations.query_cache.tolerance import TenantTolerances
 from ragcache_integrations.query_cache.types import Explanation, Hit, unanswered
 
 from .answers import Answers, Look, Match, Used
@@ -24,15 +25,15 @@ class Decisions(Generic[T]):
     Args:
         settings: The arguments of the cache.
         answers: Reads what entries answer.
-        adaptive: Learns the tolerance; ``None`` where it is fixed.
+        learnt: What tenants have learnt; ``None`` if the tolerance is fixed.
 
     Attributes:
-        adaptive: Learns the tolerance, where it is not fixed.
+        learnt: The tolerance of each tenant, unless it is fixed.
         limit: How far keys are looked for.
     """
 
     def __init__(
-        self, settings: Settings, answers: Answers[T], adaptive: AdaptiveTolerance | None
+        self, settings: Settings, answers: Answers[T], learnt: TenantTolerances | None
     ) -> None:
         self._answers = answers
         self._fixed = 0.0 if settings.tolerance == "auto" else as_number(settings.tolerance)
@@ -42,22 +43,32 @@ class Decisions(Generic[T]):
         self._proves = settings.proves
         self._required = settings.required_bound
         self._target = settings.target_recall
-        self.note_learnt(adaptive)
+        self._tenant_of = settings.tenant_of
+        self.note_learnt(learnt)
 
     @property
     def tolerance(self) -> float:
-        """The largest distance at which an unproven lookup hits, now."""
-        return self._fixed if self.adaptive is None else self.adaptive.value
+        """The largest distance at which an unproven lookup of any tenant hits, now."""
+        return self._fixed if self.learnt is None else self.learnt.widest
 
-    def note_learnt(self, adaptive: AdaptiveTolerance | None) -> None:
+    def tolerance_of(self, key: Hashable) -> float:
+        """Return the largest distance at which an unproven lookup under a cache key hits, now."""
+        return self._fixed if self.learnt is None else self.learnt.value(self.tenant(key))
+
+    def tenant(self, key: Hashable) -> Hashable:
+        """Return whose questions a cache key is for: what they teach holds for no other tenant."""
+        return key if self._tenant_of is None else self._tenant_of(key)
+
+    def note_learnt(self, learnt: TenantTolerances | None) -> None:
         """Go by what has been learnt by now.
 
         Args:
-            adaptive: Learns the tolerance from now on.
+            learnt: Learns the tolerances from now on.
         """
-        self.adaptive = adaptive
-        # Proofs may allow what the tolerance learnt does not.
-        self.limit = math.inf if adaptive is not None and self._proves else self.tolerance
+        self.learnt = learnt
+        self.limit = self._fixed if learnt is None else learnt.reach
+        if learnt is not None and self._proves:
+            self.limit = math.inf  # proofs may allow what the tolerance learnt does not
 
     @property
     def farthest(self) -> float:
@@ -66,8 +77,8 @@ class Decisions(Generic[T]):
 
     def limit_of(self, entry: Entry[T]) -> float:
         """How far an unproven lookup may be from the key of an entry to hit."""
-        if self.adaptive is not None:
-            return self.tolerance
+        if self.learnt is not None:
+            return self.tolerance_of(entry.key)
         return self._unranked if entry.readable is None else self._fixed
 
     def decide(self, look: Look[T], match: Match[T]) -> tuple[Hit[T] | None, bool, Used[T]]:
@@ -76,7 +87,7 @@ class Decisions(Generic[T]):
         reach = look.table.reach
         used = [(slot, entry)]
         fresh = self._answers.fresh(look, match)
-        if self.adaptive is None and distance > self.limit_of(entry):
+        if self.learnt is None and distance > self.limit_of(entry):
             return None, fresh, used
         hit = self._answers.of_entry(look, match) if fresh else None
         if self._required is not None:
@@ -88,20 +99,21 @@ class Decisions(Generic[T]):
                 if partition is not None and distance < reach.radius[slot]:
                     hit, others = self._answers.of_several(look, partition)
                     used += others
-        elif hit is not None and self.adaptive is not None:
-            limit = min(self.tolerance, reach.cap[slot])
+        elif hit is not None and self.learnt is not None:
+            limit = min(self.tolerance_of(entry.key), reach.cap[slot])
             if distance > limit and not self.suffices(hit):
                 hit = None
         return hit, fresh, used
 
-    def explain(self, look: Look[T], partition: int) -> Explanation:
+    def explain(self, look: Look[T], partition: int, key: Hashable) -> Explanation:
         """Explain why a lookup hits or misses. The cache's lock is held."""
         table, query, k, now = look
         entries = table.keys.eligible(partition, k, now)
         slot, distance = table.keys.nearest(query, partition, k, now)
         if slot < 0:
             where = "entry in the buckets searched" if entries else "entry"
-            return unanswered(f"no {where} of this key serves k={k}", self.tolerance, entries)
+            reason = f"no {where} of this key serves k={k}"
+            return unanswered(reason, self.tolerance_of(key), entries)
         entry = table.entry(slot)
         assert entry is not None  # noqa: S101 - found under the lock
         match = Match(slot, entry, distance)
@@ -134,7 +146,8 @@ class Decisions(Generic[T]):
         if not fresh:
             return f"{near}, but newer documents may belong in the answer"
         if distance > limit:
-            unranked = " of answers that are not re-ranked" if limit < self.tolerance else ""
+            fixed = self.learnt is None
+            unranked = " of answers that are not re-ranked" if fixed and limit < self._fixed else ""
             return f"{near}, beyond the tolerance of {limit:.4g}{unranked}"
         if self._required is not None:
             proved = "nothing is proven of it" if bound is None else f"{bound:.2f} is proven"

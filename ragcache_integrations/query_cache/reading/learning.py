@@ -42,11 +42,11 @@ class Learning(Generic[T]):
         Returns:
             Whether the answer was good enough; ``None`` where there is none to learn from.
         """
-        table, adaptive = look.table, self._decisions.adaptive
+        table, learnt = look.table, self._decisions.learnt
         partition = table.partitions.get(truth.key, NOWHERE)
         slot, distance = table.keys.nearest(look.query, partition, look.k, look.now)
         entry = table.entry(slot) if slot >= 0 else None
-        if adaptive is None or entry is None:
+        if learnt is None or entry is None:
             return None
         match, cap = Match(slot, entry, distance), table.reach.cap
         would_be_served = served or distance <= cap[slot]
@@ -54,8 +54,8 @@ class Learning(Generic[T]):
             return None
         hit = self._answers.of_entry(look, match)
         violated = _recall(hit, truth, look.k, self._settings.metric) < self._settings.target_recall
-        adaptive.observe(distance, violated, served=served)
-        self._decisions.note_learnt(adaptive)
+        learnt.observe(self._decisions.tenant(truth.key), distance, violated, served=served)
+        self._decisions.note_learnt(learnt)
         if violated and served:
             # Rephrasings of one near-duplicate scatter around its distance.
             cap[slot] = min(cap[slot], distance / 2)

@@ -15,7 +15,7 @@ from ragcache_integrations.query_cache import Metric, QueryCache
 from ragcache_integrations.query_cache.certificates import UNIT_SLACK
 from ragcache_integrations.query_cache.redis import DocumentSource, RedisQueryCache, shared_settings
 from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.retrievers.keys import marks_of
+from ragcache_integrations.retrievers.keys import marks_of, tenant_of
 from ragcache_integrations.retrievers.stores import StoreFacts
 
 from .knobs import CacheKnobs
@@ -191,7 +191,9 @@ class LazyCache(Generic[T]):
             self._now = (shared, False)
         if self._now is None:
             unit, longest = self._read_lengths()
-            cache = QueryCache[T](dim, unit_vectors=unit, longest=longest, **self._arguments)
+            cache = QueryCache[T](
+                dim, unit_vectors=unit, longest=longest, tenant_of=tenant_of, **self._arguments
+            )
             self._now = (cache, unit)
         return self._now[0]
 

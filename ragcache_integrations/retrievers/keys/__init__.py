@@ -10,6 +10,7 @@ from .cache_keys import (
     namespace_mark,
     opaque_values,
     request_key,
+    tenant_of,
 )
 from .question_context import FollowUpWarning, context_text, in_context, turns_form
 from .question_guard import QuestionMarks, question_difference, question_marks
@@ -38,6 +39,7 @@ __all__ = [
     "question_difference",
     "question_marks",
     "request_key",
+    "tenant_of",
     "turns_form",
     "window_of",
     "wrapped_settings",

@@ -41,6 +41,7 @@ __all__ = [
     "namespace_mark",
     "opaque_values",
     "request_key",
+    "tenant_of",
 ]
 
 OPAQUE = "<opaque>"
@@ -237,6 +238,16 @@ def request_key(frozen: FrozenArguments, namespace: str, filter_key: str | None)
     return namespace, filter_key, frozen.key
 
 
+def tenant_of(key: Hashable) -> Hashable:
+    """Return whose questions a cache key is for: namespace and filters, without the question.
+
+    Filters separate tenants in many applications, so what is learnt under one holds for no other.
+    """
+    while isinstance(key, tuple) and key and isinstance(key[0], tuple):
+        key = key[0]
+    return key
+
+
 def nameless_values(frozen: FrozenArguments, naming: Naming) -> tuple[str, ...]:
     """Return the places of the opaque values among arguments whose meaning is not named."""
     return tuple(path for path, value in frozen.opaque if not naming.names(value))
@@ -264,9 +275,7 @@ def filter_mark(meaning: Any) -> Hashable:
 
 def marks_of(key: Hashable) -> frozenset[Hashable]:
     """Return the marks of a cache key, which may be part of a longer key."""
-    while isinstance(key, tuple) and key and isinstance(key[0], tuple):
-        key = key[0]
-    match key:
+    match tenant_of(key):
         case [str(namespace), filter_key, frozenset() as arguments]:
             marks = {("filter", value) for name, value in arguments if name in _FILTERS}
             named = () if filter_key is None else (filter_mark(filter_key),)

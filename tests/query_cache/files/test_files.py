@@ -117,8 +117,8 @@ class TestForgedFiles:
         assert len(cache) == 0
 
     def test_another_format_is_told(self, path: Path) -> None:
-        rewrite(path, header={"format": 3})
-        with pytest.raises(CacheFileError, match="format must be 2, got 3"):
+        rewrite(path, header={"format": 2})
+        with pytest.raises(CacheFileError, match="format must be 3, got 2"):
             filled(tolerance="auto").load(path)
 
     def test_everything_is_needed(self, path: Path) -> None:
