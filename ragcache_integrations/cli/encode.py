@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.files import read_regular
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.arguments import GIB, check_installed
 from ragcache_integrations.engine.measurements import Reloading, measure_reloading
@@ -25,6 +27,8 @@ __all__ = ["add_encode"]
 DISK_CACHE_GIB = 100.0
 MEASURED = 5
 """Documents of the prompt by which it is measured what was gained, or fewer if they don't fit."""
+LARGEST_TEXT = 1 << 28
+"""Bytes of a text file; no context window takes a hundredth of that."""
 JSON_LINES = (".jsonl", ".ndjson", ".json", ".gz")
 TEXTS = (".txt", ".md")
 
@@ -56,7 +60,8 @@ def add_encode(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help=(
             'JSON lines of {"text": ..., "title": ...} as for ragcache eval --documents, or of '
             '{"documents": [{"text": ...}, ...]} as for ragcache profile --workload, both also '
-            "gzipped (.gz); a text file, which is one document; or a folder of text files"
+            "gzipped (.gz); a text file, which is one document; or a folder of text files (links, "
+            "pipes and devices in it are left out)"
         ),
     )
     parser.add_argument(
@@ -207,17 +212,30 @@ def _texts(path: Path) -> Iterator[str]:
     )
 
     if path.is_dir():
-        for file in sorted(path.rglob("*")):
-            if file.suffix in TEXTS:
-                yield from _texts(file)
+        for file in _files(path):
+            yield from _texts(file)
     elif path.suffix in JSON_LINES:
         for row in read_json_lines(path):
             yield from _row_texts(row, path)
     else:
         with reading(str(path)):
-            text = path.read_text(encoding="utf-8")
+            text = read_regular(path, LARGEST_TEXT).decode("utf-8")
         if text.strip():
             yield text
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the text files of a folder, in their order.
+
+    A folder may come from someone else's archive, in which a link can lead to any file of this
+    machine, to a device that never ends, or back into the folder. So none is followed.
+    """
+    return sorted(
+        file
+        for inner, _, names in os.walk(folder)
+        for file in (Path(inner, name) for name in names)
+        if file.suffix in TEXTS and file.is_file() and not file.is_symlink()
+    )
 
 
 def _row_texts(row: dict[str, Any], path: Path) -> Iterable[str]:

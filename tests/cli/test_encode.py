@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 import re
 import resource
+import socket
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +19,7 @@ from ragcache_integrations.cli import command as cli
 from ragcache_integrations.cli import encode as cli_encode
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.process import control
-from ragcache_integrations.errors import DocumentsNotKeptError
+from ragcache_integrations.errors import ConfigurationError, DocumentsNotKeptError
 from tests.support.waiting import wait_until
 
 TEXTS = [f"The river number {number} flows past {number} mills. " * 4 for number in range(12)]
@@ -44,6 +46,29 @@ def test_kinds_of_corpora(corpus: Path, tmp_path: Path) -> None:
     (folder / "empty.txt").write_text(" ")
     (folder / "c.bin").write_bytes(b"\xff")
     assert list(cli_encode._texts(folder)) == ["b", "a"]
+
+
+def test_links_and_special_files_of_a_folder_are_left_out(tmp_path: Path) -> None:
+    """A folder out of someone else's archive may lead anywhere, or never end."""
+    folder, outside = tmp_path / "texts", tmp_path / "outside.txt"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "a.txt").write_text("a")
+    outside.write_text("a secret")
+    (folder / "s.txt").symlink_to(outside)
+    (folder / "same.txt").symlink_to("inner/a.txt")
+    (folder / "loop.txt").symlink_to(".")
+    (folder / "inner" / "up.md").symlink_to("..")
+    (folder / "gone.txt").symlink_to("nowhere")
+    (folder / "zero.txt").symlink_to("/dev/zero")
+    os.mkfifo(folder / "pipe.txt")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "socket.txt"))
+        assert list(cli_encode._texts(folder)) == ["a"]
+    # What the user names may be a link, and nothing but a file is read.
+    assert list(cli_encode._texts(folder / "s.txt")) == ["a secret"]
+    for name in ("pipe.txt", "zero.txt"):
+        with pytest.raises(ConfigurationError, match="regular file"):
+            list(cli_encode._texts(folder / name))
 
 
 @pytest.mark.parametrize(
