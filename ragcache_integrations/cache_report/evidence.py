@@ -11,6 +11,8 @@ import numpy as np
 __all__ = ["CONFIDENCE", "Count", "Proof", "least_hits", "prove", "tail"]
 
 CONFIDENCE = 0.95
+LEAST_ERROR = 1e-9
+"""The smallest share of wrong hits to prove, which takes 3,000,000,000 hits without any."""
 
 _STEPS = 40  # of a bisection: an end of an interval is exact to 12 digits
 _MOST_HITS = 10_000_000

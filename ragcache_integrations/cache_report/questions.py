@@ -12,7 +12,6 @@ must be the same for an answer to be shared.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -41,6 +40,8 @@ MAX_DOCUMENTS = 1_000
 """The most documents of a question."""
 
 MAX_TENANT = 100
+MOST = 10**12
+"""Seconds or dollars of an answer."""
 """The most characters of a tenant's name."""
 
 _TIMES = ("time", "timestamp", "start_time", "startTime", "created_at", "created")
@@ -234,7 +235,7 @@ def _amount(entry: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
             value = float(value)
     if value is None:
         return None
-    if not is_number(value) or not 0 <= value < math.inf:
-        msg = f"{names[0]} must be a number of at least 0"
+    if not is_number(value) or not 0 <= value <= MOST:
+        msg = f"{names[0]} must be a number from 0 to {MOST:,}"
         raise ConfigurationError(msg)
     return float(value)

@@ -10,7 +10,7 @@ from ragcache_integrations.core.checks import check_number
 from ragcache_integrations.embeddings import MiniLM
 from ragcache_integrations.retrievers.keys import question_marks
 
-from .evidence import prove
+from .evidence import LEAST_ERROR, prove
 from .questions import LoggedQuestion, read_questions
 from .replay import replay
 from .summary import Findings, Judge, Rule
@@ -23,7 +23,7 @@ def report_on_log(path: Path, error: float = 0.01, *, show_progress: bool = Fals
 
     Args:
         path: The log; :mod:`ragcache_integrations.cache_report.questions` has the format.
-        error: The share of wrong hits to stay below, above 0 and at most 0.5.
+        error: The share of wrong hits to stay below, from 1e-9 to 0.5.
         show_progress: Show a progress bar.
 
     Raises:
@@ -31,7 +31,7 @@ def report_on_log(path: Path, error: float = 0.01, *, show_progress: bool = Fals
             than 30 questions.
         MissingExtraError: The extra ``embeddings`` is not installed.
     """
-    error = check_number("error", error, 0, 0.5, above=True)
+    error = check_number("error", error, LEAST_ERROR, 0.5)
     log = read_questions(path)
     questions = log.questions
     texts = list(dict.fromkeys(question.text for question in questions))

@@ -59,8 +59,8 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite int or float; ``True`` and ``False`` are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a finite number that a float can hold; ``True`` and ``False`` are not."""
+    return isinstance(value, int | float) and math.isfinite(as_number(value))
 
 
 def as_number(value: object) -> float:

@@ -6,18 +6,17 @@ The folder may be damaged or somebody else's, so a run is read only if all of th
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from .records import Whole
+from .records import Number, Whole
 from .scores import MECHANICS_ONLY
 
 __all__ = ["check_contents"]
 
-Figure = Annotated[float, Field(allow_inf_nan=False)]
-Figures = dict[str, Figure]
+Figures = dict[str, Number]
 
 
 class _Dataset(TypedDict):
@@ -61,7 +60,7 @@ class _Session(TypedDict):
 
 class _Summary(TypedDict):
     figures: Figures
-    quality: str | dict[str, Figure | dict[str, Figures]]
+    quality: str | dict[str, Number | dict[str, Figures]]
     configurations: NotRequired[dict[str, Whole]]
     sessions: list[_Session]
     breaks: list[Whole]

@@ -95,8 +95,6 @@ class EvalRun:
                 lines = file.read().split(b"\n")
             scores = [_SCORES.validate_json(line, strict=True) for line in lines if line]
             settings = EvalSettings.from_dict(config["settings"])
-        except ConfigurationError:
-            raise
         except (OSError, ValueError) as error:
             msg = f"{path} holds no run that can be read: {reason(error)}"
             raise ConfigurationError(msg) from error

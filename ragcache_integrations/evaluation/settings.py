@@ -233,7 +233,8 @@ class EvalSettings:
         for name, low in _WHOLE.items():
             value, optional = getattr(self, name), name in _OPTIONAL
             if value is not None or not optional:
-                check_int(name, value, low, also="None" if optional else "")
+                number = check_int(name, value, low, also="None" if optional else "")
+                check_int(name, number, low, _MOST)
         check_flag("answer_once", self.answer_once)
         check_workload(self.workload)
         check_number("exponent", self.exponent, 0)
@@ -390,6 +391,8 @@ _CHOICES: dict[str, Sequence[str]] = {
     "mode": get_args(Mode),
     "profiler": get_args(ProfilerKind),
 }
+_MOST = 2**53
+"""The largest whole number: a float holds each up to here."""
 _WHOLE = {
     "sample": 1,
     "seed": 0,

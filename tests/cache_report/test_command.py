@@ -93,7 +93,10 @@ def test_the_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("arguments", "reason"),
     [
         (["none.jsonl"], "cannot read none.jsonl"),
-        (["LOG", "--error", "0"], "error must be a number above 0 and at most 0.5, got 0"),
+        (
+            ["LOG", "--error", "0"],
+            "error must be a number of at least 1e-09 and at most 0.5, got 0",
+        ),
         (["LOG", "--report", "/no/such/folder/r.html"], "--report must name a file"),
     ],
 )
@@ -198,5 +201,5 @@ def test_lines_stay_inside_their_plots(findings: Findings) -> None:
 
 
 def test_an_error_out_of_range_is_refused(log: Path) -> None:
-    with pytest.raises(ConfigurationError, match="error must be a number above 0"):
+    with pytest.raises(ConfigurationError, match="error must be a number of at least 1e-09"):
         report_on_log(log, 0.6)

@@ -9,12 +9,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
-__all__ = ["Pending", "Record", "Whole", "reason"]
+__all__ = ["Number", "Pending", "Record", "Share", "Whole", "reason"]
 
 _LONGEST_REASON = 500  # characters, as it may repeat what a file holds
 
-Whole = Annotated[int, Field(ge=0)]
-# The limit, over 30 years, keeps sums and milliseconds finite.
+# Limits keep sums, means and milliseconds finite, whatever a file holds.
+Whole = Annotated[int, Field(ge=0, le=2**53)]
+Number = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+# Over 30 years.
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 

@@ -17,7 +17,7 @@ from ragcache_integrations.evaluation.datasets import (
     checked_score,
     k_recall,
 )
-from ragcache_integrations.evaluation.records import Checkpoint, Record
+from ragcache_integrations.evaluation.records import Checkpoint, Number, Record, Share, Whole
 
 from .figures import PriceTable, figures_of
 
@@ -42,13 +42,13 @@ class Score:
             ``None`` if no such document is known.
     """
 
-    number: int
+    number: Whole
     question: str
     group: str
-    scores: Mapping[str, float] = field(default_factory=dict)
+    scores: Mapping[str, Number] = field(default_factory=dict)
     prediction: str | None = None
-    recall: float | None = None
-    gold_recall: float | None = None
+    recall: Share | None = None
+    gold_recall: Share | None = None
 
 
 def score_record(

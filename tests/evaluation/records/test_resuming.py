@@ -564,6 +564,14 @@ def test_a_file_with_two_names_is_not_written_to(broken_off: Path, tmp_path: Pat
         ("checkpoint.json", lambda text: text.replace('"complete": true', '"complete": false')),
         ("checkpoint.json", lambda text: text.replace('"cache": "', '"cache": "' + "c" * 5000)),
         ("config.json", lambda text: text.replace('"questions": ', '"questions": "x", "q": ')),
+        ("config.json", lambda text: text.replace('"seed": 3', f'"seed": {10**400}')),
+        (
+            "config.json",
+            lambda text: text.replace('"documents": ', f'"documents": {10**30}, "d": '),
+        ),
+        ("scores.jsonl", lambda text: text.replace('"f1": ', '"f1": 1e308, "f2": ', 1)),
+        ("scores.jsonl", lambda text: text.replace('"recall": ', '"recall": 1e308, "r": ', 1)),
+        ("summary.json", lambda text: text.replace('"figures": {', '"figures": {"f": 1e308, ', 1)),
     ],
 )
 def test_a_complete_run_that_is_damaged_is_not_read(
