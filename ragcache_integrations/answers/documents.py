@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from functools import lru_cache
 from typing import Any
 
 from ragcache_integrations.core.ids import content_id
@@ -17,8 +16,6 @@ _VOLATILE = {
     *("distance", "_distance", "_relevance_distance", "rank", "rerank_score", "query_similarity"),
 }
 """Names under which stores and re-rankers note how near a document is to the question."""
-
-_fingerprint = lru_cache(4096)(content_id)
 
 
 def document_identity(
@@ -34,6 +31,6 @@ def document_identity(
     Returns:
         ``None`` where the metadata hold what can't be compared.
     """
-    text_id = _fingerprint(text)
+    text_id = content_id(text)
     frozen = freeze_arguments({key: metadata[key] for key in metadata if key not in _VOLATILE})
     return None if frozen.opaque else (name or text_id, (text_id, frozen.key))

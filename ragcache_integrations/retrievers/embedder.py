@@ -23,6 +23,9 @@ Embedding = NDArray[np.floating[Any]]
 # What is embedded as one: usually the question alone, or several texts to be averaged.
 Texts = tuple[str, ...]
 
+_MOST_CHARACTERS = 1 << 24
+"""Characters of the texts whose embeddings are remembered, whatever their number."""
+
 # A namespace, and what is embedded there.
 _Key = tuple[str, Texts]
 
@@ -39,7 +42,8 @@ class QueryEmbedder:
     Args:
         embed: Embeds one or several texts as one vector.
         aembed: Async version of ``embed``; ``None``: ``embed`` runs in the executor.
-        memo_size: The most embeddings remembered; the least recently used goes first.
+        memo_size: The most embeddings remembered; the least recently used goes first, also if the
+            texts together become too long.
         dim: Dimension they must have; ``None``: the first one's.
         executor: Runs ``embed`` for coroutines.
         tally: Counts calls and memo hits.
@@ -62,7 +66,11 @@ class QueryEmbedder:
         self._aembed = aembed
         self.dim = dim
         self._tally = tally
-        self._memo: Memo[_Key, Embedding] = Memo(memo_size)
+        self._memo: Memo[_Key, Embedding] = Memo(
+            memo_size,
+            max_size=_MOST_CHARACTERS,
+            size=lambda key, _: sum(map(len, key[1])),
+        )
         self._lock = make_lock()
         self._flights = SingleFlight[Embedding](executor)
 

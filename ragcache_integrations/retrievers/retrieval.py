@@ -12,13 +12,11 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Generic, TypedDict, TypeVar
 
 from numpy.typing import ArrayLike
 
 from ragcache_integrations.core.checks import check_int
-from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.errors import ConfigurationError
 
 from .embedder import Embedding, Texts
@@ -37,9 +35,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-# Texts whose fingerprints are remembered, as stores return the same documents time and again.
-_FINGERPRINTS = 1024
 
 QUERY_CACHE_METADATA = "query_cache"
 """Key of what the knob ``annotate`` puts into the metadata of documents."""
@@ -85,7 +80,6 @@ class Source(Generic[T]):
         spell_ids: Returns how documents' ids are spelt that the store's own methods take; ``None``
             where that is not known of one.
         window: Returns whether the embedding model leaves out a part of a text, if that is known.
-        fingerprint: Returns the fingerprint of a document's text.
     """
 
     embed: Callable[[Texts], ArrayLike]
@@ -103,9 +97,6 @@ class Source(Generic[T]):
     text_of: Callable[[T], str] | None = None
     spell_ids: Callable[[Iterable[object]], Collection[str] | None] = lambda _: None
     window: TextWindow | None = None
-    fingerprint: Callable[[str], str] = field(
-        default_factory=lambda: lru_cache(_FINGERPRINTS)(content_id)
-    )
 
 
 @dataclass(slots=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import pickle
 import threading
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -371,6 +373,32 @@ def test_a_prompt_that_a_function_names_ends_all_answers_when_it_changes() -> No
     assert cached.invoke(question) == "Human: rome is it nice"
     prompt.messages.insert(0, SystemMessage("Be brief."))
     assert cached.invoke(question) == "System: Be brief.\nHuman: rome is it nice"
+
+
+def test_no_text_of_a_document_stays_in_memory() -> None:
+    """Answers are compared by hashes; nothing else remembers what a retriever found."""
+    size = 1 << 20
+
+    def find(question: str) -> list[Document]:
+        return [Document(question * (size // len(question)), id=question)]
+
+    cached = AnswerCache(
+        chain=RunnableLambda(lambda _: "an answer"),
+        retriever=RunnableLambda(find),
+        documents_key="context",
+        tolerance=0,
+        capacity=4,
+    )
+    cached.invoke("warm up")
+    tracemalloc.start()
+    try:
+        for number in range(24):
+            cached.invoke(f"secret {number:04d}", namespace=f"tenant {number}")
+        cached.clear()
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 4 * size
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_chain_gets_all_of_the_input() -> None:

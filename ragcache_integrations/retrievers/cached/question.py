@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.single_flight import Role
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Hit, QueryCache
@@ -118,11 +119,11 @@ def note_of(hit: Hit[Any] | None) -> Note:
 
 def candidates_of(source: Source[T], documents: Iterable[T]) -> tuple[Candidate[T], ...]:
     """Return documents as the cache keeps them."""
-    identify, fingerprint_of, score_of = source.identify, source.fingerprint, source.score
+    identify, score_of = source.identify, source.score
     candidates = []
     for document in documents:
         document_id, text = identify(document)
-        fingerprint = fingerprint_of(text)
+        fingerprint = content_id(text)
         score = None if score_of is None else score_of(document)
         candidates.append(Candidate(document_id or fingerprint, document, fingerprint, score))
     return tuple(candidates)

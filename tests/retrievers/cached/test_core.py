@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 from ragcache_integrations.query_cache import VectorSource
+from ragcache_integrations.retrievers import embedder
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
 from ragcache_integrations.retrievers.embedder import Embedding, Texts
@@ -421,6 +422,15 @@ class TestMemo:
         at_once = await asyncio.gather(*(core.aretrieve(of(tenant)) for tenant in ("cat", "dan")))
         assert [one.trace.embedding_memoised for one in at_once] == [False, False]
         assert len(shelf.embedded) == 4
+
+    def test_long_texts_do_not_fill_the_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(embedder, "_MOST_CHARACTERS", 10)
+        shelf = Shelf()
+        core = core_over(shelf)
+        for text in ("1", "2" * 9, "1", "3" * 2, "2" * 9, "4" * 11, "4" * 11):
+            core.retrieve(asked(shelf, text))
+        embedded = [text for (text,) in shelf.embedded]
+        assert embedded == ["1", "2" * 9, "3" * 2, "2" * 9, "4" * 11, "4" * 11]
 
     def test_it_can_be_switched_off(self) -> None:
         shelf = Shelf()
