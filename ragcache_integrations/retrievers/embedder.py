@@ -24,7 +24,7 @@ Embedding = NDArray[np.floating[Any]]
 Texts = tuple[str, ...]
 
 _MOST_CHARACTERS = 1 << 24
-"""Characters of the texts whose embeddings are remembered, whatever their number."""
+"""Characters of the texts whose embeddings are remembered, together."""
 
 # A namespace, and what is embedded there.
 _Key = tuple[str, Texts]

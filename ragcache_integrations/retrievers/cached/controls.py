@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Hashable, Iterable
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragcache_integrations.core.checks import (
     check_int,
@@ -17,21 +18,76 @@ from ragcache_integrations.core.checks import (
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Embedding
 from ragcache_integrations.retrievers.retrieval import Request
+from ragcache_integrations.retrievers.stores import LiveState
 from ragcache_integrations.retrievers.tally import RetrieverStats
 
 from .core import RetrieverCore
 from .warming import ask_all, ask_all_async
 
-__all__ = ["CacheControls"]
+__all__ = ["CacheControls", "Wired"]
+
+logger = logging.getLogger(__name__)
+
+
+class Wired(NamedTuple):
+    """A retriever's core, and what it was made for.
+
+    Attributes:
+        core: Answers.
+        requests: Makes requests for it; the framework's.
+        live: The settings of what is wrapped, which an application may change.
+    """
+
+    core: RetrieverCore[Any]
+    requests: Any
+    live: LiveState
 
 
 class CacheControls:
     """Statistics, warming, clearing and saving; a mixin of the cached retrievers."""
 
     if TYPE_CHECKING:  # set by the retriever; an annotation here would be a field for pydantic
-        _core: RetrieverCore[Any]
+        _wired: Wired
 
-        def _request_of(self, question: Any, call: dict[str, Any]) -> Request[Any]: ...
+        def _wire(self) -> Wired: ...
+
+        def _request_of(
+            self, wired: Wired, question: Any, call: dict[str, Any]
+        ) -> Request[Any]: ...
+
+    @property
+    def _core(self) -> RetrieverCore[Any]:
+        return self._wired.core
+
+    def _current(self) -> Wired:
+        """Return the core for what is wrapped as it is now: the application may have changed it.
+
+        Raises:
+            ConfigurationError: Other processes share the answers, which are those of what was
+                wrapped before.
+        """
+        wired = self._wired
+        changed = wired.live.change()
+        if changed is None:
+            return wired
+        if wired.core.shared:
+            msg = (
+                f"{changed} has changed since the retriever was made, and the answers in Redis are "
+                "those of before: make a new retriever with another tag"
+            )
+            raise ConfigurationError(msg)
+        logger.warning(
+            "%s has changed since the retriever was made: answers from before are not used, and "
+            "changes are followed through what is there now; attach() others again",
+            changed,
+        )
+        self._wired = self._wire()
+        return self._wired
+
+    def _ask(self, question: Any, call: dict[str, Any]) -> tuple[RetrieverCore[Any], Request[Any]]:
+        """Return a question's request, and the core that has to answer it."""
+        wired = self._current()
+        return wired.core, self._request_of(wired, question, call)
 
     def stats(self) -> RetrieverStats:
         """Return the retriever's counters. It only reads memory, so coroutines may call it."""
@@ -65,9 +121,10 @@ class CacheControls:
             Exception: The first error of the embedding model or the store. It is raised after all
                 other questions were searched for.
         """
-        requests = self._requests_to_warm(questions, workers, call)
+        wired = self._current()
+        requests = self._requests_to_warm(wired, questions, workers, call)
         answers = ask_all(
-            self._core.retrieve, requests, workers=workers, show_progress=show_progress
+            wired.core.retrieve, requests, workers=workers, show_progress=show_progress
         )
         return sum(not answer.trace.hit for answer in answers)
 
@@ -80,14 +137,15 @@ class CacheControls:
         **call: Any,
     ) -> int:
         """Async version of :meth:`warm`."""
-        requests = self._requests_to_warm(questions, workers, call)
+        wired = self._current()
+        requests = self._requests_to_warm(wired, questions, workers, call)
         answers = await ask_all_async(
-            self._core.aretrieve, requests, workers=workers, show_progress=show_progress
+            wired.core.aretrieve, requests, workers=workers, show_progress=show_progress
         )
         return sum(not answer.trace.hit for answer in answers)
 
     def _requests_to_warm(
-        self, questions: Iterable[Any], workers: int, call: dict[str, Any]
+        self, wired: Wired, questions: Iterable[Any], workers: int, call: dict[str, Any]
     ) -> list[Request[Any]]:
         check_int("workers", workers, 1)
         if isinstance(questions, str | bytes):
@@ -101,7 +159,7 @@ class CacheControls:
             question if isinstance(question, str) else id(question): question
             for question in list(questions)
         }
-        return [self._request_of(question, call) for question in different.values()]
+        return [self._request_of(wired, question, call) for question in different.values()]
 
     def embed_question(self, question: Any, **call: Any) -> Embedding:
         """Return a question's embedding, of shape ``(dim,)``, read-only.
@@ -116,11 +174,13 @@ class CacheControls:
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        return self._core.embed(self._request_of(question, call))
+        core, request = self._ask(question, call)
+        return core.embed(request)
 
     async def aembed_question(self, question: Any, **call: Any) -> Embedding:
         """Async version of :meth:`embed_question`."""
-        return await self._core.aembed(self._request_of(question, call))
+        core, request = self._ask(question, call)
+        return await core.aembed(request)
 
     def forget(self, question: Any, **call: Any) -> int:
         """Forget the cached answers to a question, for instance because they were wrong.
@@ -138,11 +198,13 @@ class CacheControls:
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        return self._core.forget(self._request_of(question, call))
+        core, request = self._ask(question, call)
+        return core.forget(request)
 
     async def aforget(self, question: Any, **call: Any) -> int:
         """Async version of :meth:`forget`."""
-        return await self._core.aforget(self._request_of(question, call))
+        core, request = self._ask(question, call)
+        return await core.aforget(request)
 
     def clear(
         self,
@@ -187,7 +249,7 @@ class CacheControls:
         elif version is not None:
             self._core.version.follow(version)
         else:
-            self._core.clear()
+            self._current().core.clear()
 
     async def aclear(
         self,

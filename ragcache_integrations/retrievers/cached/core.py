@@ -194,6 +194,11 @@ class RetrieverCore(Generic[T]):
             return explain()
         return await in_executor(self._executor, explain)
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes use the cache, too."""
+        return self._caches.shared
+
     def stats(self) -> RetrieverStats:
         """Return what was done so far. Touches memory alone."""
         cache = self._caches.current

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import VectorSource
+from ragcache_integrations.retrievers.keys import Parts
 from ragcache_integrations.retrievers.stores import Change, StoreMethods, watch
 
 from .lazy_cache import AnyCache, LazyCache
@@ -57,6 +58,30 @@ class Follower(Generic[T]):
                 msg = f"{error}; a guarantee needs version= then, to know of them"
                 raise ConfigurationError(msg) from error
             logger.warning("%s. Call clear() after changes", error)
+
+    def follow_parts(
+        self, parts: Parts, methods_of: Callable[[Any], StoreMethods], *, said: bool
+    ) -> None:
+        """Follow what a wrapped retriever's documents are in, as far as it shows that.
+
+        Args:
+            parts: The parts of the wrapped retriever.
+            methods_of: Returns which methods of a vector store change documents.
+            said: Whether the application knows that changes may go unnoticed.
+        """
+        stores = [store for store in parts.stores if _has(store, "add_texts", "add")]
+        others = [part for part in parts.retrievers if _has(part, "add_documents")] + parts.others
+        for store in stores:
+            self.follow(store, methods_of(store))
+        for other in others:
+            self.follow(other, StoreMethods(base=""))
+        if not (stores or others or said):
+            logger.warning(
+                "Changes of the documents that %s finds cannot be followed: attach() the store, "
+                "call clear() after changes, or set ttl= or version=",
+                " and ".join(dict.fromkeys(type(part).__name__ for part in parts.retrievers))
+                or "the wrapped function",
+            )
 
     def documents_changed(self, change: Change) -> None:
         """Follow a change of the store."""
@@ -128,3 +153,7 @@ class Follower(Generic[T]):
             return int(np.shape(self._vectors(ids[:1]))[1])
         except (LookupError, ConfigurationError):
             return None
+
+
+def _has(part: object, *methods: str) -> bool:
+    return any(hasattr(type(part), name) for name in methods)

@@ -107,7 +107,7 @@ class CacheKnobs(BaseModel):
             answers are checked in the background by searching the store.
         start_tolerance: With ``tolerance="auto"``: the tolerance to begin with.
         follow_changes: Whether the cache follows documents that are added, deleted or updated
-            through the wrapped object. To do so, it replaces the object's class by a subclass.
+            through the wrapped object.
             Without this, a ``guarantee`` needs ``version``.
         annotate: Whether returned documents have ``metadata["query_cache"]``, a dict of ``hit``,
             ``distance``, ``recall_bound`` and ``age``.

@@ -16,12 +16,13 @@ from .question_context import FollowUpWarning, context_text, in_context, turns_f
 from .question_guard import QuestionMarks, question_difference, question_marks
 from .snapshots import Snapshot, Snapshots
 from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
-from .wrapped_settings import wrapped_settings
+from .wrapped_settings import Parts, parts_within, wrapped_settings
 
 __all__ = [
     "FollowUpWarning",
     "FrozenArguments",
     "Naming",
+    "Parts",
     "QuestionMarks",
     "Snapshot",
     "Snapshots",
@@ -36,6 +37,7 @@ __all__ = [
     "namespace_mark",
     "normalize_text",
     "opaque_values",
+    "parts_within",
     "question_difference",
     "question_marks",
     "request_key",

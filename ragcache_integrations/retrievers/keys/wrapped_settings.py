@@ -14,9 +14,9 @@ import functools
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["UNREAD", "wrapped_settings"]
+__all__ = ["UNREAD", "Parts", "parts_within", "wrapped_settings"]
 
 
 class _Unread:
@@ -59,9 +59,33 @@ def wrapped_settings(wrapped: object) -> dict[str, Any]:
     return reader.settings
 
 
+class Parts(NamedTuple):
+    """What a wrapped retriever consists of.
+
+    Attributes:
+        stores: Vector stores and embedding models.
+        retrievers: Retrievers, the wrapped one among them.
+        others: What else retrievers hold documents in: docstores, graphs.
+    """
+
+    stores: list[object]
+    retrievers: list[object]
+    others: list[object]
+
+
+def parts_within(wrapped: object) -> Parts:
+    """Return the stores, models and retrievers within a wrapped retriever."""
+    reader = _Reader()
+    reader.read(wrapped, "retriever")
+    return Parts(reader.stores, reader.retrievers, reader.others)
+
+
 class _Reader:
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
+        self.stores: list[object] = []
+        self.retrievers: list[object] = []
+        self.others: list[object] = []
         self._seen: set[int] = set()
         self._depth = 0
 
@@ -74,6 +98,8 @@ class _Reader:
             self.settings["retriever"] = UNREAD
             return
         searches = _has(value, *_SEARCHES)
+        if searches:
+            self.retrievers.append(value)
         self._depth += 1
         for name, item in _parts(value):
             self._read_part(item, f"{path}{name}", name, searches=searches)
@@ -88,6 +114,10 @@ class _Reader:
             self.settings[path] = value
         elif type(value) in {dict, list, tuple, set, frozenset}:
             self._read_container(value, path, searches=searches)
+        elif _is_store(value):
+            self.stores.append(value)
+        elif searches and _has(value, "mset", "upsert_nodes", "delete_document"):
+            self.others.append(value)
         elif searches and _is_own_code(value):
             self.settings[path] = value
         elif _is_component(value):
@@ -138,7 +168,7 @@ def _reachable(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for value in list(values):
         if type(value) in {dict, list, tuple} and len(value) <= _MAX_OBJECTS:
             values += _items(value)
-    components = (value for value in values if _is_component(value))
+    components = (value for value in values if _is_component(value) or _is_store(value))
     yield from ((f"<{number}>", value) for number, value in enumerate(components))
 
 
@@ -176,6 +206,15 @@ def _is_component(value: Any) -> bool:
         isinstance(value, _CODE)
         or _has(value, *_SEARCHES)
         or (_has(value, "invoke") and _has(value, "ainvoke"))
+    )
+
+
+def _is_store(value: Any) -> bool:
+    """Whether a value is a vector store or an embedding model of either framework."""
+    if isinstance(value, type) or value is None:
+        return False
+    return _has(value, "similarity_search", "embed_query", "get_query_embedding") or (
+        _has(value, "query") and _has(value, "delete_nodes")
     )
 
 

@@ -21,6 +21,7 @@ from .kinds import (
     kind_of,
     register_store,
 )
+from .live import LiveState
 
 __all__ = [
     "LANGCHAIN_KINDS",
@@ -28,6 +29,7 @@ __all__ = [
     "Change",
     "FaissVectors",
     "FaissView",
+    "LiveState",
     "MappedVectors",
     "SearchResults",
     "StoreFacts",

@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 # Names of methods that are believed to change documents; with those of their coroutines.
 _CHANGES = re.compile(
-    r"(a|async_)?(add|insert|upsert|update|refresh|merge|delete|remove|drop|clear|reset)(_|$)"
+    r"(a|async_)?m?(add|insert|upsert|update|refresh|merge|delete|remove|drop|clear|reset)(_|$)"
+    r"|a?mset$"
 )
 _lock = make_lock()
 

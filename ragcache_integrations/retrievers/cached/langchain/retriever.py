@@ -26,13 +26,13 @@ from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
-from ragcache_integrations.retrievers.cached.controls import CacheControls
+from ragcache_integrations.retrievers.cached.controls import CacheControls, Wired
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.document_embedder import with_chosen_vectors
 from ragcache_integrations.retrievers.cached.files import DumpedCache
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
 from ragcache_integrations.retrievers.embedder import Texts
-from ragcache_integrations.retrievers.keys import window_of
+from ragcache_integrations.retrievers.keys import parts_within, window_of
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Request,
@@ -44,10 +44,11 @@ from ragcache_integrations.retrievers.runs.langchain import AsyncRetrieverRun, R
 from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
 from ragcache_integrations.retrievers.staged import STAGED_INDEX_METHODS
 from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
-from ragcache_integrations.retrievers.stores import StoreFacts, tag_of, unwatch, watch
+from ragcache_integrations.retrievers.stores import LiveState, StoreFacts, tag_of, unwatch, watch
 from ragcache_integrations.vector_search import StagedIndex
 
 from .arguments import (
+    Call,
     child_config,
     configured,
     read_call,
@@ -126,8 +127,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
     search_type: SearchType = "similarity"
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
 
-    _core: RetrieverCore[Document] = PrivateAttr()
-    _requests: Requests = PrivateAttr()
+    _wired: Wired = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Wire the cache to what it wraps."""
@@ -136,26 +136,34 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             msg = "give either vectorstore or retriever, and not both"
             raise ConfigurationError(msg)
         self._check_search()
+        self._wired = self._wire()
+
+    @override
+    def _wire(self) -> Wired:
+        """Return a core for what is wrapped as it is now."""
         embeddings = self._embedding_model
         if embeddings is None:
             msg = "embeddings are needed: there are none to take from what is wrapped"
             raise ConfigurationError(msg)
+        live = LiveState(partial(_live, self._searched(), self.retriever, self.embeddings))
         # The cache and its threads must not keep self alive, so they have nothing of self.
         knobs = knobs_of_cache(self)
         facts, default_k = self._wrapped()
-        self._requests = self._requests_for(facts)
+        requests = self._requests_for(facts)
         names = frozenset(self.search_kwargs)
         wrapped = (self.vectorstore, self.retriever, embeddings)
-        self._core = self.shared_state.core(
+        core: RetrieverCore[Document] = self.shared_state.core(
             (
                 *map(Identity, wrapped),
-                self._requests.own,
+                requests.own,
                 self.search_type,
                 names,
                 *vars(knobs).values(),
+                live.key,
             ),
             lambda: self._make_core(knobs, embeddings, facts, default_k),
         )
+        return Wired(core, requests, live)
 
     def _check_search(self) -> None:
         if self.retriever is not None and (self.search_kwargs or self.search_type != "similarity"):
@@ -208,6 +216,9 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
                 core.follower.follow(store, methods_of(store))
             if index is not None:
                 core.follower.follow(index, STAGED_INDEX_METHODS)
+            if self.retriever is not None and self._staged is None:
+                said = knobs.ttl is not None or knobs.version is not None
+                core.follower.follow_parts(parts_within(self.retriever), methods_of, said=said)
         return core
 
     def _searched(self) -> VectorStore | None:
@@ -324,8 +335,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         """
 
         def search(run: RetrieverRun) -> Generator[DocumentStage[Document]]:
-            request = self._request_of_run(run.manager, query, call, config, interval)
-            with closing(self._core.staged.stages(request)) as stages:
+            core, request = self._ask_in_run(run.manager, query, call, config, interval)
+            with closing(core.staged.stages(request)) as stages:
                 for stage in stages:
                     if stage.trace is not None:
                         _dispatch_event(run.manager, stage.trace)
@@ -344,8 +355,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         """Async version of :meth:`stages`."""
 
         async def search(run: AsyncRetrieverRun) -> AsyncGenerator[DocumentStage[Document]]:
-            request = self._request_of_run(run.manager, query, call, config, interval)
-            async with aclosing(self._core.staged.astages(request)) as stages:
+            core, request = self._ask_in_run(run.manager, query, call, config, interval)
+            async with aclosing(core.staged.astages(request)) as stages:
                 async for stage in stages:
                     if stage.trace is not None:
                         await _adispatch_event(run.manager, stage.trace)
@@ -371,7 +382,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        return self._core.explain(self._request_of(query, call))
+        core, request = self._ask(query, call)
+        return core.explain(request)
 
     async def aexplain(
         self,
@@ -379,7 +391,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         **call: Any,
     ) -> Explanation:
         """Async version of :meth:`explain`."""
-        return await self._core.aexplain(self._request_of(query, call))
+        core, request = self._ask(query, call)
+        return await core.aexplain(request)
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         params = super()._get_ls_params(**kwargs)
@@ -415,8 +428,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         run_manager: CallbackManagerForRetrieverRun,
         **call: Any,
     ) -> list[Document]:
-        core: RetrieverCore[Document] = _private(self, "_core")
-        retrieval = core.retrieve(self._request_of_run(run_manager, query, call))
+        core, request = self._ask_in_run(run_manager, query, call)
+        retrieval = core.retrieve(request)
         _dispatch_event(run_manager, retrieval.trace)
         return retrieval.documents
 
@@ -427,25 +440,25 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         run_manager: AsyncCallbackManagerForRetrieverRun,
         **call: Any,
     ) -> list[Document]:
-        core: RetrieverCore[Document] = _private(self, "_core")
-        retrieval = await core.aretrieve(self._request_of_run(run_manager, query, call))
+        core, request = self._ask_in_run(run_manager, query, call)
+        retrieval = await core.aretrieve(request)
         await _adispatch_event(run_manager, retrieval.trace)
         return retrieval.documents
 
-    def _request_of_run(
+    def _ask_in_run(
         self,
         run: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
         query: str,
         call: dict[str, Any],
         config: RunnableConfig | None = None,
         interval: float | None = None,
-    ) -> Request[Document]:
+    ) -> tuple[RetrieverCore[Document], Request[Document]]:
         # No LLM call of another namespace may recognise what this run finds.
         own = call.get("namespace")
         REQUESTS.set_namespace(run.run_id, self.namespace if own is None else own)
         make_config = partial(child_config, config, run)
-        requests: Requests = _private(self, "_requests")
-        return requests.make(read_call(query, make_config, call, interval))
+        wired = self._current()
+        return wired.core, _made(wired, read_call(query, make_config, call, interval))
 
     @property
     def _staged(self) -> StagedFaissRetriever | None:
@@ -492,8 +505,17 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             return reader_of(self.vectorstore, facts)
         return None if self._staged is None else self._staged.core.read
 
-    def _request_of(self, question: Any, call: dict[str, Any]) -> Request[Document]:
-        return self._requests.make(read_call(question, _no_config, call))
+    @override
+    def _current(self) -> Wired:
+        # Pydantic itself looks for a private attribute everywhere else first.
+        private = self.__pydantic_private__
+        assert private is not None  # noqa: S101 - set on construction
+        wired: Wired = private["_wired"]
+        return wired if wired.live.change() is None else super()._current()
+
+    @override
+    def _request_of(self, wired: Wired, question: Any, call: dict[str, Any]) -> Request[Document]:
+        return _made(wired, read_call(question, _no_config, call))
 
     @override
     def _settings(self) -> dict[str, Any]:
@@ -511,11 +533,23 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         self._core.files.restore(dumped)
 
 
-def _private(retriever: ApproximateCacheRetriever, name: str) -> Any:
-    """Return a private attribute. Pydantic itself looks for it everywhere else first."""
-    private = retriever.__pydantic_private__
-    assert private is not None  # noqa: S101 - set on construction
-    return private[name]
+def _live(
+    store: VectorStore | None, wrapped: RetrieverLike | None, embeddings: Embeddings | None
+) -> tuple[list[object], list[object]]:
+    """Return the stores and models that an application may change, and the retrievers."""
+    own = store.embeddings if embeddings is None and store is not None else embeddings
+    if wrapped is None:
+        return [store, own], []
+    parts = parts_within(wrapped)
+    return [*parts.stores, own], parts.retrievers + parts.others
+
+
+def _made(wired: Wired, call: Call) -> Request[Document]:
+    """Make a request, which is remembered only if the store is still the same after the search."""
+    request: Request[Document] = wired.requests.make(call)
+    if request.is_current is None:
+        request.is_current = wired.live.is_current
+    return request
 
 
 def _dispatch_event(run_manager: CallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:

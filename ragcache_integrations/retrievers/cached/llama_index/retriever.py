@@ -18,6 +18,7 @@ from operator import attrgetter
 from typing import Any, Self, Unpack
 
 import llama_index.core.instrumentation as instrument
+from llama_index.core import Settings
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager
@@ -33,10 +34,11 @@ from llama_index.core.schema import (
 )
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
 from numpy.typing import ArrayLike
+from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Explanation
-from ragcache_integrations.retrievers.cached.controls import CacheControls
+from ragcache_integrations.retrievers.cached.controls import CacheControls, Wired
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.document_embedder import with_chosen_vectors
 from ragcache_integrations.retrievers.cached.files import DumpedCache
@@ -48,7 +50,7 @@ from ragcache_integrations.retrievers.cached.knobs import (
 )
 from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.embedder import Texts
-from ragcache_integrations.retrievers.keys import in_context, window_of
+from ragcache_integrations.retrievers.keys import in_context, parts_within, window_of
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Note,
@@ -61,7 +63,7 @@ from ragcache_integrations.retrievers.runs.llama_index import arun_stages, as_bu
 from ragcache_integrations.retrievers.sharing import FinishedRetriever
 from ragcache_integrations.retrievers.staged import STAGED_INDEX_METHODS
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
-from ragcache_integrations.retrievers.stores import StoreFacts, tag_of, unwatch, watch
+from ragcache_integrations.retrievers.stores import LiveState, StoreFacts, tag_of, unwatch, watch
 from ragcache_integrations.vector_search import StagedIndex
 
 from .nodes import (
@@ -127,7 +129,8 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
     Args:
         index: The index to search. Pass either ``index`` or ``retriever``.
         retriever: The retriever to ask.
-        embed_model: Embeds the questions; ``None`` for the model of the index or the retriever.
+        embed_model: Embeds the questions; ``None`` for the model of the index or the retriever, or
+            else ``Settings.embed_model``.
         search_kwargs: Arguments for the index's search, as ``index.as_retriever`` takes them,
             such as ``filters``.
         context: Returns the turns before each question, see :meth:`with_context`.
@@ -144,8 +147,6 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
     _FINISHED = frozenset(
         {*CacheKnobs.model_fields, "index", "retriever", "embed_model", "search_kwargs"}
     )
-
-    _core: RetrieverCore[NodeWithScore]
 
     def __init__(
         self,
@@ -171,27 +172,46 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         self._k = checked.k
         self._index = index
         self._own_embed_model = embed_model
-        wrapped = retriever
+        self._retriever = retriever
+        self._shared_wired = [self._wire()]
+        wrapped = self._wrapped
+        super().__init__(
+            # Not every retriever of LlamaIndex calls its base class's constructor.
+            callback_manager=callback_manager or getattr(wrapped, "callback_manager", None),
+            object_map=object_map or getattr(wrapped, "object_map", None),
+            objects=objects,
+            verbose=verbose,
+        )
+
+    @property
+    def _wired(self) -> Wired:
+        return self._shared_wired[0]
+
+    @_wired.setter
+    def _wired(self, wired: Wired) -> None:
+        self._shared_wired[0] = wired  # for those of other conversations, too: see with_context()
+
+    @override
+    def _wire(self) -> Wired:
+        """Return a core for what is wrapped as it is now."""
+        index, wrapped = self._index, self._retriever
+        live = LiveState(partial(_live, index, wrapped, self._own_embed_model))
         if wrapped is None:
             assert index is not None  # noqa: S101 - one of them is there
             wrapped = index.as_retriever(**self._search_kwargs)
         self._wrapped = wrapped
-        # Retrievers do not show their embedding model in public.
-        model = embed_model or getattr(wrapped, "_embed_model", None)
+        model = self._own_embed_model or _model_of(wrapped)
         if not isinstance(model, BaseEmbedding):
-            msg = f"embed_model must be a BaseEmbedding, got {model!r}"
+            msg = (
+                "embed_model must be a BaseEmbedding, as neither what is wrapped nor "
+                f"Settings.embed_model has one, got {model!r}"
+            )
             raise ConfigurationError(msg)
         self._embed_model = model  # where LlamaIndex's own retrievers have theirs
         self._staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
         facts, default_k = self._facts()
-        self._requests = Requests(checked, wrapped, index, self._search_kwargs, facts)
-        self._core = self._make_core(model, facts, default_k)
-        super().__init__(
-            callback_manager=callback_manager or wrapped.callback_manager,
-            object_map=object_map or wrapped.object_map,
-            objects=objects,
-            verbose=verbose,
-        )
+        requests = Requests(self._knobs, wrapped, index, self._search_kwargs, facts)
+        return Wired(self._make_core(model, facts, default_k), requests, live)
 
     def _make_core(
         self, model: BaseEmbedding, facts: StoreFacts, default_k: int | None
@@ -237,6 +257,9 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             core.follower.follow(store, methods_of(store))
         elif isinstance(searched, StagedIndex) and self._knobs.follow_changes:
             core.follower.follow(searched, STAGED_INDEX_METHODS)
+        elif self._knobs.follow_changes:
+            said = self._knobs.ttl is not None or self._knobs.version is not None
+            core.follower.follow_parts(parts_within(wrapped), methods_of, said=said)
         return core
 
     def _facts(self) -> tuple[StoreFacts, int | None]:
@@ -337,8 +360,8 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
 
         Args:
             retriever: The retriever.
-            embed_model: Embeds the questions; ``None`` for the retriever's own model, if it has
-                one.
+            embed_model: Embeds the questions; ``None`` for the retriever's own model, or else
+                ``Settings.embed_model``.
             **knobs: See :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`.
 
         Raises:
@@ -423,7 +446,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         return run_stages(
             self,
             bundle,
-            lambda: self._core.staged.stages(self._request(bundle, interval)),
+            lambda: self._stages(bundle, interval),
             partial(_dispatch_event, bundle),
         )
 
@@ -435,7 +458,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         run = arun_stages(
             self,
             bundle,
-            lambda: self._core.staged.astages(self._request(bundle, interval)),
+            lambda: self._astages(bundle, interval),
             partial(_dispatch_event, bundle),
         )
         async with aclosing(run) as stages:
@@ -452,36 +475,77 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             ConfigurationError: The question has no text to embed.
             EmbeddingError: The embedding model gave something unusable.
         """
-        return self._core.explain(self._request_of(query, {}))
+        core, request = self._ask(query, {})
+        return core.explain(request)
 
     async def aexplain(self, query: QueryType) -> Explanation:
         """Async version of :meth:`explain`."""
-        return await self._core.aexplain(self._request_of(query, {}))
+        core, request = self._ask(query, {})
+        return await core.aexplain(request)
 
-    def _request_of(self, question: QueryType, call: dict[str, Any]) -> Request[NodeWithScore]:
+    @override
+    def _request_of(
+        self, wired: Wired, question: QueryType, call: dict[str, Any]
+    ) -> Request[NodeWithScore]:
         if call:
             msg = f"a call takes the question alone, got {', '.join(sorted(call))}"
             raise ConfigurationError(msg)
-        return self._request(as_bundle(question))
+        return self._request(wired, as_bundle(question))
 
-    def _request(self, query: QueryBundle, interval: float | None = None) -> Request[NodeWithScore]:
+    def _request(
+        self, wired: Wired, query: QueryBundle, interval: float | None = None
+    ) -> Request[NodeWithScore]:
         if self._context is not None and query.custom_embedding_strs is None:
             query = question_in_context(query, self._context())
-        return self._requests.make(query, self._k, interval)
+        request: Request[NodeWithScore] = wired.requests.make(query, self._k, interval)
+        if request.is_current is None:
+            request.is_current = wired.live.is_current
+        return request
+
+    def _stages(
+        self, query: QueryBundle, interval: float | None
+    ) -> Generator[DocumentStage[NodeWithScore]]:
+        wired = self._current()
+        return wired.core.staged.stages(self._request(wired, query, interval))
+
+    def _astages(
+        self, query: QueryBundle, interval: float | None
+    ) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
+        wired = self._current()
+        return wired.core.staged.astages(self._request(wired, query, interval))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        request = self._request(query_bundle)
-        return self._report(query_bundle, self._core.retrieve(request))
+        core, request = self._ask(query_bundle, {})
+        return self._report(query_bundle, core.retrieve(request))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        request = self._request(query_bundle)
-        return self._report(query_bundle, await self._core.aretrieve(request))
+        core, request = self._ask(query_bundle, {})
+        return self._report(query_bundle, await core.aretrieve(request))
 
     def _report(
         self, query_bundle: QueryBundle, retrieval: Retrieval[NodeWithScore]
     ) -> list[NodeWithScore]:
         _dispatch_event(query_bundle, retrieval.trace)
         return retrieval.documents
+
+
+def _model_of(wrapped: BaseRetriever) -> BaseEmbedding | None:
+    """Return the model of a retriever, which shows it nowhere in public, or LlamaIndex's own."""
+    own = getattr(wrapped, "_embed_model", None)
+    # Not the property, which would load a model of OpenAI's if there is none.
+    return Settings._embed_model if own is None else own  # noqa: SLF001
+
+
+def _live(
+    index: VectorStoreIndex | None, wrapped: BaseRetriever | None, model: BaseEmbedding | None
+) -> tuple[list[object], list[object]]:
+    """Return the stores and models that an application may change, and the retrievers."""
+    if index is not None:
+        own = index._embed_model  # noqa: SLF001 - shown nowhere in public
+        return [index.vector_store, own if model is None else model], []
+    assert wrapped is not None  # noqa: S101 - one of them is there
+    parts = parts_within(wrapped)
+    return [*parts.stores, model or _model_of(wrapped)], parts.retrievers + parts.others
 
 
 def question_in_context(question: QueryType, turns: object) -> QueryBundle:
