@@ -164,15 +164,16 @@ class PromptTooLongError(EngineError, ValueError):
     """The prompt does not fit the context window.
 
     Attributes:
-        prompt_tokens: Length of the prompt in tokens.
-        max_prompt_tokens: The most tokens this prompt may have.
+        prompt_tokens: Length of the prompt in tokens; ``None`` if a server does not say it.
+        max_prompt_tokens: The most tokens this prompt may have; the same.
     """
 
-    def __init__(self, prompt_tokens: int, max_prompt_tokens: int, detail: str = "") -> None:
-        super().__init__(
-            f"the prompt has {prompt_tokens} tokens, at most {max_prompt_tokens} are allowed"
-            f"{': ' + detail if detail else ''}"
-        )
+    def __init__(
+        self, prompt_tokens: int | None, max_prompt_tokens: int | None, detail: str = ""
+    ) -> None:
+        length = "too many" if prompt_tokens is None else str(prompt_tokens)
+        limit = "" if max_prompt_tokens is None else f", at most {max_prompt_tokens} are allowed"
+        super().__init__(f"the prompt has {length} tokens{limit}{': ' + detail if detail else ''}")
         self.prompt_tokens = prompt_tokens
         self.max_prompt_tokens = max_prompt_tokens
 
@@ -188,6 +189,7 @@ class StructuredOutputError(RAGCacheError, ValueError):
         text: The whole answer.
         finish_reason: How it ended; ``length`` where ``max_tokens`` ran out.
         max_tokens: The most tokens that it was allowed; ``None`` where that is not known.
+        refusal: Why the model does not answer, in its own words; empty if it says nothing of that.
     """
 
     def __init__(
@@ -196,9 +198,11 @@ class StructuredOutputError(RAGCacheError, ValueError):
         text: str = "",
         finish_reason: str | None = None,
         max_tokens: int | None = None,
+        refusal: str = "",
     ) -> None:
         super().__init__(message)
         self.text = text
+        self.refusal = refusal
         self.finish_reason = finish_reason
         self.max_tokens = max_tokens
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from ragcache_integrations.errors import ConfigurationError
 
-from .checks import check_flag, check_seconds, check_text
+from .checks import check_flag, check_seconds, check_text, check_type
 from .prompt import ToolCall, ToolCallPiece
 from .schemas import copy_schema
 
@@ -27,10 +27,11 @@ __all__ = [
     "plain",
 ]
 
-FinishReason = Literal["stop", "length", "tool_calls", "abort", "unknown"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort", "unknown"]
 """Why an answer ended: ``stop`` at its natural end or at a stop string, ``tool_calls`` the same
-where it calls tools, ``length`` at ``max_tokens`` or the end of the context window, ``abort``
-because it was aborted or a filter cut it off, ``unknown`` if a server doesn't report it."""
+where it calls tools, ``length`` at ``max_tokens`` or the end of the context window,
+``content_filter`` because a filter of the server cut it off, ``abort`` because it was aborted,
+``unknown`` if a server doesn't report it."""
 
 MAX_LOGPROBS = 20
 MAX_PENALTY = 2
@@ -111,6 +112,10 @@ class SamplingOptions(Sampling):
 
     Attributes:
         json_schema: JSON schema that the answer must satisfy.
+        strict: Whether a server must hold the answer to ``json_schema`` in its strict mode, which
+            knows closed objects of required properties alone: ``None`` where the schema has such a
+            form, ``False`` for no, ``True`` for an error where it has none. The engine's own
+            grammar is strict in any case.
         choice: Strings of which the answer must be one. Excludes ``json_schema``.
         tool_choice: Whether the answer calls the prompt's tools: ``auto`` if the model wants,
             ``none`` for never, ``required`` for at least one call, or the name of a tool to call
@@ -122,6 +127,7 @@ class SamplingOptions(Sampling):
     choice: tuple[str, ...] = ()
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
+    strict: bool | None = None
 
     def __post_init__(self) -> None:
         Sampling.__post_init__(self)  # with slots, super() knows another class until Python 3.14
@@ -133,6 +139,7 @@ class SamplingOptions(Sampling):
             raise ConfigurationError(msg)
         check_text("tool_choice", self.tool_choice)
         check_flag("parallel_tool_calls", self.parallel_tool_calls)
+        check_type("strict", self.strict, bool | None, "True, False or None")
 
     @property
     def needs_grammar(self) -> bool:
@@ -266,6 +273,10 @@ class GenerationChunk(_Answer):
         finish_reason: Set on the last chunk alone.
         usage: Set on the last chunk; also on the first, where known, with the cached tokens.
         tool_calls: New pieces of tool calls.
+        reasoning: New text of what the model thought before it answered, where a server reports it.
+        reasoning_field: The server's name for that text, see :attr:`Generation.reasoning_field`.
+        refusal: New text in which the model says why it does not answer.
+        native_finish_reason: On the last chunk, see :attr:`Generation.native_finish_reason`.
     """
 
     text: str
@@ -274,6 +285,10 @@ class GenerationChunk(_Answer):
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     tool_calls: tuple[ToolCallPiece, ...] = ()
+    reasoning: str = ""
+    reasoning_field: str = ""
+    refusal: str = ""
+    native_finish_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +302,12 @@ class Generation(_Answer):
         usage: What it took.
         logprobs: One entry for each token, where the options ask for them.
         tool_calls: The tools that it calls.
+        reasoning: What the model thought before it answered, where a server reports it.
+        reasoning_field: The field of a message in which the server reports that and takes it back;
+            empty if it takes none.
+        refusal: Why the model does not answer, in its own words; empty if it does.
+        native_finish_reason: The server's own word for why a filter cut the answer off, or why it
+            was aborted, if that is another than ``finish_reason``.
     """
 
     text: str
@@ -295,3 +316,7 @@ class Generation(_Answer):
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    reasoning_field: str = ""
+    refusal: str = ""
+    native_finish_reason: str = ""

@@ -52,9 +52,11 @@ from .backend_kinds import (
     is_modular,
 )
 from .headers import EXTRA_HEADERS, checked_headers
+from .openai import OpenAIServer, strict_form
 from .pins import Pinning
 from .shared_backends import SharedBackends
 from .steps import NEXT_STEPS, NO_STEP, STEP, StepHint
+from .structured import RESPONSE_FORMAT, format_arguments
 
 if TYPE_CHECKING:
     from ragcache_integrations.modular.kv.strategies import Strategy
@@ -92,7 +94,7 @@ _OPTION_NAMES = tuple(field.name for field in fields(SamplingOptions))
 CALL_NAMES = (
     *_OPTION_NAMES,
     *("namespace", "timeout", "documents", "tools", *REUSE_KNOBS, PRIORITY, STEP, NEXT_STEPS),
-    EXTRA_HEADERS,
+    *(EXTRA_HEADERS, RESPONSE_FORMAT),
 )
 
 
@@ -146,10 +148,10 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
 
     A call may override every sampling knob, ``namespace``, ``timeout``, ``reuse``,
     ``link_tokens``, ``step`` and ``next_steps``. It may also have ``priority`` (requests with lower
-    numbers go first, and keep their documents longer), ``json_schema``, ``choice`` and
-    ``ignore_eos`` (see :class:`~ragcache_integrations.engine.SamplingOptions`) and ``documents``:
-    the retrieved documents, whose text is verbatim in the prompt, so that their KV caches are kept
-    by document.
+    numbers go first, and keep their documents longer), ``json_schema``, ``strict``, ``choice`` and
+    ``ignore_eos`` (see :class:`~ragcache_integrations.engine.SamplingOptions`),
+    ``response_format`` (a schema in OpenAI's form) and ``documents``: the retrieved documents,
+    whose text is verbatim in the prompt, so that their KV caches are kept by document.
     With this argument, even an empty list, no other documents are searched for. ``tools`` are
     definitions of functions in OpenAI's form, with ``tool_choice`` and ``parallel_tool_calls``; the
     frameworks' own methods for tools pass them. ``extra_headers``
@@ -437,6 +439,15 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
         if checked.tools and backend is not None and not getattr(backend, "supports_tools", False):
             raise ConfigurationError(NO_TOOLS)
 
+    def _known_window(self) -> int | None:
+        """The context window as far as it is known before anything is started or asked."""
+        if self.max_model_len is not None or self.engine is None:
+            return self.max_model_len
+        if self.engine == MODULAR or isinstance(self.engine, OpenAIServer):
+            return None
+        window = getattr(self.engine, "max_model_len", None)
+        return window if isinstance(window, int) else None
+
     def _watch_retrievers(self) -> None:
         """Make the framework report the documents of its retrievers, in the whole process.
 
@@ -501,6 +512,12 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
             raise ConfigurationError(unknown_name("argument", unknown[0], CALL_NAMES))
         knobs = {name: getattr(self, name) for name in SAMPLING_KNOBS}
         call = {**({} if stop is None else {"stop": stop}), **call}
+        if call.get(RESPONSE_FORMAT) is not None:
+            said = format_arguments(call[RESPONSE_FORMAT])
+            if "json_schema" in said and call.get("json_schema") is not None:
+                msg = f"{RESPONSE_FORMAT} and json_schema exclude each other, both were given"
+                raise ConfigurationError(msg)
+            call = {**call, **said}
         options = SamplingOptions(**knobs | {n: call[n] for n in _OPTION_NAMES if n in call})
         namespace = check_text("namespace", call.get("namespace", self.namespace))
         timeout = call.get("timeout", self.timeout)
@@ -508,6 +525,8 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
         if options.needs_grammar and self._kind.is_modular:
             msg = "json_schema and choice need a grammar, which a modular engine has none of"
             raise ConfigurationError(msg)
+        if options.strict and self.base_url is not None:
+            strict_form(options)  # checks it
         tools = tools_of(call.get("tools"))
         if options.tool_choice != "auto":
             check_tool_choice(options.tool_choice, tools)

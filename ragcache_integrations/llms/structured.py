@@ -1,4 +1,4 @@
-"""Answers that are to be JSON: where the JSON is in them, and whether it is whole.
+"""Answers that are to be JSON: by which schema, where the JSON is in them, and whether it is whole.
 
 Under a grammar an answer is JSON alone. Servers without one answer as the model likes: in a fence
 of Markdown, with a sentence before it, or after the thoughts of a model that reasons.
@@ -9,17 +9,25 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from ragcache_integrations.engine.schema_limits import INTEGER_DIGITS
-from ragcache_integrations.errors import StructuredOutputError
+from ragcache_integrations.errors import ConfigurationError, StructuredOutputError
 
-__all__ = ["json_so_far", "whole_json"]
+__all__ = ["RESPONSE_FORMAT", "format_arguments", "json_so_far", "whole_json"]
 
 logger = logging.getLogger(__name__)
 
 MAX_FENCES = 64
+RESPONSE_FORMAT = "response_format"
+"""The argument of a call that holds a schema in OpenAI's form."""
+
+_CAUSES = {
+    "content_filter": "a filter of the server cut the answer off (finish_reason content_filter)",
+    "abort": "the server aborted the answer (finish_reason abort)",
+}
+"""Reasons for which an answer ended before it was complete."""
 
 _THOUGHT = re.compile(r"<think(?:ing)?>")
 _THOUGHT_END = re.compile(r"</think(?:ing)?>")
@@ -28,22 +36,54 @@ _FENCE_END = re.compile(r"\s*```")
 _FENCE = re.compile(r"```[\w+-]*")
 
 
-def whole_json(text: str, finish_reason: str | None = None, max_tokens: int | None = None) -> str:
+def format_arguments(form: object) -> dict[str, Any]:
+    """What OpenAI's ``response_format`` says, as ``json_schema`` and ``strict``.
+
+    Args:
+        form: ``{"type": "json_schema", "json_schema": {"schema": ..., "strict": ...}}``, or one of
+            the type ``json_object`` or ``text``; ``None`` for no form.
+
+    Raises:
+        ConfigurationError: It has another form.
+    """
+    kind = form.get("type") if isinstance(form, Mapping) else None
+    if form is None or kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_schema": {"type": "object"}}
+    named = form.get("json_schema") if isinstance(form, Mapping) else None
+    if kind == "json_schema" and isinstance(named, Mapping) and "schema" in named:
+        return {"json_schema": named["schema"], "strict": named.get("strict")}
+    msg = (
+        f'{RESPONSE_FORMAT} must be {{"type": "json_schema", "json_schema": {{"name": ..., '
+        f'"schema": ...}}}}, got {form!r:.200}'
+    )
+    raise ConfigurationError(msg)
+
+
+def whole_json(
+    text: str,
+    finish_reason: str | None = None,
+    max_tokens: int | None = None,
+    refusal: str = "",
+) -> str:
     """The JSON of an answer that has ended.
 
     Args:
         text: The answer's text.
         finish_reason: Why the answer ended; ``None`` if unknown.
         max_tokens: The limit of its tokens; ``None`` if unknown.
+        refusal: Why the model does not answer, in its own words; empty if it says nothing of that.
 
     Raises:
-        StructuredOutputError: The answer has no complete JSON, or a number that was cut off.
+        StructuredOutputError: The model refuses, a filter cut the answer off, or it has no complete
+            JSON, or a number that was cut off.
     """
     cut = finish_reason == "length"
     whole, problem = _find(text)
-    if whole is None:
-        message = _out_of_length(max_tokens) if cut else _no_json(problem, max_tokens)
-        raise StructuredOutputError(message, text, finish_reason, max_tokens)
+    if whole is None or refusal or finish_reason in _CAUSES:
+        message = _why_not(problem, finish_reason, max_tokens, refusal)
+        raise StructuredOutputError(message, text, finish_reason, max_tokens, refusal)
     if cut and _has_long_integer(whole):
         message = (
             f"the answer holds an integer of {INTEGER_DIGITS} digits, at which integers are cut "
@@ -147,7 +187,14 @@ def _out_of_length(max_tokens: int | None) -> str:
     )
 
 
-def _no_json(problem: str, max_tokens: int | None) -> str:
+def _why_not(problem: str, finish_reason: str | None, max_tokens: int | None, refusal: str) -> str:
+    """Why an answer has no JSON, as far as its server has said it."""
+    if refusal:
+        return f"the model refused to answer: {' '.join(refusal.split()):.500}"
+    if finish_reason == "length":
+        return _out_of_length(max_tokens)
+    if finish_reason in _CAUSES:
+        return f"{_CAUSES[finish_reason]}, so that it is not complete"
     return (
         f"the answer is no complete JSON: {problem}. If it was cut off, its max_tokens"
         f"{'' if max_tokens is None else f'={max_tokens}'} were too few"

@@ -242,8 +242,10 @@ class _Question:
     def prompt(self, documents: Sequence[Document]) -> Prompt:
         """Return the prompt for the engine."""
         value = self.value(documents)
-        chat = isinstance(self._model, ChatRAGCache)
-        prompt = chat_prompt(value.to_messages()) if chat else Prompt.raw(value.to_string())
+        if isinstance(self._model, ChatRAGCache):
+            prompt = chat_prompt(value.to_messages(), self._model.model_name)
+        else:
+            prompt = Prompt.raw(value.to_string())
         return marked(self._model, prompt, self._marks(documents))
 
     def arguments(self) -> dict[str, Any]:

@@ -303,7 +303,10 @@ class _Question:
         if not nodes:
             raise _NothingFoundError
         ours = self._prompt(nodes)
-        prompt = Prompt.raw(ours) if isinstance(ours, str) else chat_prompt(ours)
+        if isinstance(ours, str):
+            prompt = Prompt.raw(ours)
+        else:
+            prompt = chat_prompt(ours, self._llm.model_name)
         return marked(self._llm, prompt, _marks(nodes))
 
     def arguments(self) -> dict[str, Any]:

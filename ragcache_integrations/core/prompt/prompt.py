@@ -109,16 +109,20 @@ class Message:
         parts: Plain text and documents, in order.
         tool_calls: The tools that this message of the assistant calls.
         tool_call_id: Id of the call whose result this is; empty for other messages.
+        reasoning: What the assistant thought before it answered, for a server that wants it back.
+        reasoning_field: The field of the message in which the server takes it.
 
     Raises:
         ConfigurationError: The role is unknown, a value is of the wrong type, or a message calls
-            tools that is none of the assistant.
+            tools, or has thoughts, that is none of the assistant.
     """
 
     role: str
     parts: tuple[Part, ...]
     tool_calls: tuple[ToolCall, ...]
     tool_call_id: str
+    reasoning: str
+    reasoning_field: str
 
     def __init__(
         self,
@@ -127,22 +131,32 @@ class Message:
         *,
         tool_calls: Iterable[ToolCall] = (),
         tool_call_id: str = "",
+        reasoning: str = "",
+        reasoning_field: str = "",
     ) -> None:
         if role not in ROLES:
             raise ConfigurationError(unknown_name("role", str(role), ROLES))
         calls = tuple(tool_calls)
-        if calls and role != "assistant":
-            msg = f"only messages of the assistant call tools, got one of the role {role!r}"
+        if (calls or reasoning) and role != "assistant":
+            msg = f"only messages of the assistant call tools or think, got the role {role!r}"
             raise ConfigurationError(msg)
         object.__setattr__(self, "role", role)
         object.__setattr__(self, "parts", _parts(content))
         object.__setattr__(self, "tool_calls", calls)
         object.__setattr__(self, "tool_call_id", check_text("tool_call_id", tool_call_id))
+        object.__setattr__(self, "reasoning", check_text("reasoning", reasoning))
+        object.__setattr__(self, "reasoning_field", check_text("reasoning_field", reasoning_field))
 
     def with_parts(self, parts: Iterable[Part]) -> Message:
         """The same message with its content in other parts."""
-        calls, answered = self.tool_calls, self.tool_call_id
-        return Message(self.role, parts, tool_calls=calls, tool_call_id=answered)
+        return Message(
+            self.role,
+            parts,
+            tool_calls=self.tool_calls,
+            tool_call_id=self.tool_call_id,
+            reasoning=self.reasoning,
+            reasoning_field=self.reasoning_field,
+        )
 
     @property
     def text(self) -> str:

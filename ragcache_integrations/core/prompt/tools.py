@@ -235,7 +235,7 @@ def join_calls(pieces: Iterable[ToolCallPiece], reason: str | None = None) -> tu
         reason: Why the answer ended; ``None`` where it has not, or that is unknown.
     """
     whole = [ToolCall(piece.id, piece.name, piece.arguments) for piece in join_pieces(pieces)]
-    if reason in {"length", "abort"}:  # the arguments may be what is missing
+    if reason in {"length", "content_filter", "abort"}:  # the arguments may be what is missing
         return tuple(whole)
     # Some servers write nothing where there are no arguments.
     return tuple(call if call.arguments else replace(call, arguments="{}") for call in whole)

@@ -13,6 +13,7 @@ from langchain_core.language_models import (
     BaseLanguageModel,
     BaseLLM,
     LanguageModelInput,
+    ModelProfile,
 )
 from langchain_core.language_models.base import LangSmithParams, LanguageModelOutputVar
 from langchain_core.messages import (
@@ -46,16 +47,18 @@ from .errors import langchain_errors
 from .steps import graph_step
 from .structured import (
     WholeAnswerParser,
-    json_schema,
     parsed_with_raw,
 )
 from .translation import (
     StreamedCalls,
+    beside_text,
     called_tools,
     chat_prompt,
+    end_metadata,
     generation_info,
     logprobs_metadata,
     own_call,
+    schema_arguments,
     tool_definition,
     usage_metadata,
 )
@@ -125,7 +128,11 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
     ``usage_metadata["input_token_details"]["cache_read"]`` is the number of prompt tokens that were
     not computed again. With ``engine="modular"``, ``response_metadata`` also has the ``strategy``
     and the ``recomputed_share`` of the encoded tokens that were computed again. Errors for which
-    LangChain has an exception are both that exception and ours.
+    LangChain has an exception are both that exception and ours; a prompt that is too long is its
+    ``ContextOverflowError``. What a server's model thought is in
+    ``additional_kwargs["reasoning_content"]`` and in ``content_blocks``, and goes back with the
+    message; why it refuses is in ``additional_kwargs["refusal"]``. ``profile`` has the context
+    window if ``max_model_len`` or a running engine says it.
 
     Attributes:
         streaming: Whether ``invoke`` streams, for callbacks that need tokens as they come.
@@ -134,6 +141,13 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
     model_config = ConfigDict(extra="forbid")  # said here too for type checkers
 
     streaming: bool = False
+
+    @override
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        window = self._known_window()
+        if window is None:
+            return None
+        return ModelProfile(max_input_tokens=window, text_inputs=True, text_outputs=True)
 
     @property
     @override
@@ -196,26 +210,30 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
     ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
         """Make answers that satisfy a schema, by a grammar that lets no other token through.
 
-        An answer that is no whole JSON, such as one that ``max_tokens`` cut off, is a
+        An answer that is no whole JSON, such as one that ``max_tokens`` cut off, or a refusal, is a
         :class:`~ragcache_integrations.errors.StructuredOutputError`, which is LangChain's
         ``OutputParserException`` too.
 
         Args:
-            schema: A pydantic class, a ``TypedDict``, a JSON schema or an OpenAI function.
+            schema: A pydantic class, a ``TypedDict``, a JSON schema, an OpenAI function or a
+                ``response_format``.
             include_raw: Return ``{"raw": message, "parsed": ..., "parsing_error": ...}``.
             method: ``json_schema``, ``json_mode`` or ``function_calling``: all the same here.
-            strict: Accepted for its wide use; the grammar is always strict.
+            strict: Whether a server must keep to the schema in its strict mode, as
+                :class:`~ragcache_integrations.engine.SamplingOptions` says; the engine's own
+                grammar is always strict.
             **kwargs: Arguments of every call, such as ``max_tokens``.
 
         Raises:
-            ConfigurationError: The schema can't be read, an argument is unknown, or the engine is
-                modular, which has no grammars.
+            ConfigurationError: The schema can't be read or, with ``strict=True`` for a server, has
+                no strict form, an argument is unknown, or the engine is modular, which has no
+                grammars.
         """
         check_choice("method", method, STRUCTURED_OUTPUT_METHODS)
-        grammar = json_schema(schema)
-        call = self._call(None, own_call(kwargs) | {"json_schema": grammar})
+        grammar = schema_arguments(schema, strict)
+        call = self._call(None, own_call(kwargs) | grammar)
         model = self.bind(
-            json_schema=grammar,
+            **grammar,
             ls_structured_output_format={"kwargs": {"method": method}, "schema": schema},
             **kwargs,
         )
@@ -231,7 +249,7 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         with langchain_errors():
-            prompt, arguments = self._request(chat_prompt(messages), stop, run_manager, kwargs)
+            prompt, arguments = self._chat_request(messages, stop, run_manager, kwargs)
             answer = self._source.get().generate(prompt, **arguments)
         return self._chat_result(answer)
 
@@ -244,7 +262,7 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         with langchain_errors():
-            prompt, arguments = self._request(chat_prompt(messages), stop, run_manager, kwargs)
+            prompt, arguments = self._chat_request(messages, stop, run_manager, kwargs)
             backend = await self._source.aget()
             answer = await backend.agenerate(prompt, **arguments)
         return self._chat_result(answer)
@@ -258,7 +276,7 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
-            prompt, arguments = self._request(chat_prompt(messages), stop, run_manager, kwargs)
+            prompt, arguments = self._chat_request(messages, stop, run_manager, kwargs)
             calls = StreamedCalls()
             with closing(self._source.get().stream(prompt, **arguments)) as chunks:
                 for chunk in chunks:
@@ -273,21 +291,27 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
-            prompt, arguments = self._request(chat_prompt(messages), stop, run_manager, kwargs)
+            prompt, arguments = self._chat_request(messages, stop, run_manager, kwargs)
             calls = StreamedCalls()
             backend = await self._source.aget()
             async with aclosing(await backend.astream(prompt, **arguments)) as chunks:
                 async for chunk in chunks:
                     yield self._chat_chunk(chunk, calls)
 
+    def _chat_request(
+        self, messages: list[BaseMessage], stop: list[str] | None, run_manager: Any, call: Any
+    ) -> tuple[Prompt, dict[str, Any]]:
+        return self._request(chat_prompt(messages, self.model_name), stop, run_manager, call)
+
     def _chat_result(self, answer: Generation) -> ChatResult:
         message = AIMessage(
             content=answer.text,
             **called_tools(answer.tool_calls),
             usage_metadata=usage_metadata(answer.usage),
+            additional_kwargs=beside_text(answer),
             response_metadata={
                 "model_name": self.model_name,
-                "finish_reason": answer.finish_reason,
+                **end_metadata(answer),
                 **answer.reuse,
                 **logprobs_metadata(answer.logprobs),
             },
@@ -299,12 +323,12 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
         message = AIMessageChunk(
             content=chunk.text,
             tool_call_chunks=calls.add(chunk),
+            additional_kwargs=beside_text(chunk),
             response_metadata=metadata,
         )
         if chunk.finish_reason is not None:
             # Once in a stream: LangChain concatenates these when it adds the chunks up.
-            metadata |= {"model_name": self.model_name, "finish_reason": chunk.finish_reason}
-            metadata |= chunk.reuse
+            metadata |= {"model_name": self.model_name, **end_metadata(chunk), **chunk.reuse}
             message.response_metadata = metadata
             message.chunk_position = "last"
             if chunk.usage is not None:

@@ -15,33 +15,17 @@ from langchain_core.output_parsers import (
 from langchain_core.outputs import ChatGeneration
 from langchain_core.outputs import Generation as LangChainGeneration
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
-from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from typing_extensions import override
 
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.structured import json_so_far, whole_json
 
 from .errors import langchain_errors
+from .translation import REFUSAL
 
-__all__ = ["WholeAnswerParser", "json_schema", "parsed_with_raw"]
+__all__ = ["WholeAnswerParser", "parsed_with_raw"]
 
 Piece = str | BaseMessage
-
-
-def json_schema(schema: dict[str, Any] | type) -> dict[str, Any]:
-    """The JSON schema of a pydantic class, a ``TypedDict`` or an OpenAI function.
-
-    Raises:
-        ConfigurationError: The schema cannot be read.
-    """
-    if isinstance(schema, dict) and "title" not in schema and "type" in schema:
-        return schema  # a JSON schema; LangChain would insist on a title
-    try:
-        return convert_to_json_schema(schema)
-    except (ValueError, TypeError) as error:
-        msg = f"no JSON schema can be made from {schema!r}: {error}"
-        raise ConfigurationError(msg) from error
 
 
 def parsed_with_raw(
@@ -75,7 +59,9 @@ class WholeAnswerParser(BaseCumulativeTransformOutputParser[Any]):
             text = json_so_far(answer.text)
         else:
             with langchain_errors():
-                text = whole_json(answer.text, _finish_reason(answer), self.max_tokens)
+                text = whole_json(
+                    answer.text, _finish_reason(answer), self.max_tokens, _refusal(answer)
+                )
         return self.inner.parse_result([LangChainGeneration(text=text)], partial=partial)
 
     @override
@@ -129,10 +115,22 @@ def _finish_reason(answer: LangChainGeneration) -> str | None:
     return None if reason is None else str(reason)
 
 
+def _refusal(answer: LangChainGeneration) -> str:
+    if not isinstance(answer, ChatGeneration):
+        return ""
+    return str(answer.message.additional_kwargs.get(REFUSAL) or "")
+
+
 def _joined(pieces: list[Piece]) -> LangChainGeneration:
     """An answer of which all pieces have come."""
     text = "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
     metadata: dict[str, Any] = {}
+    refusal = ""
     for piece in pieces:
-        metadata |= {} if isinstance(piece, str) else piece.response_metadata
-    return ChatGeneration(message=AIMessage(text, response_metadata=metadata))
+        if not isinstance(piece, str):
+            metadata |= piece.response_metadata
+            refusal += piece.additional_kwargs.get(REFUSAL) or ""
+    extras = {REFUSAL: refusal}
+    return ChatGeneration(
+        message=AIMessage(text, response_metadata=metadata, additional_kwargs=extras)
+    )

@@ -23,8 +23,9 @@ from langchain_core.messages.tool import (
     tool_call,
     tool_call_chunk,
 )
-from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.json import parse_partial_json
+from pydantic import BaseModel
 
 from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob, Usage
 from ragcache_integrations.core.prompt import (
@@ -39,16 +40,21 @@ from ragcache_integrations.core.prompt import (
 )
 from ragcache_integrations.errors import ConfigurationError, StructuredOutputError
 from ragcache_integrations.llms.openai import usage_fields
+from ragcache_integrations.llms.structured import RESPONSE_FORMAT, format_arguments
 from ragcache_integrations.llms.tool_calls import call_arguments
 from ragcache_integrations.prompts.completion.langchain import block_document
 
 __all__ = [
+    "REFUSAL",
     "StreamedCalls",
+    "beside_text",
     "called_tools",
     "chat_prompt",
+    "end_metadata",
     "generation_info",
     "logprobs_metadata",
     "own_call",
+    "schema_arguments",
     "tool_definition",
     "usage_metadata",
 ]
@@ -63,6 +69,11 @@ _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
 # Roles that no chat template knows, in words that they do.
 _ALIASES = {"developer": "system"}
 
+REASONING, REFUSAL = "reasoning_content", "refusal"
+"""Names in a message's ``additional_kwargs``, as LangChain's other classes have them."""
+REASONING_FIELD = "reasoning_field"
+"""In a message's ``response_metadata``, the server's name for reasoning if it is another."""
+
 _REASONING_BLOCKS = frozenset({"reasoning", "thinking", "redacted_thinking"})
 
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "invalid_tool_call", "function_call"})
@@ -74,6 +85,8 @@ _FRAMEWORK_ARGUMENTS = ("stream", "ls_structured_output_format")
 def own_call(call: dict[str, Any]) -> dict[str, Any]:
     """Keep what is ours of a call's arguments, with its documents and tools translated."""
     own = {name: value for name, value in call.items() if name not in _FRAMEWORK_ARGUMENTS}
+    if isinstance(own.get(RESPONSE_FORMAT), type):
+        own |= schema_arguments(own.pop(RESPONSE_FORMAT), own.get("strict"))
     if isinstance(own.get("documents"), list | tuple):
         own["documents"] = [_document(document) for document in own["documents"]]
     if isinstance(own.get("tools"), list | tuple):
@@ -90,23 +103,66 @@ def _document(document: object) -> object:
     return PromptDocument(text, document.id or "") if text else ""
 
 
-def chat_prompt(messages: Sequence[BaseMessage]) -> Prompt:
+def chat_prompt(messages: Sequence[BaseMessage], model: str = "") -> Prompt:
     """A conversation.
+
+    Args:
+        messages: Its messages.
+        model: The name of the model that answers: it gets back what it thought itself, but not
+            what another one did, whose fields its server may refuse.
 
     Raises:
         ConfigurationError: It holds something else than text, or is empty.
     """
     answered = {m.tool_call_id for m in messages if isinstance(m, ToolMessage)}
-    return Prompt(messages=tuple(_message(message, answered) for message in messages))
+    return Prompt(messages=tuple(_message(message, answered, model) for message in messages))
 
 
-def _message(message: BaseMessage, answered: AbstractSet[str]) -> Message:
-    return Message(
-        _role(message),
-        _parts(message),
-        tool_calls=_tool_calls(message, answered) if isinstance(message, AIMessage) else (),
-        tool_call_id=message.tool_call_id if isinstance(message, ToolMessage) else "",
-    )
+def _message(message: BaseMessage, answered: AbstractSet[str], model: str) -> Message:
+    if isinstance(message, AIMessage):
+        calls = [*_tool_calls(message, answered)]
+        parts = _parts(message)
+        refusal = message.additional_kwargs.get(REFUSAL)
+        if isinstance(refusal, str) and not (calls or any(parts)):
+            parts = [refusal]  # all that was said
+        return Message(_role(message), parts, tool_calls=calls, **_reasoning(message, model))
+    answers = message.tool_call_id if isinstance(message, ToolMessage) else ""
+    return Message(_role(message), _parts(message), tool_call_id=answers)
+
+
+def _reasoning(message: AIMessage, model: str) -> dict[str, str]:
+    """What a model thought before it answered, as arguments of a message that is sent back to it.
+
+    Only servers that report it in a field of the message take it, under the same name.
+    """
+    said, metadata = message.additional_kwargs, message.response_metadata
+    if model and metadata.get("model_name", model) != model:
+        return {}
+    for name in (REASONING, "reasoning"):
+        text = said.get(name)
+        if isinstance(text, str) and text:
+            field = metadata.get(REASONING_FIELD, name)
+            return {"reasoning": text, "reasoning_field": str(field)}
+    return {}
+
+
+def beside_text(answer: Generation | GenerationChunk) -> dict[str, str]:
+    """What an answer says besides its text, for a message's ``additional_kwargs``."""
+    said = {REASONING: answer.reasoning, REFUSAL: answer.refusal}
+    return {name: text for name, text in said.items() if text}
+
+
+def end_metadata(answer: Generation | GenerationChunk) -> dict[str, Any]:
+    """How an answer ended, for a message's ``response_metadata``.
+
+    A stream has it once: LangChain concatenates such texts when it adds chunks up.
+    """
+    metadata: dict[str, Any] = {"finish_reason": answer.finish_reason}
+    if answer.native_finish_reason:
+        metadata["native_finish_reason"] = answer.native_finish_reason
+    if answer.reasoning_field not in {"", REASONING}:
+        metadata[REASONING_FIELD] = answer.reasoning_field
+    return metadata
 
 
 def _role(message: BaseMessage) -> str:
@@ -142,8 +198,8 @@ def _parts(message: BaseMessage) -> list[str | PromptDocument]:
 def _is_beside(message: BaseMessage, block: object) -> bool:
     """Whether a block of an answer is no part of its content.
 
-    No later turn needs what a model thought before it answered, and ``tool_calls`` has the calls of
-    tools that some providers write into the content, too.
+    What a model thought before it answered is read elsewhere, if its server takes it back, and
+    ``tool_calls`` has the calls of tools that some providers write into the content, too.
     """
     if not isinstance(message, AIMessage) or not isinstance(block, dict):
         return False
@@ -160,6 +216,41 @@ def _part(block: str | dict[str, Any]) -> str | PromptDocument:
     return text if kind == "text" or not text else block_document(text, block)
 
 
+def schema_arguments(schema: dict[str, Any] | type, strict: bool | None = None) -> dict[str, Any]:
+    """What a schema of any kind says, as the arguments ``json_schema`` and ``strict`` of a call.
+
+    Args:
+        schema: A pydantic class, a ``TypedDict``, a JSON schema, an OpenAI function or a
+            ``response_format``.
+        strict: Whether a server must keep to it in its strict mode; ``None`` for what it says.
+
+    Raises:
+        ConfigurationError: The schema cannot be read.
+    """
+    said: dict[str, Any] = {"json_schema": schema}
+    if isinstance(schema, dict):
+        if "json_schema" in schema:
+            said = format_arguments(schema)
+        elif {"name", "schema"} <= schema.keys():
+            said = {"json_schema": schema["schema"], "strict": schema.get("strict")}
+        elif isinstance(schema.get("strict"), bool):
+            said["strict"] = schema["strict"]
+    strict = said.get("strict") if strict is None else strict
+    return {"json_schema": _json_schema(said["json_schema"]), "strict": strict}
+
+
+def _json_schema(schema: dict[str, Any] | type) -> dict[str, Any]:
+    if isinstance(schema, dict) and "title" not in schema and "type" in schema:
+        return schema  # a JSON schema; LangChain would insist on a title
+    try:
+        if isinstance(schema, type) and issubclass(schema, BaseModel):
+            return schema.model_json_schema()  # LangChain's form knows no recursion
+        return convert_to_json_schema(schema)
+    except (ValueError, TypeError) as error:
+        msg = f"no JSON schema can be made from {schema!r}: {error}"
+        raise ConfigurationError(msg) from error
+
+
 def tool_definition(tool: object, strict: bool | None = None) -> dict[str, Any]:
     """A tool of any kind that LangChain knows, in OpenAI's form.
 
@@ -171,10 +262,18 @@ def tool_definition(tool: object, strict: bool | None = None) -> dict[str, Any]:
         ConfigurationError: LangChain can make no definition of it.
     """
     try:
-        return convert_to_openai_tool(tool, strict=strict)  # type: ignore[arg-type]  # it checks by itself
+        definition: dict[str, Any] = convert_to_openai_tool(tool)  # type: ignore[arg-type]  # it checks by itself
     except (ValueError, TypeError) as error:
         msg = f"no tool can be made from {tool!r:.200}: {error}"
         raise ConfigurationError(msg) from error
+    function = definition.get("function")
+    if strict is None or not isinstance(function, dict):
+        return definition
+    if function.get("strict", strict) is not strict:
+        msg = f"strict={strict}, but {function.get('name')!r} says strict={function['strict']}"
+        raise ConfigurationError(msg)
+    # LangChain's own strict form makes maps, whose keys are free, objects without properties.
+    return {**definition, "function": {**function, "strict": strict}}
 
 
 def called_tools(calls: Iterable[ToolCall]) -> dict[str, Any]:
@@ -272,7 +371,7 @@ def generation_info(answer: Generation | GenerationChunk) -> dict[str, Any]:
     """Metadata of an answer besides its text; the last chunk of a stream has those of its end."""
     info = logprobs_metadata(answer.logprobs)
     if answer.finish_reason is not None:
-        info["finish_reason"] = answer.finish_reason
+        info |= end_metadata(answer)
         info |= answer.reuse
         if answer.usage is not None and (usage := usage_fields(answer.usage)):
             info["usage"] = usage

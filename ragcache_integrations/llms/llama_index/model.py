@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from llama_index.core.base.llms.types import (
@@ -60,6 +61,11 @@ from .steps import workflow_step
 
 __all__ = ["RAGCacheLLM", "chat_prompt"]
 
+_REASONING, _REFUSAL = "reasoning_content", "refusal"
+"""Names in ``additional_kwargs``."""
+_FIELD = "field"
+"""Names, in a ``ThinkingBlock``, the field of a message in which its server takes it back."""
+
 Response = TypeVar("Response", ChatResponse, CompletionResponse)
 
 _ROLES = {
@@ -90,7 +96,8 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
     other prompt goes to the model unchanged. ``raw["usage"]`` has the tokens of an answer,
     including the prompt tokens that were not computed again. With ``engine="modular"``, ``raw``
     also has the ``strategy`` and the ``recomputed_share`` of the encoded tokens that were computed
-    again.
+    again. What a server's model thought is a ``ThinkingBlock``, which goes back with the message;
+    why it refuses is in ``additional_kwargs["refusal"]``.
 
     Reading ``metadata`` starts the engine, which knows the context window, if nothing has started
     it before.
@@ -141,7 +148,7 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
         full_prompt = self._completion_prompt(prompt, formatted, backend)
         ready, arguments = self._request(full_prompt, kwargs)
         answer = backend.generate(ready, **arguments)
-        return self._completion(self._text(answer.text, answer, kwargs), answer, ())
+        return self._completion(answer, answer, kwargs)
 
     @llm_completion_callback()
     async def acomplete(
@@ -152,7 +159,7 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
         full_prompt = self._completion_prompt(prompt, formatted, backend)
         ready, arguments = self._request(full_prompt, kwargs)
         answer = await backend.agenerate(ready, **arguments)
-        return self._completion(self._text(answer.text, answer, kwargs), answer, ())
+        return self._completion(answer, answer, kwargs)
 
     @llm_completion_callback()
     def stream_complete(
@@ -173,31 +180,29 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        ready, arguments = self._request(chat_prompt(messages), kwargs)
+        ready, arguments = self._request(chat_prompt(messages, self.model_name), kwargs)
         answer = self._source.get().generate(ready, **arguments)
-        text = self._text(answer.text, answer, kwargs)
-        return self._chat_response(text, answer, answer.tool_calls)
+        return self._chat_response(answer, answer, kwargs)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Async version of :meth:`chat`."""
-        ready, arguments = self._request(chat_prompt(messages), kwargs)
+        ready, arguments = self._request(chat_prompt(messages, self.model_name), kwargs)
         backend = await self._source.aget()
         answer = await backend.agenerate(ready, **arguments)
-        text = self._text(answer.text, answer, kwargs)
-        return self._chat_response(text, answer, answer.tool_calls)
+        return self._chat_response(answer, answer, kwargs)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation chunk by chunk; closing the generator aborts the request."""
-        return self._responses(chat_prompt(messages), kwargs, self._chat_response)
+        return self._responses(chat_prompt(messages, self.model_name), kwargs, self._chat_response)
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Async version of :meth:`stream_chat`."""
-        return self._aresponses(chat_prompt(messages), kwargs, self._chat_response)
+        return self._aresponses(chat_prompt(messages, self.model_name), kwargs, self._chat_response)
 
     # Tools
 
@@ -354,16 +359,11 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
         ready, arguments = self._request(prompt, call)
 
         def responses() -> Generator[Response, None, None]:
-            text, pieces = "", list[ToolCallPiece]()
+            said = _SoFar()
             with closing(self._source.get().stream(ready, **arguments)) as chunks:
                 for chunk in chunks:
-                    text += chunk.text
-                    pieces += chunk.tool_calls
-                    pieces = join_pieces(pieces)
-                    so_far = self._text(text, chunk, call)
-                    yield respond(
-                        so_far, chunk, join_calls(pieces, chunk.finish_reason), chunk.text
-                    )
+                    said.add(chunk)
+                    yield respond(said, chunk, call, chunk.text)
 
         return responses()
 
@@ -374,64 +374,103 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
         ready, arguments = self._request(prompt, call)
 
         async def responses() -> AsyncGenerator[Response, None]:
-            text, pieces = "", list[ToolCallPiece]()
+            said = _SoFar()
             backend = await self._source.aget()
             async with aclosing(await backend.astream(ready, **arguments)) as chunks:
                 async for chunk in chunks:
-                    text += chunk.text
-                    pieces += chunk.tool_calls
-                    pieces = join_pieces(pieces)
-                    so_far = self._text(text, chunk, call)
-                    yield respond(
-                        so_far, chunk, join_calls(pieces, chunk.finish_reason), chunk.text
-                    )
+                    said.add(chunk)
+                    yield respond(said, chunk, call, chunk.text)
 
         return responses()
 
-    def _text(self, text: str, answer: Generation | GenerationChunk, call: dict[str, Any]) -> str:
+    def _text(
+        self, said: Generation | _SoFar, answer: Generation | GenerationChunk, call: dict[str, Any]
+    ) -> str:
         """The text so far, or the JSON of it where that alone is wanted."""
         if not call.get(_WHOLE_JSON):
-            return text
+            return said.text
         if answer.finish_reason is None:
-            return json_so_far(text)
-        return whole_json(text, answer.finish_reason, call.get("max_tokens", self.max_tokens))
+            return json_so_far(said.text)
+        limit = call.get("max_tokens", self.max_tokens)
+        return whole_json(said.text, answer.finish_reason, limit, said.refusal)
 
     def _completion(
         self,
-        text: str,
+        said: Generation | _SoFar,
         answer: Generation | GenerationChunk,
-        calls: Sequence[ToolCall],
+        call: dict[str, Any],
         delta: str | None = None,
     ) -> CompletionResponse:
-        del calls  # prompts of text come without tools
+        reasoning = {_REASONING: said.reasoning} if said.reasoning else {}
         return CompletionResponse(
-            text=text, delta=delta, raw=self._raw(answer), logprobs=_logprobs(answer.logprobs)
-        )
-
-    def _chat_response(
-        self,
-        text: str,
-        answer: Generation | GenerationChunk,
-        calls: Sequence[ToolCall],
-        delta: str | None = None,
-    ) -> ChatResponse:
-        message = ChatMessage(role=MessageRole.ASSISTANT, content=text)
-        message.blocks += map(_call_block, calls)
-        return ChatResponse(
-            message=message,
+            text=self._text(said, answer, call),
             delta=delta,
+            additional_kwargs={**reasoning, **_refusal(said)},
             raw=self._raw(answer),
             logprobs=_logprobs(answer.logprobs),
         )
 
+    def _chat_response(
+        self,
+        said: Generation | _SoFar,
+        answer: Generation | GenerationChunk,
+        call: dict[str, Any],
+        delta: str | None = None,
+    ) -> ChatResponse:
+        message = ChatMessage(
+            role=MessageRole.ASSISTANT,
+            content=self._text(said, answer, call),
+            additional_kwargs=_refusal(said),
+        )
+        thoughts = [self._thinking(said)] if said.reasoning else []
+        message.blocks = [*thoughts, *message.blocks, *map(_call_block, said.tool_calls)]
+        return ChatResponse(
+            message=message,
+            delta=delta,
+            additional_kwargs={"thinking_delta": answer.reasoning} if answer.reasoning else {},
+            raw=self._raw(answer),
+            logprobs=_logprobs(answer.logprobs),
+        )
+
+    def _thinking(self, said: Generation | _SoFar) -> ThinkingBlock:
+        """What the model thought, with what tells whether a server takes it back."""
+        origin = {_FIELD: said.reasoning_field, "model": self.model_name}
+        return ThinkingBlock(content=said.reasoning, additional_information=origin)
+
     def _raw(self, answer: Generation | GenerationChunk) -> dict[str, Any]:
         """In OpenAI's form, which LlamaIndex's token counter reads."""
         raw: dict[str, Any] = {"model": self.model_name, "finish_reason": answer.finish_reason}
+        if answer.native_finish_reason:
+            raw["native_finish_reason"] = answer.native_finish_reason
         if answer.finish_reason is not None and answer.usage is not None:
             if usage := usage_fields(answer.usage):
                 raw["usage"] = usage
             raw |= answer.reuse
         return raw
+
+
+@dataclass(slots=True)
+class _SoFar:
+    """What a stream has said so far; see :class:`Generation`."""
+
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    reasoning_field: str = ""
+    refusal: str = ""
+    _pieces: list[ToolCallPiece] = field(default_factory=list)
+
+    def add(self, chunk: GenerationChunk) -> None:
+        self.text += chunk.text
+        self.reasoning += chunk.reasoning
+        self.reasoning_field = chunk.reasoning_field or self.reasoning_field
+        self.refusal += chunk.refusal
+        self._pieces = join_pieces((*self._pieces, *chunk.tool_calls))
+        self.tool_calls = join_calls(self._pieces, chunk.finish_reason)
+
+
+def _refusal(said: Generation | _SoFar) -> dict[str, str]:
+    return {_REFUSAL: said.refusal} if said.refusal else {}
 
 
 # An argument through LlamaIndex's programs to our own methods, where an answer's end is known.
@@ -461,35 +500,57 @@ def _document(document: object) -> object:
     return PromptDocument(text, node.node_id) if text else ""
 
 
-def chat_prompt(messages: Sequence[ChatMessage]) -> Prompt:
+def chat_prompt(messages: Sequence[ChatMessage], model: str = "") -> Prompt:
     """A conversation.
+
+    Args:
+        messages: Its messages.
+        model: The name of the model that answers: it gets back what it thought itself, but not
+            what another one did, whose fields its server may refuse.
 
     Raises:
         ConfigurationError: It holds something else than text, or is empty.
     """
-    return Prompt(messages=tuple(_message(message) for message in messages))
+    return Prompt(messages=tuple(_message(message, model) for message in messages))
 
 
-def _message(message: ChatMessage) -> Message:
+def _message(message: ChatMessage, model: str) -> Message:
     role = _ROLES.get(message.role)
     if role is None:
         msg = f"messages of role {message.role.value!r} are not supported"
         raise ConfigurationError(msg)
     for block in message.blocks:
-        if isinstance(block, ThinkingBlock) and role == "assistant":
-            continue  # what a model thought before it answered; the content leaves it out
-        if isinstance(block, ToolCallBlock) and role == "assistant":
+        if isinstance(block, ThinkingBlock | ToolCallBlock) and role == "assistant":
             continue  # read below
         if not isinstance(block, TextBlock | CachePoint):
             msg = f"messages must hold text, got a block of type {type(block).__name__}"
             raise ConfigurationError(msg)
-    answered = message.additional_kwargs.get("tool_call_id") if role == "tool" else None
-    return Message(
-        role,
-        message.content or "",
-        tool_calls=_calls(message) if role == "assistant" else (),
-        tool_call_id=str(answered or ""),
-    )
+    text = message.content or ""
+    if role != "assistant":
+        answered = message.additional_kwargs.get("tool_call_id") if role == "tool" else None
+        return Message(role, text, tool_call_id=str(answered or ""))
+    calls = _calls(message)
+    if not (text or calls):
+        text = str(message.additional_kwargs.get(_REFUSAL) or "")  # all that was said
+    return Message(role, text, tool_calls=calls, **_reasoning(message, model))
+
+
+def _reasoning(message: ChatMessage, model: str) -> dict[str, str]:
+    """What a model thought before it answered, as arguments of a message that is sent back to it.
+
+    Only servers that report it in a field of the message take it, under the same name.
+    """
+    for block in message.blocks:
+        if isinstance(block, ThinkingBlock) and block.content:
+            origin = block.additional_information
+            if not model or origin.get("model", model) == model:
+                said = str(origin.get(_FIELD) or "")
+                return {"reasoning": block.content, "reasoning_field": said}
+    for name in (_REASONING, "reasoning"):
+        text = message.additional_kwargs.get(name)
+        if isinstance(text, str) and text:
+            return {"reasoning": text, "reasoning_field": name}
+    return {}
 
 
 def _call_block(call: ToolCall) -> ToolCallBlock:

@@ -2,10 +2,11 @@
 
 from .server import OpenAIServer
 from .token_counting import TokenCounter
-from .wire import usage_fields
+from .wire import strict_form, usage_fields
 
 __all__ = [
     "OpenAIServer",
     "TokenCounter",
+    "strict_form",
     "usage_fields",
 ]

@@ -26,7 +26,7 @@ from ragcache_integrations.core.generation import (
 )
 from ragcache_integrations.core.prompt import ToolCallPiece, new_call_id
 
-__all__ = ["AnswerError", "AnswerParser", "failure_message", "shortened"]
+__all__ = ["AnswerError", "AnswerParser", "error_labels", "failure_message", "shortened"]
 
 UNKNOWN_TOKEN_ID = -1
 MAX_SHOWN_CHARACTERS = 500
@@ -36,12 +36,20 @@ MAX_STATUS = 599
 
 # Beside OpenAI's own words those of gateways to Anthropic, Gemini, Mistral and DeepSeek.
 _CUT_SHORT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
-_ABORTED = frozenset(
+_FILTERED = frozenset(
     {
-        *("abort", "content_filter", "error", "insufficient_system_resource"),
-        *("malformed_function_call", "prohibited_content", "recitation", "refusal", "safety"),
+        *("content_filter", "prohibited_content", "recitation", "refusal", "safety", "sensitive"),
+        *("blocklist", "spii", "image_safety", "guardrail_intervened"),
     }
 )
+_ABORTED = frozenset(
+    {
+        *("abort", "cancelled", "error", "insufficient_system_resource", "network_error"),
+        "malformed_function_call",
+    }
+)
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
+"""Fields of a message, DeepSeek's and vLLM's, that hold what the model thought. Both go back."""
 _HIDDEN_PARTS = frozenset({"thinking", "reasoning", "redacted_thinking"})
 
 
@@ -50,11 +58,13 @@ class AnswerError(ValueError):
 
     Attributes:
         status_code: The HTTP status in the message's body; ``None`` if it has none.
+        labels: The error's code and type, where it has some.
     """
 
-    def __init__(self, message: str, status_code: int | None = None) -> None:
+    def __init__(self, message: str, status_code: int | None = None, labels: str = "") -> None:
         super().__init__(message)
         self.status_code = status_code
+        self.labels = labels
 
 
 @dataclass(slots=True)
@@ -65,13 +75,18 @@ class AnswerParser:
         options: How the answer is generated; they limit the alternatives of a token.
         answered: Whether any part of the answer has arrived.
         finish_reason: Why the answer ended; ``None`` until the server reports it.
+        native_finish_reason: The server's own word for that, where it says more than ours.
+        reasoning_field: The field in which the server reports reasoning; empty until it does.
         usage: The answer's usage; ``None`` until the server reports it.
     """
 
     options: SamplingOptions
     answered: bool = False
     finish_reason: FinishReason | None = None
+    native_finish_reason: str = ""
+    reasoning_field: str = ""
     usage: Usage | None = None
+    _beside: list[str] = field(default_factory=list)  # what was written besides the text
     _texts: list[str] = field(default_factory=list)
     _calls: list[tuple[object, str]] = field(default_factory=list)  # the server's indices and ids
     _pieces: list[ToolCallPiece] = field(default_factory=list)
@@ -84,7 +99,8 @@ class AnswerParser:
     @property
     def written(self) -> str:
         """What the model wrote so far, with names and arguments of the tools that it calls."""
-        return self.text + "".join(piece.name + piece.arguments for piece in self._pieces)
+        calls = "".join(piece.name + piece.arguments for piece in self._pieces)
+        return "".join(self._beside) + self.text + calls
 
     def read(self, data: object) -> GenerationChunk:
         """Read what the server sent; how it ended and what it took are kept, not passed on.
@@ -110,11 +126,20 @@ class AnswerParser:
         self.answered = True
         reason = choice.get("finish_reason")
         if isinstance(reason, str) and reason:
-            self.finish_reason = _finish_reason(reason, calls=bool(self._calls))
+            self._end(reason)
+        message = _message(choice)
+        reasoning, refusal = self._new_reasoning(message), _refusal(message)
+        self._beside += [reasoning, refusal]
         self._texts.append(text)
         self._pieces += calls
-        logprobs = self._logprobs(choice.get("logprobs"))
-        return GenerationChunk(text, logprobs=logprobs, tool_calls=calls)
+        return GenerationChunk(
+            text,
+            logprobs=self._logprobs(choice.get("logprobs")),
+            tool_calls=calls,
+            reasoning=reasoning,
+            reasoning_field=self.reasoning_field if reasoning else "",
+            refusal=refusal,
+        )
 
     def read_whole(self, data: object) -> GenerationChunk:
         """Read an answer that comes in one piece; arguments and errors as for :meth:`read`."""
@@ -149,9 +174,26 @@ class AnswerParser:
             raise AnswerError(shortened(failure_message(_parsed(data)) or data))
         return self.read(data)
 
+    def _end(self, reason: str) -> None:
+        self.finish_reason = _finish_reason(reason, calls=bool(self._calls))
+        cut_off = self.finish_reason in {"content_filter", "abort"}
+        self.native_finish_reason = reason if cut_off and reason != self.finish_reason else ""
+
+    def _new_reasoning(self, message: Mapping[str, Any]) -> str:
+        """What the model thought, from a field of its own or from parts of the content."""
+        for name in _REASONING_FIELDS:
+            text = message.get(name)
+            if isinstance(text, str) and text:
+                self.reasoning_field = name
+                return text
+        content = message.get("content")
+        return "".join(map(_part_thought, content)) if isinstance(content, list) else ""
+
     def _new_calls(self, choice: Mapping[str, Any]) -> tuple[ToolCallPiece, ...]:
-        holder = choice.get("message") or choice.get("delta") or {}
-        calls = holder.get("tool_calls") if isinstance(holder, Mapping) else None
+        message = _message(choice)
+        calls, function = message.get("tool_calls"), message.get("function_call")
+        if not calls and isinstance(function, Mapping):
+            calls = [{"index": 0, "function": function}]  # the protocol before it had tools
         if calls is None:
             return ()
         if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
@@ -271,20 +313,36 @@ def _first_choice(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _raise_error(holder: Mapping[str, Any]) -> None:
     error = holder.get("error")
     if error:
-        raise AnswerError(shortened(failure_message(error) or _dumped(error)), _status(error))
+        message = shortened(failure_message(error) or _dumped(error))
+        raise AnswerError(message, _status(error), error_labels(error))
 
 
 def _raise_message(answer: Mapping[str, Any]) -> None:
     """Raise what was sent where an answer should be, unless it is a sign of life in a stream."""
     message = failure_message(answer)
     if message is not None:
-        raise AnswerError(shortened(message), _status(answer))
+        raise AnswerError(shortened(message), _status(answer), error_labels(answer))
+
+
+def error_labels(body: object) -> str:
+    """The code and the type of an error, by which servers tell kinds apart; empty for none."""
+    if not isinstance(body, Mapping):
+        return ""
+    labels = [body.get(name) for name in ("code", "type", "error_type")]
+    inner = error_labels(body.get("error"))
+    return " ".join([*(label for label in labels if isinstance(label, str)), inner]).strip()
 
 
 def _status(error: object) -> int | None:
     code = error.get("code") if isinstance(error, Mapping) else None
     known = isinstance(code, int) and ERROR_STATUS <= code <= MAX_STATUS
     return code if known else None
+
+
+def _message(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message of a choice, or what a stream adds to it; empty for a text."""
+    message = choice.get("message") or choice.get("delta")
+    return message if isinstance(message, Mapping) else {}
 
 
 def _new_text(choice: Mapping[str, Any]) -> str:
@@ -319,11 +377,35 @@ def _part_text(part: object) -> str:
     if isinstance(part, Mapping):
         if isinstance(part.get("text"), str):
             return str(part["text"])
-        kind = part.get("type")
-        if isinstance(kind, str) and kind in _HIDDEN_PARTS:
+        if _is_hidden(part) or part.get("type") == "refusal":
             return ""
     msg = f"its content holds something else than text: {shortened(_dumped(part))}"
     raise AnswerError(msg)
+
+
+def _is_hidden(part: Mapping[str, Any]) -> bool:
+    kind = part.get("type")
+    return isinstance(kind, str) and kind in _HIDDEN_PARTS
+
+
+def _refusal(message: Mapping[str, Any]) -> str:
+    """Why the model does not answer, from a field of its own or from parts of the content."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    holders = [message, *(part for part in parts if isinstance(part, Mapping))]
+    texts = [holder.get("refusal") for holder in holders]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _part_thought(part: object) -> str:
+    """The text of a part that holds thoughts, itself or in parts, as Mistral has it."""
+    if not isinstance(part, Mapping) or not _is_hidden(part) or isinstance(part.get("text"), str):
+        return ""
+    thought = part.get("thinking", part.get("reasoning"))
+    if isinstance(thought, list):
+        texts = [inner.get("text") for inner in thought if isinstance(inner, Mapping)]
+        return "".join(text for text in texts if isinstance(text, str))
+    return thought if isinstance(thought, str) else ""
 
 
 def _usage(answer: Mapping[str, Any], choice: Mapping[str, Any] | None) -> Usage | None:
@@ -368,7 +450,7 @@ def _count(value: object) -> int | None:
 
 
 def _finish_reason(reason: str, *, calls: bool) -> FinishReason:
-    """``abort`` where a filter or the server cut the answer off; servers name natural ends freely.
+    """How an answer ended, in our words; servers name natural ends freely.
 
     Args:
         reason: What the server says, in any case of letters.
@@ -377,6 +459,8 @@ def _finish_reason(reason: str, *, calls: bool) -> FinishReason:
     word = reason.lower()
     if word in _CUT_SHORT:
         return "length"
+    if word in _FILTERED:
+        return "content_filter"
     if word in _ABORTED:
         return "abort"
     return "tool_calls" if calls else "stop"

@@ -25,7 +25,7 @@ from ragcache_integrations.errors import (
     ServerUnreachableError,
 )
 
-from .answers import AnswerError, failure_message, shortened
+from .answers import AnswerError, error_labels, failure_message, shortened
 
 if TYPE_CHECKING:
     import openai
@@ -34,13 +34,34 @@ __all__ = ["OpenAIClients"]
 
 NO_KEY = "none"  # the package requires a key, servers without keys ignore it
 
-BAD_REQUEST = 400
+RATE_LIMIT = 429
 CONTEXT_OVERFLOW = re.compile(
-    r"maximum context length is (?P<limit>\d+)\b.*?(?P<length>\d+)[\w ]*tokens"
-    r"|Input length \((?P<tokens>\d+)\) exceeds .*?context length \((?P<window>\d+)\)",
-    re.DOTALL,
+    # OpenAI, vLLM, SGLang, OpenRouter and DeepSeek
+    r"maximum context length (?:is|of) (?P<limit>\d+)\b(?:.*?(?P<length>\d+)[\w ]*tokens)?"
+    r"|input length \((?P<tokens>\d+)\) exceeds .*?context length \((?P<window>\d+)\)"
+    r"|prompt \(length (?P<given>\d+)\).* longer than the maximum model length of (?P<most>\d+)"
+    r"|(?:exceeds?|longer than) the (?:model'?s? )?(?:maximum )?(?:available )?context "
+    r"(?:window|length|size)"  # OpenAI, llama.cpp, Ollama, SGLang
+    r"|context_?(?:length|window)_?exceeded|exceed_context_size|tokens_limit_reached"  # codes
+    r"|input tokens exceed the configured limit"
+    r"|(?:input|prompt) is too long|prompt too long"  # Anthropic, Bedrock, Fireworks, Ollama
+    r"|input length and `?max_tokens`? exceed context limit"
+    r"|reduce the length of the (?:messages|input|prompt)"  # Groq, Cerebras
+    r"|too large for model with \d+ maximum context length"  # Mistral
+    r"|`?inputs`? tokens \+ `?max_new_tokens`? must be <="  # TGI, Together
+    r"|`?inputs`? must have less than \d+ tokens"
+    r"|input token count .*exceeds the maximum number of tokens"  # Gemini
+    r"|maximum prompt length is \d+"  # xAI
+    r"|total number of tokens in the prompt cannot exceed"  # Cohere
+    r"|exceeded model token limit"  # Moonshot
+    r"|prompt exceeds max length"  # Zhipu
+    r"|range of input length should be"  # Qwen
+    r"|context window exceeds limit"  # MiniMax
+    r"|context the overflows|greater than the context length",  # LM Studio
+    re.DOTALL | re.IGNORECASE,
 )
-"""vLLM's messages about prompts of text, and of tokens, that are too long."""
+"""How servers say that a prompt is too long, by a code or in words; few say how long it is."""
+RATE_WORDS = re.compile(r"tokens per (?:minute|day)|rate[ _]limit|\bTP[MD]\b", re.IGNORECASE)
 
 
 class OpenAIClients:
@@ -216,24 +237,30 @@ def _is_timeout(error: Exception) -> bool:
 
 def _refusal(where: str, error: openai.APIStatusError) -> Exception:
     # The package's own message leaves out errors that are plain strings or pages.
-    message = shortened(failure_message(error.body) or error.message)
-    if error.status_code == BAD_REQUEST and (too_long := _overflow(where, message)):
+    whole = failure_message(error.body) or error.message
+    message = shortened(whole)
+    status, labels = error.status_code, error_labels(error.body)
+    if status != RATE_LIMIT and (too_long := _overflow(where, whole, labels)):
         return too_long
-    msg = f"{where} refused with status {error.status_code}: {message}"
-    return ServerResponseError(msg, error.status_code)
+    msg = f"{where} refused with status {status}: {message}"
+    return ServerResponseError(msg, status)
 
 
 def _failure(where: str, error: AnswerError) -> Exception:
     """An answer without one: sent with a status that claims success, as gateways do."""
     message = str(error)
-    too_long = _overflow(where, message)
+    too_long = _overflow(where, message, error.labels)
     return too_long or ServerResponseError(f"{where} failed: {message}", error.status_code)
 
 
-def _overflow(where: str, message: str) -> PromptTooLongError | None:
-    match = CONTEXT_OVERFLOW.search(message)
-    if match is None:
+def _overflow(where: str, message: str, labels: str) -> PromptTooLongError | None:
+    match = CONTEXT_OVERFLOW.search(message) or CONTEXT_OVERFLOW.search(labels)
+    if match is None or RATE_WORDS.search(f"{message} {labels}"):
         return None
-    limit = int(match["limit"] or match["window"])
-    length = int(match["length"] or match["tokens"])
-    return PromptTooLongError(length, limit, f"as {where} says")
+    length, limit = (
+        next((int(match[name]) for name in names if match[name]), None)
+        for names in (("length", "tokens", "given"), ("limit", "window", "most"))
+    )
+    if length is not None and limit is not None and length > limit:
+        return PromptTooLongError(length, limit, f"as {where} says")
+    return PromptTooLongError(None, limit, f"as {where} says: {shortened(message)}")

@@ -20,6 +20,7 @@ __all__ = ["EventReader", "StreamParser"]
 MAX_EVENT_CHARACTERS = 4 * 2**20
 MAX_STRAY_CHARACTERS = 16 * 2**20
 DONE = "[DONE]"
+_NOTHING = GenerationChunk("")
 FIELDS = ("data", "event", "id", "retry", "")  # a comment is a field without a name
 
 
@@ -157,5 +158,5 @@ class StreamParser:
     def _read(self, events: Iterator[tuple[str, str]]) -> Iterator[GenerationChunk]:
         for name, data in events:
             chunk = self._parser.read_event(name, data)
-            if chunk.text or chunk.logprobs or chunk.tool_calls:
+            if chunk != _NOTHING:
                 yield chunk

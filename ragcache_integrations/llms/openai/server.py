@@ -142,10 +142,7 @@ class OpenAIServer:
                 request.path, cast_to=object, body=request.body, options=_options(request)
             )
             chunk = parser.read_whole(answer)
-        end = self._end(parser, request)
-        return Generation(
-            chunk.text, (), *end, chunk.logprobs, join_calls(chunk.tool_calls, end[0])
-        )
+        return _generation(chunk, parser, *self._end(parser, request))
 
     async def agenerate(
         self,
@@ -162,10 +159,7 @@ class OpenAIServer:
                 request.path, cast_to=object, body=request.body, options=_options(request)
             )
             chunk = parser.read_whole(answer)
-        end = await self._aend(parser, request)
-        return Generation(
-            chunk.text, (), *end, chunk.logprobs, join_calls(chunk.tool_calls, end[0])
-        )
+        return _generation(chunk, parser, *await self._aend(parser, request))
 
     def generate_batch(
         self,
@@ -263,7 +257,7 @@ class OpenAIServer:
                     if reader.done:
                         break
                 yield from reader.finish()
-        yield GenerationChunk("", (), (), *self._end(parser, request))
+        yield _last_chunk(parser, *self._end(parser, request))
 
     async def _astream(
         self, request: Request, parser: AnswerParser
@@ -287,7 +281,7 @@ class OpenAIServer:
                         break
                 for chunk in reader.finish():
                     yield chunk
-        yield GenerationChunk("", (), (), *await self._aend(parser, request))
+        yield _last_chunk(parser, *await self._aend(parser, request))
 
     def _end(self, parser: AnswerParser, request: Request) -> tuple[FinishReason, Usage]:
         usage = parser.usage or self._counted_usage(parser, request)
@@ -342,6 +336,35 @@ class _Model(BaseModel):
 
 class _Models(BaseModel):
     data: list[_Model]
+
+
+def _generation(
+    chunk: GenerationChunk, parser: AnswerParser, reason: FinishReason, usage: Usage
+) -> Generation:
+    """An answer that came in one piece."""
+    return Generation(
+        chunk.text,
+        (),
+        reason,
+        usage,
+        chunk.logprobs,
+        join_calls(chunk.tool_calls, reason),
+        chunk.reasoning,
+        chunk.reasoning_field,
+        chunk.refusal,
+        parser.native_finish_reason,
+    )
+
+
+def _last_chunk(parser: AnswerParser, reason: FinishReason, usage: Usage) -> GenerationChunk:
+    """The end of a stream."""
+    return GenerationChunk(
+        "",
+        finish_reason=reason,
+        usage=usage,
+        reasoning_field=parser.reasoning_field,
+        native_finish_reason=parser.native_finish_reason,
+    )
 
 
 def _options(request: Request) -> openai.RequestOptions:

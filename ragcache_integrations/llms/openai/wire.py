@@ -10,6 +10,7 @@ documents are our own server's.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,15 +27,20 @@ from ragcache_integrations.core.prompt import (
     Prompt,
     PromptDocument,
     RenderedPrompt,
+    Tool,
     extra_args_from_spans,
     part_text,
 )
+from ragcache_integrations.core.schemas import strict_schema
 from ragcache_integrations.engine.serving import content_parts
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.affinity import affinity_headers
 
 from .token_counting import require_unicode
 
-__all__ = ["Request", "ServerCallOptions", "build_request", "usage_fields"]
+__all__ = ["Request", "ServerCallOptions", "build_request", "strict_form", "usage_fields"]
+
+logger = logging.getLogger(__name__)
 
 # What vLLM refuses in a cache salt.
 MAX_SALT_CHARACTERS = 128
@@ -154,7 +160,7 @@ def build_request(
     body |= {name: v for name, v in plain.items() if v != getattr(_DEFAULTS, name)}
     optional: dict[str, Any] = {
         "stop": list(options.stop) or None,
-        "response_format": _response_format(options.json_schema),
+        "response_format": _response_format(options),
         "structured_outputs": {"choice": list(options.choice)} if options.choice else None,
         "cache_salt": _salt(namespace) or None,
     }
@@ -173,6 +179,7 @@ def _prompt_fields(prompt: Prompt, options: SamplingOptions, documents: bool) ->
                 "role": message.role,
                 "content": _content(message.parts, documents),
                 **_tool_fields(message),
+                **_reasoning_field(message),
             }
             for message in prompt.messages
         ]
@@ -202,10 +209,17 @@ def _tool_fields(message: Message) -> dict[str, Any]:
     return fields
 
 
+def _reasoning_field(message: Message) -> dict[str, str]:
+    """What a message says of its thoughts, under the name that the server has for them."""
+    if not (message.reasoning and message.reasoning_field):
+        return {}
+    return {message.reasoning_field: require_unicode(message.reasoning)}
+
+
 def _tools(prompt: Prompt, options: SamplingOptions) -> dict[str, Any]:
     if not prompt.tools:
         return {}
-    definitions = [tool.definition() for tool in prompt.tools]
+    definitions = [_strict(tool).definition() for tool in prompt.tools]
     require_unicode(json.dumps(definitions, ensure_ascii=False))
     fields: dict[str, Any] = {"tools": definitions}
     choice = options.tool_choice
@@ -215,6 +229,17 @@ def _tools(prompt: Prompt, options: SamplingOptions) -> dict[str, Any]:
     if not options.parallel_tool_calls:
         fields["parallel_tool_calls"] = False
     return fields
+
+
+def _strict(tool: Tool) -> Tool:
+    """A tool in a form that a server can hold its arguments to, if it is to do so."""
+    if not tool.strict:
+        return tool
+    try:
+        return replace(tool, parameters=strict_schema(tool.parameters, asked=True))
+    except ConfigurationError as error:
+        msg = f"strict=True of the tool {tool.name}: {error}"
+        raise ConfigurationError(msg) from error
 
 
 def _content(parts: Sequence[Part], documents: bool) -> str | list[dict[str, Any]]:
@@ -236,11 +261,34 @@ def _salt(namespace: str) -> str:
     return f"hash-{content_id(namespace)}"
 
 
-def _response_format(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if schema is None:
+def _response_format(options: SamplingOptions) -> dict[str, Any] | None:
+    if options.json_schema is None:
         return None
-    named = {"name": "answer", "schema": dict(schema), "strict": True}
+    schema = strict_form(options)
+    named = {
+        "name": "answer",
+        "schema": dict(options.json_schema) if schema is None else schema,
+        "strict": schema is not None,
+    }
     return {"type": "json_schema", "json_schema": named}
+
+
+def strict_form(options: SamplingOptions) -> dict[str, Any] | None:
+    """The schema of an answer for a server's strict mode; ``None`` if it is sent as not strict.
+
+    Raises:
+        ConfigurationError: The schema has no strict form, although ``strict`` is true.
+    """
+    if options.json_schema is None or options.strict is False:
+        return None
+    try:
+        return strict_schema(options.json_schema, asked=options.strict is True)
+    except ConfigurationError as error:
+        if options.strict:
+            msg = f"strict=True: {error}. With strict=None such a schema is sent as not strict"
+            raise ConfigurationError(msg) from error
+        logger.debug("not sent as strict: %s", error)
+        return None
 
 
 def usage_fields(usage: Usage) -> dict[str, Any] | None:
