@@ -142,7 +142,9 @@ class _Strict:
             self._check_keywords(schema, at)
         strict = {name: value for name, value in schema.items() if name not in _REMARKS}
         strict |= self._parts(strict, at, resolving)
-        if "$ref" not in strict:
+        if "$ref" in strict:
+            self._target(strict["$ref"], at)  # checks it
+        else:
             self._type(strict, at)
         if "properties" in strict or "object" in _types(strict):
             self._close(strict, schema, at)

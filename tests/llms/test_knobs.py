@@ -148,6 +148,7 @@ def test_every_sampling_option_can_be_given_at_a_call() -> None:
         "ignore_eos": True,
         "tool_choice": "none",
         "parallel_tool_calls": False,
+        "strict": False,
     }
     options = LLMKnobs()._call(None, given).options
     assert options == SamplingOptions(**given)

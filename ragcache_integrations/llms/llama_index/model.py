@@ -543,9 +543,10 @@ def _reasoning(message: ChatMessage, model: str) -> dict[str, str]:
     for block in message.blocks:
         if isinstance(block, ThinkingBlock) and block.content:
             origin = block.additional_information
-            if not model or origin.get("model", model) == model:
-                said = str(origin.get(_FIELD) or "")
-                return {"reasoning": block.content, "reasoning_field": said}
+            name = origin.get(_FIELD)
+            own = not model or origin.get("model", model) == model
+            if own and isinstance(name, str) and name:
+                return {"reasoning": block.content, "reasoning_field": name}
     for name in (_REASONING, "reasoning"):
         text = message.additional_kwargs.get(name)
         if isinstance(text, str) and text:
