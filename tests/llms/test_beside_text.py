@@ -18,6 +18,7 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import TextBlock, ThinkingBlock
 from llama_index.core.llms import ChatMessage, ChatResponse, MessageRole
 from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
 
 from ragcache_integrations.answers.langchain.plain import CODEC
@@ -185,9 +186,8 @@ def test_what_another_model_thought_is_not_sent(stub: StubServer) -> None:
         [way() for way in langchain_ways(chat_at(stub))],
         [way() for way in llama_index_ways(llm_at(stub))],
     )
-    other_chat, other_llm = (
-        kind(base_url=stub.base_url, model="other") for kind in (ChatRAGCache, RAGCacheLLM)
-    )
+    other_chat = ChatRAGCache(base_url=stub.base_url, model="other")
+    other_llm = RAGCacheLLM(base_url=stub.base_url, model="other")
     other_chat.invoke([HumanMessage("2 + 2"), said, HumanMessage("Sure?")])
     other_llm.chat([ChatMessage("2 + 2"), response.message, ChatMessage("Sure?")])
     for seen in stub.seen[-2:]:
@@ -302,8 +302,8 @@ def test_an_agent_of_langchain(stub: StubServer, name: str, streaming: bool) -> 
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_an_agent_of_llama_index(stub: StubServer, name: str, streaming: bool) -> None:
     stub.reply = demanding(name)
-    agent = FunctionAgent(tools=[fee.func], llm=llm_at(stub), streaming=streaming)
-    agent.tools[0].metadata.name = "fee"
+    tools: list[Any] = [FunctionTool.from_defaults(lambda plan: f"5 euro for {plan}", name="fee")]
+    agent = FunctionAgent(tools=tools, llm=llm_at(stub), streaming=streaming)
     memory = ChatMemoryBuffer.from_defaults(token_limit=1000)
     for question in ("What is the fee?", "Sure?"):
         assert str(await agent.run(question, memory=memory)) == "It is 5 euro."
@@ -425,7 +425,8 @@ def test_a_call_that_a_filter_cut_off_has_no_arguments_made_up(stub: StubServer)
 
 def test_a_function_call_is_a_tool_call(stub: StubServer) -> None:
     function = {"name": "fee", "arguments": '{"plan": "a"}'}
-    for more in ({}, {"tool_calls": None}, {"tool_calls": []}):
+    others: list[dict[str, Any]] = [{}, {"tool_calls": None}, {"tool_calls": []}]
+    for more in others:
         stub.reply = replying("function_call", function_call=function, **more)
         for way in langchain_ways(chat_at(stub).bind_tools([fee])):
             message = way()
