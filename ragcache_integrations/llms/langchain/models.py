@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from contextvars import ContextVar
 from typing import Any, Self
@@ -148,6 +148,12 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
         if window is None:
             return None
         return ModelProfile(max_input_tokens=window, text_inputs=True, text_outputs=True)
+
+    @override
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        if update and self.profile == self._resolve_model_profile():
+            update = {"profile": None, **update}  # which is resolved again
+        return super().model_copy(update=update, deep=deep)
 
     @property
     @override

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from ragcache_integrations import errors
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
+from ragcache_integrations.llms.openai import OpenAIServer
 from tests.llms.doubles import Exchange, StubServer, answer
 
 
@@ -138,6 +139,76 @@ async def test_servers_out_of_reach(
             assert isinstance(error, TimeoutError)
 
 
+OVERFLOW = {"message": "Your input exceeds the context window.", "code": "context_length_exceeded"}
+
+
+@pytest.mark.parametrize("kind", [ChatRAGCache, RAGCacheLLM])
+@pytest.mark.parametrize("status", [200, 400, 413, 422])
+async def test_a_prompt_too_long_for_a_server_is_ours_and_langchains(
+    stub: StubServer, kind: type[ChatRAGCache | RAGCacheLLM], status: int
+) -> None:
+    stub.reply = lambda exchange: exchange.send({"error": OVERFLOW}, status)
+    async with kind(base_url=stub.base_url, model="m", max_retries=0) as llm:
+        for error in await every_way(llm, core.ContextOverflowError):
+            assert isinstance(error, errors.PromptTooLongError)
+            assert OVERFLOW["message"] in str(error)
+            assert (error.prompt_tokens, error.max_prompt_tokens) == (None, None)
+
+
+def test_the_profile_has_the_window_if_it_is_known() -> None:
+    place: dict[str, Any] = {"base_url": "http://127.0.0.1:1/v1", "model": "m"}
+    assert ChatRAGCache(**place).profile is None, "nothing is asked"
+    model = ChatRAGCache(**place, max_model_len=4096)
+    assert model.profile is not None
+    assert model.profile["max_input_tokens"] == 4096
+    longer = model.model_copy(update={"max_model_len": 8192})
+    assert longer.profile is not None
+    assert longer.profile["max_input_tokens"] == 8192
+    own = ChatRAGCache(**place, max_model_len=4096, profile={"max_input_tokens": 1000})
+    assert own.profile == {"max_input_tokens": 1000}
+    copied = own.model_copy(update={"max_model_len": 8192})
+    assert copied.profile == {"max_input_tokens": 1000}
+    assert ChatRAGCache(max_model_len=2048).profile is not None
+    server = OpenAIServer("http://127.0.0.1:1/v1", "m")
+    assert ChatRAGCache(engine=server).profile is None, "nothing is asked"
+
+
+@pytest.mark.engine
+def test_the_profile_of_an_engine_that_runs(engine: RAGCacheEngine) -> None:
+    model = ChatRAGCache(engine=engine)
+    assert model.profile is not None
+    assert model.profile["max_input_tokens"] == engine.max_model_len
+
+
+@pytest.mark.parametrize("trigger", [("fraction", 0.5), ("tokens", 50)])
+async def test_langchains_middleware_summarises(stub: StubServer, trigger: Any) -> None:
+    agents = pytest.importorskip("langchain.agents")
+    middleware = pytest.importorskip("langchain.agents.middleware")
+    asked: list[str] = []
+
+    def reply(exchange: Exchange) -> None:
+        text = str(exchange.body["messages"])
+        asked.append(text)
+        if len(text) > 1500:  # the first summary is of too much
+            exchange.send({"error": OVERFLOW}, 400)
+        else:
+            answer(exchange, "A summary." if "xtract" in text else "Fine.")
+
+    stub.reply = reply
+    model = chat_at(stub, max_model_len=600)
+    summary = middleware.SummarizationMiddleware(
+        model, trigger=trigger, keep=("messages", 1), summary_prompt="Extract: {messages}"
+    )
+    agent = agents.create_agent(model, [], middleware=[summary])
+    history = [("user", "word " * 300), ("assistant", "Yes. " * 60), ("user", "And now?")]
+    for state in (
+        await asyncio.to_thread(agent.invoke, {"messages": history}),
+        await agent.ainvoke({"messages": history}),
+    ):
+        assert state["messages"][-1].content == "Fine."
+        assert "A summary." in str(state["messages"][0].content)
+
+
 @pytest.mark.engine
 @pytest.mark.parametrize("kind", [ChatRAGCache, RAGCacheLLM])
 async def test_the_engines_errors(
@@ -147,8 +218,8 @@ async def test_the_engines_errors(
     with pytest.raises(core.ContextOverflowError) as caught:
         await llm.ainvoke("word " * engine.max_model_len)
     assert isinstance(caught.value, errors.PromptTooLongError)
-    assert caught.value.max_prompt_tokens < engine.max_model_len
-    assert caught.value.prompt_tokens >= engine.max_model_len
+    assert (caught.value.max_prompt_tokens or 0) < engine.max_model_len
+    assert (caught.value.prompt_tokens or 0) >= engine.max_model_len
     with pytest.raises(core.ModelTimeoutError) as late:
         await llm.ainvoke("Hello", timeout=1e-6)
     assert isinstance(late.value, errors.GenerationTimeoutError)

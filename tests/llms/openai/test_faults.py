@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -118,6 +119,216 @@ def test_a_prompt_too_long(stub: StubServer, ask: Ask, message: str) -> None:
     with closing(connect(stub)) as server, pytest.raises(PromptTooLongError) as caught:
         ask(server, CHAT, None, None)
     assert (caught.value.prompt_tokens, caught.value.max_prompt_tokens) == (4500, 4096)
+
+
+OVERFLOWS: dict[str, tuple[int, dict[str, Any]]] = {
+    "OpenAI's code": (400, {"message": "Too much.", "code": "context_length_exceeded"}),
+    "OpenAI's newer words": (
+        400,
+        {
+            "message": "Your input exceeds the context window of this model. Please adjust it.",
+        },
+    ),
+    "OpenAI's limit": (
+        400,
+        {
+            "message": "Input tokens exceed the configured limit of 272000 tokens.",
+        },
+    ),
+    "vLLM's tokens": (
+        400,
+        {
+            "message": (
+                "The decoder prompt (length 4500) is longer than the maximum model length "
+                "of 4096. Make sure that `max_model_len` is no smaller."
+            ),
+        },
+    ),
+    "vLLM's characters": (
+        400,
+        {
+            "message": (
+                "This model's maximum context length is 4096 tokens. However, your prompt "
+                "contains 90000 characters (more than 65536 characters, which is the upper "
+                "bound for 4096 input tokens). Please reduce the length of the input "
+                "prompt."
+            ),
+        },
+    ),
+    "a limit of tokens that is too high": (
+        400,
+        {
+            "message": (
+                "'max_tokens' is too large: 5000. This model's maximum context length is "
+                "4096 tokens and your request has 10 input tokens (5000 > 4096 - 10)."
+            ),
+        },
+    ),
+    "SGLang": (
+        400,
+        {
+            "message": (
+                "The input (4500 tokens) is longer than the model's context length (4096 tokens)."
+            ),
+        },
+    ),
+    "Anthropic": (
+        400,
+        {
+            "message": "prompt is too long: 4500 tokens > 4096 maximum",
+        },
+    ),
+    "Anthropic's sum": (
+        400,
+        {
+            "message": "input length and `max_tokens` exceed context limit: 4000 + 200 > 4096",
+        },
+    ),
+    "LiteLLM": (
+        400,
+        {
+            "message": "litellm.ContextWindowExceededError: litellm.BadRequestError: no",
+            "code": "400",
+        },
+    ),
+    "llama.cpp": (
+        400,
+        {
+            "message": "the request exceeds the available context size, try increasing it",
+            "type": "exceed_context_size_error",
+            "n_prompt_tokens": 4500,
+            "n_ctx": 4096,
+        },
+    ),
+    "llama.cpp's type": (500, {"message": "no", "code": 500, "type": "exceed_context_size_error"}),
+    "Groq": (
+        400,
+        {
+            "message": "Please reduce the length of the messages or completion.",
+        },
+    ),
+    "Mistral": (
+        400,
+        {
+            "message": (
+                "Prompt contains 4500 tokens and 0 draft tokens, too large for model with "
+                "4096 maximum context length"
+            ),
+            "object": "error",
+        },
+    ),
+    "TGI": (
+        422,
+        {
+            "message": (
+                "Input validation error: `inputs` tokens + `max_new_tokens` must be <= "
+                "4096. Given: 4500 `inputs` tokens and 100 `max_new_tokens`"
+            ),
+            "error_type": "validation",
+        },
+    ),
+    "Together": (
+        422,
+        {
+            "message": "`inputs` must have less than 4096 tokens. Given: 4500",
+        },
+    ),
+    "Ollama": (
+        400,
+        {
+            "message": "the input length exceeds the context length",
+        },
+    ),
+    "Gemini": (
+        400,
+        {
+            "message": (
+                "The input token count (4500) exceeds the maximum number of tokens allowed (4096)."
+            ),
+            "status": "INVALID_ARGUMENT",
+        },
+    ),
+    "Bedrock": (
+        400,
+        {
+            "message": "Input is too long for requested model.",
+        },
+    ),
+    "xAI": (
+        400,
+        {
+            "message": (
+                "This model's maximum prompt length is 4096 but the request contains 4500 tokens."
+            ),
+        },
+    ),
+    "Cohere": (
+        400,
+        {
+            "message": "too many tokens: total number of tokens in the prompt cannot exceed 4096",
+        },
+    ),
+    "Moonshot": (
+        400,
+        {
+            "message": "Invalid request: Your request exceeded model token limit: 4096",
+        },
+    ),
+    "GitHub": (
+        413,
+        {
+            "message": "Request body too large. Max size: 8000 tokens.",
+            "code": "tokens_limit_reached",
+        },
+    ),
+}
+"""A status and an error for each kind of server."""
+
+COUNTED: dict[str, tuple[int | None, int]] = {
+    "vLLM's tokens": (4500, 4096),
+    "vLLM's characters": (None, 4096),
+    "a limit of tokens that is too high": (None, 4096),
+}
+"""The tokens of the prompt, and of the window, where the message has them."""
+
+
+@every_way
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_a_prompt_too_long_in_the_words_of_others(stub: StubServer, ask: Ask, name: str) -> None:
+    status, error = OVERFLOWS[name]
+    counts = COUNTED.get(name, (None, None))
+    for sent in (status, 200):
+        stub.reply = lambda exchange, sent=sent: exchange.send({"error": error}, sent)  # type: ignore[misc]
+        with closing(connect(stub)) as server, pytest.raises(PromptTooLongError) as caught:
+            ask(server, CHAT, None, None)
+        assert (caught.value.prompt_tokens, caught.value.max_prompt_tokens) == counts
+        if counts[0] is None:
+            assert error["message"][:20] in str(caught.value), "the server's words are there"
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (429, {"message": "Please reduce the length of the messages: too many at once."}),
+        (
+            413,
+            {
+                "message": "Request too large for model: Limit 6000, Requested 9000. Please reduce "
+                "your message size: tokens per minute (TPM)",
+                "code": "rate_limit_exceeded",
+            },
+        ),
+        (400, {"message": "max_tokens is too large", "code": "invalid_value"}),
+        (400, {"message": "The context of this request is not known.", "code": 400}),
+        (401, {"message": "no key", "type": "invalid_request_error"}),
+        (400, {"message": "no", "code": ["context_length_exceeded"]}),
+    ],
+)
+def test_what_is_no_prompt_too_long(stub: StubServer, status: int, error: dict[str, Any]) -> None:
+    stub.reply = lambda exchange: exchange.send({"error": error}, status)
+    with closing(connect(stub)) as server, pytest.raises(ServerResponseError) as caught:
+        server.generate(CHAT)
+    assert caught.value.status_code == status
 
 
 GARBAGE: list[tuple[str, str]] = [
