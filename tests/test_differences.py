@@ -82,7 +82,7 @@ def test_an_argument_is_refused_at_the_constructor_and_at_a_call(page: str, name
 
 def test_the_pages_name_arguments() -> None:
     assert len([*other_names()]) >= 8
-    assert len([*refused_names()]) >= 11
+    assert len([*refused_names()]) >= 10
 
 
 @pytest.mark.parametrize("make", CLASSES.values(), ids=CLASSES)

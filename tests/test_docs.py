@@ -57,7 +57,8 @@ THEIRS = {
     *("IndexFlat", "IndexHNSWFlat", "IndexIVF", "RemapDimensions", "ScalarQuantizer"),
     *("MetadataFilters", "PrefixCacheAffinityRouter"),
     *("NaN", "NotImplementedError", "OpenAILike", "RedisChatMessageHistory", "SemanticCache"),
-    *("ReActAgent", "RetrieverQueryEngine", "RetrieverTool", "ToolMessage", "TripClick"),
+    *("ProviderStrategy", "ReActAgent", "RetrieverQueryEngine", "RetrieverTool"),
+    *("ThinkingBlock", "ToolMessage", "ToolStrategy", "TripClick"),
     "SessionId",
     *("SimpleVectorStore", "TimeoutStopSec", "TypedDict", "ValueError", "VectorStoreIndex"),
     # Vector stores.

@@ -86,7 +86,7 @@ def strict_schema(schema: Mapping[str, Any], *, asked: bool = False) -> dict[str
     """A copy of a schema that OpenAI's strict mode accepts.
 
     Objects are closed and require all their properties, as OpenAI's own client has it. Remarks are
-    left out, and references with other keywords beside them are resolved. Every answer that
+    left out, and references with other keywords next to them are resolved. Every answer that
     satisfies the result satisfies the schema.
 
     An optional property becomes a required one only if an answer can still say nothing: it may be
@@ -135,8 +135,8 @@ class _Strict:
         if self._count > _MOST_PARTS:
             _refuse("it", f"has more than {_MOST_PARTS} parts")
         schema = _merged(schema)
-        beside = schema.keys() - _REMARKS - {"$ref"}
-        if "$ref" in schema and (beside or schema is self._root):
+        siblings = schema.keys() - _REMARKS - {"$ref"}
+        if "$ref" in schema and (siblings or schema is self._root):
             return self._resolved(schema, at, resolving)
         if not self._asked:
             self._check_keywords(schema, at)
@@ -169,12 +169,12 @@ class _Strict:
     def _resolved(self, schema: _Schema, at: str, resolving: frozenset[str]) -> _Schema:
         reference = schema["$ref"]
         target = self._target(reference, at)
-        beside = {name: value for name, value in schema.items() if name != "$ref"}
+        siblings = {name: value for name, value in schema.items() if name != "$ref"}
         if reference in resolving:  # within itself, where only a bare reference comes to an end
-            if beside.keys() - _REMARKS - {"title", "description"}:
-                _refuse(at, "refers to a schema around it with other keywords beside")
+            if siblings.keys() - _REMARKS - {"title", "description"}:
+                _refuse(at, "refers to a schema around it with other keywords next to it")
             return {"$ref": reference}
-        return self.node({**target, **beside}, at, resolving | {reference})
+        return self.node({**target, **siblings}, at, resolving | {reference})
 
     def _target(self, reference: object, at: str) -> _Schema:
         target: Any = self._root if isinstance(reference, str) else None
@@ -197,7 +197,7 @@ class _Strict:
             _refuse(at, "has a pattern that looks around, which strict mode does not know")
 
     def _type(self, schema: _Schema, at: str) -> None:
-        """Say the type of the values, which strict mode wants to be told."""
+        """Say the type of the values, which strict mode demands."""
         values = _checked(_values(schema), list, at)
         self._values += len(values)
         if self._values > _MOST_VALUES:

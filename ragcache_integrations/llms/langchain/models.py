@@ -51,7 +51,7 @@ from .structured import (
 )
 from .translation import (
     StreamedCalls,
-    beside_text,
+    extra_texts,
     called_tools,
     chat_prompt,
     end_metadata,
@@ -314,7 +314,7 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
             content=answer.text,
             **called_tools(answer.tool_calls),
             usage_metadata=usage_metadata(answer.usage),
-            additional_kwargs=beside_text(answer),
+            additional_kwargs=extra_texts(answer),
             response_metadata={
                 "model_name": self.model_name,
                 **end_metadata(answer),
@@ -329,7 +329,7 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
         message = AIMessageChunk(
             content=chunk.text,
             tool_call_chunks=calls.add(chunk),
-            additional_kwargs=beside_text(chunk),
+            additional_kwargs=extra_texts(chunk),
             response_metadata=metadata,
         )
         if chunk.finish_reason is not None:

@@ -47,7 +47,7 @@ from ragcache_integrations.prompts.completion.langchain import block_document
 __all__ = [
     "REFUSAL",
     "StreamedCalls",
-    "beside_text",
+    "extra_texts",
     "called_tools",
     "chat_prompt",
     "end_metadata",
@@ -146,7 +146,7 @@ def _reasoning(message: AIMessage, model: str) -> dict[str, str]:
     return {}
 
 
-def beside_text(answer: Generation | GenerationChunk) -> dict[str, str]:
+def extra_texts(answer: Generation | GenerationChunk) -> dict[str, str]:
     """What an answer says besides its text, for a message's ``additional_kwargs``."""
     said = {REASONING: answer.reasoning, REFUSAL: answer.refusal}
     return {name: text for name, text in said.items() if text}

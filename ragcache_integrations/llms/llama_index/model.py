@@ -433,7 +433,7 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
         )
 
     def _thinking(self, said: Generation | _SoFar) -> ThinkingBlock:
-        """What the model thought, with what tells whether a server takes it back."""
+        """What the model thought, and whether a server takes it back."""
         origin = {_FIELD: said.reasoning_field, "model": self.model_name}
         return ThinkingBlock(content=said.reasoning, additional_information=origin)
 

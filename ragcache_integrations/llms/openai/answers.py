@@ -86,7 +86,7 @@ class AnswerParser:
     native_finish_reason: str = ""
     reasoning_field: str = ""
     usage: Usage | None = None
-    _beside: list[str] = field(default_factory=list)  # what was written besides the text
+    _other_texts: list[str] = field(default_factory=list)  # what was written besides the text
     _texts: list[str] = field(default_factory=list)
     _calls: list[tuple[object, str]] = field(default_factory=list)  # the server's indices and ids
     _pieces: list[ToolCallPiece] = field(default_factory=list)
@@ -100,7 +100,7 @@ class AnswerParser:
     def written(self) -> str:
         """What the model wrote so far, with names and arguments of the tools that it calls."""
         calls = "".join(piece.name + piece.arguments for piece in self._pieces)
-        return "".join(self._beside) + self.text + calls
+        return "".join(self._other_texts) + self.text + calls
 
     def read(self, data: object) -> GenerationChunk:
         """Read what the server sent; how it ended and what it took are kept, not passed on.
@@ -129,7 +129,7 @@ class AnswerParser:
             self._end(reason)
         message = _message(choice)
         reasoning, refusal = self._new_reasoning(message), _refusal(message)
-        self._beside += [reasoning, refusal]
+        self._other_texts += [reasoning, refusal]
         self._texts.append(text)
         self._pieces += calls
         return GenerationChunk(
@@ -325,7 +325,7 @@ def _raise_message(answer: Mapping[str, Any]) -> None:
 
 
 def error_labels(body: object) -> str:
-    """The code and the type of an error, by which servers tell kinds apart; empty for none."""
+    """The code and the type of an error, by which servers name its kind; empty for none."""
     if not isinstance(body, Mapping):
         return ""
     labels = [body.get(name) for name in ("code", "type", "error_type")]
