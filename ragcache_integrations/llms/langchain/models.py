@@ -51,10 +51,10 @@ from .structured import (
 )
 from .translation import (
     StreamedCalls,
-    extra_texts,
     called_tools,
     chat_prompt,
     end_metadata,
+    extra_texts,
     generation_info,
     logprobs_metadata,
     own_call,

@@ -47,10 +47,10 @@ from ragcache_integrations.prompts.completion.langchain import block_document
 __all__ = [
     "REFUSAL",
     "StreamedCalls",
-    "extra_texts",
     "called_tools",
     "chat_prompt",
     "end_metadata",
+    "extra_texts",
     "generation_info",
     "logprobs_metadata",
     "own_call",
