@@ -7,6 +7,7 @@ The servers here are DeepSeek's (``reasoning_content``, which has to come back),
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -23,8 +24,10 @@ from pydantic import BaseModel
 
 from ragcache_integrations.answers.langchain.plain import CODEC
 from ragcache_integrations.core.generation import SamplingOptions
-from ragcache_integrations.engine import Message, Prompt
+from ragcache_integrations.engine import Message
 from ragcache_integrations.errors import StructuredOutputError
+from ragcache_integrations.langchain import HalfTruncationHistory
+from ragcache_integrations.llama_index import HalfTruncationMemory
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
 from ragcache_integrations.llms.langchain.models import RAGCacheLLM as LangChainLLM
 from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
@@ -453,12 +456,22 @@ def test_a_function_call_in_pieces() -> None:
 # What others keep of a message
 
 
-def test_a_kept_answer_has_it(stub: StubServer) -> None:
-    stub.reply = replying(content="4", reasoning=THOUGHT)
+@pytest.mark.parametrize("said", [{"reasoning": THOUGHT, "content": "4"}, {"refusal": REFUSAL}])
+def test_a_kept_answer_and_a_history_have_it(stub: StubServer, said: dict[str, Any]) -> None:
+    stub.reply = replying(**said)
     message = chat_at(stub).invoke("2 + 2")
     assert CODEC.decode(CODEC.encode(message)) == message
+    history = HalfTruncationHistory(1000, count_tokens=len)
+    history.add_messages([HumanMessage("2 + 2"), message])
+    saved = json.loads(json.dumps(history.to_dict()))
+    restored = HalfTruncationHistory.from_dict(saved, count_tokens=len)
+    assert restored.messages[1] == message
 
-
-def test_a_prompt_for_the_engine_goes_without() -> None:
-    said = Message("assistant", "4", reasoning=THOUGHT, reasoning_field="reasoning")
-    assert Prompt(messages=(said,)).messages[0].text == "4"
+    response = llm_at(stub).chat([ChatMessage("2 + 2")])
+    memory = HalfTruncationMemory(1000, count_tokens=len)
+    memory.put_messages([ChatMessage("2 + 2"), response.message])
+    kept = HalfTruncationMemory.from_dict(memory.to_dict(), count_tokens=len).get()[1]
+    assert (kept.blocks, kept.additional_kwargs) == (
+        response.message.blocks,
+        response.message.additional_kwargs,
+    )
