@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from langchain_core.tools import tool
@@ -300,11 +300,18 @@ def test_tools_of_llama_index(stub: StubServer) -> None:
     assert stub.seen[-1].body["tools"][0]["function"]["strict"] is True
 
 
+class Digits(BaseModel):
+    """Small numbers, which end under random weights, too."""
+
+    digit: int = Field(1, ge=0, le=9)
+    more: dict[str, Literal[1, 2]] = Field(max_length=2)
+
+
 @pytest.mark.engine
 @pytest.mark.parametrize("strict", [None, False, True])
 def test_the_engines_grammar_takes_every_schema(
     engine: RAGCacheEngine, strict: bool | None
 ) -> None:
-    model = ChatRAGCache(engine=engine, max_tokens=64)
-    for kind in (Fee, Perhaps, Fees, Short):
+    model = ChatRAGCache(engine=engine, max_tokens=128)
+    for kind in (Digits, Short):
         assert isinstance(model.with_structured_output(kind, strict=strict).invoke("?"), kind)
