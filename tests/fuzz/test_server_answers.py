@@ -25,6 +25,13 @@ from .bounds import bounded
 from .hostile import JSON, Place, altered_text, damaged, held, places
 
 GOOD: dict[str, Any] = {"role": "assistant", "content": "Rome"}
+BESIDES = {
+    **GOOD,
+    "reasoning_content": "hm",
+    "reasoning": "hm",
+    "refusal": "no",
+    "function_call": {},
+}
 CHOICE = {"index": 0, "message": GOOD, "finish_reason": "stop"}
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 LOGPROBS = {"content": [{"token": "Rome", "logprob": -0.5, "top_logprobs": []}]}
@@ -40,6 +47,8 @@ ANSWERS = [
         usage=USAGE | {"prompt_tokens_details": {"cached_tokens": 5}},
     ),
     whole({"index": 0, "text": "Rome", "finish_reason": "stop"}, usage=USAGE),
+    whole({"index": 0, "message": BESIDES, "finish_reason": "stop"}, usage=USAGE),
+    whole({"index": 0, "delta": BESIDES, "finish_reason": "stop"}, usage=USAGE),
     whole({"index": 0, "delta": GOOD, "finish_reason": "stop"}, usage=USAGE),
 ]
 ERRORS: list[dict[str, Any]] = [

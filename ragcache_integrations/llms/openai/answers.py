@@ -192,7 +192,7 @@ class AnswerParser:
     def _new_calls(self, choice: Mapping[str, Any]) -> tuple[ToolCallPiece, ...]:
         message = _message(choice)
         calls, function = message.get("tool_calls"), message.get("function_call")
-        if not calls and isinstance(function, Mapping):
+        if not calls and isinstance(function, Mapping) and (function.get("name") or self._calls):
             calls = [{"index": 0, "function": function}]  # the protocol before it had tools
         if calls is None:
             return ()
