@@ -1,7 +1,7 @@
 """Prompts: their parts, documents and tools, and how they become tokens."""
 
 from .chat_template import NO_TOOLS, Reasoning
-from .hidden_values import ValueHider, texts_in
+from .hidden_values import TEMPLATE_WORDS, ValueHider, texts_in
 from .placeholders import ChangedContentError, Placeholders
 from .prompt import LiteralText, MarkedText, Message, Part, Prompt, PromptDocument, part_text
 from .rendering import (
@@ -64,6 +64,7 @@ __all__ = [
     "STEP",
     "STEPS_BEFORE",
     "STEP_CHARACTERS",
+    "TEMPLATE_WORDS",
     "TOOL_CHOICES",
     "ChangedContentError",
     "DocumentSpan",

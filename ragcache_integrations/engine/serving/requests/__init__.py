@@ -2,7 +2,7 @@
 
 from .documents import CHAT_PATH, COMPLETION_PATH, DocumentReader, check_spans
 from .fields import check_fields, has_grammar, refuse_marks, with_strict_tools
-from .guard import MarkupGuard, is_guarded
+from .guard import MarkupGuard, RenderedGuard, is_guarded
 from .pins import pass_pin_on, pin_ticket
 from .reading import DISCARDED, parse_json, read_body
 from .reuse import ReuseFields
@@ -14,6 +14,7 @@ __all__ = [
     "DISCARDED",
     "DocumentReader",
     "MarkupGuard",
+    "RenderedGuard",
     "ReuseFields",
     "check_fields",
     "check_spans",

@@ -59,6 +59,10 @@ class HiddenChat:
         self.placeholders = Placeholders(texts_in(fields))
         self._hide = ValueHider(self.placeholders, encoder).hide
         hidden = {name: self._hide(value) for name, value in fields.items() if name != "messages"}
+        own = body.get("chat_template_kwargs")
+        if isinstance(own, dict) and "chat_template" in own:
+            # The application's, which vLLM uses only if its settings allow that.
+            hidden["chat_template_kwargs"]["chat_template"] = own["chat_template"]
         messages = [
             self._message(message, content)
             for message, content in zip(body["messages"], contents, strict=True)

@@ -95,14 +95,18 @@ class DocumentReader:
         tokenizer: The model's tokenizer.
         template: Applies the model's chat template.
         source: The model's chat template; empty if it is unknown.
+        rendered: Whether what the server renders by itself is checked by a :class:`RenderedGuard`.
     """
 
-    def __init__(self, tokenizer: Any, template: Template, source: str = "") -> None:
+    def __init__(
+        self, tokenizer: Any, template: Template, source: str = "", *, rendered: bool = False
+    ) -> None:
         self._renderer = PromptRenderer(tokenizer)
         self._encoder = self._renderer.encoder
         self._template = template
         self._reasoning = Reasoning(source)
         self._guard = MarkupGuard(self._encoder.holds_markup, self._encoder.markup)
+        self._rendered = rendered
         # Tokens at the beginning of raw text, such as <s>; chat templates write them themselves.
         self._head = leading_special_tokens(tokenizer)
 
@@ -132,8 +136,10 @@ class DocumentReader:
         prompt = body.get("prompt")
         if path == COMPLETION_PATH and isinstance(prompt, list) and _any_dict(prompt):
             return await self._completion(body, prompt)
-        if is_guarded(path, body):
+        if is_guarded(path, body, rendered=self._rendered):
             await asyncio.to_thread(self._guard.check, body)
+        else:
+            self._guard.check_roles(body)
         return body, sent
 
     async def _chat(self, chat: _Chat) -> tuple[dict[str, Any], int]:
@@ -145,7 +151,8 @@ class DocumentReader:
             object_in(body, "vllm_xargs")
         pieces = await self._pieces(chat)
         if pieces is None:
-            await asyncio.to_thread(self._guard.check, body)
+            if is_guarded(CHAT_PATH, body, rendered=self._rendered):
+                await asyncio.to_thread(self._guard.check, body)
             return body, 0
         rendered = await self._render(body, self._renderer.render_conversation, pieces)
         if body.get("add_special_tokens") is True:

@@ -1,37 +1,54 @@
 """Refuses requests whose texts would be read as markup.
 
-If vLLM makes a prompt itself, it tokenises a chat's whole text, including its contents, so that
-markup in a content would be read as markup: a request with such a content is refused. Roles with
-markup are refused everywhere, because templates must see roles: they compare them, and may write
-them between brackets.
+If vLLM makes a chat's prompt itself, it tokenises the template's text together with the contents, so
+that markup in a content would be read as markup. Such a request is refused, in one of two ways:
+
+- :class:`RenderedGuard` looks at what is rendered. vLLM has parsed the request by then, whatever its
+  route, fields and escapes, and the chat template has written what it writes. The template is applied
+  a second time, to harmless texts of the same lengths. Both results must have the same control tokens
+  in the same places; otherwise a text of the request made, moved or hid one.
+- :class:`MarkupGuard` looks at what was sent, wherever the first way is impossible: routes that
+  apply no template, models without a template in Jinja. It refuses a control token in any text.
+
+Roles with markup are refused everywhere, because templates must see roles: they compare them, and may
+write them between brackets.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ragcache_integrations.core.prompt import TEMPLATE_WORDS, TextEncoder
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 
-__all__ = ["MarkupGuard", "is_guarded"]
+__all__ = ["MarkupGuard", "RenderedGuard", "is_guarded"]
 
 # At these paths the application writes the prompt itself, as text or tokens, or nothing is
 # generated.
 _PROMPTS = frozenset(
     {
         *("/v1/completions", "/v1/completions/render", "/v1/completions/derender"),
-        *("/v1/chat/completions/derender", "/tokenize", "/detokenize", "/inference/v1/generate"),
+        *("/v1/chat/completions/derender", "/detokenize", "/inference/v1/generate"),
     }
 )
 # At these paths, too, unless the request has messages.
 _INPUTS = frozenset(
     {
         *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score"),
-        *("/rerank", "/v1/rerank", "/v2/rerank", "/invocations"),
+        *("/rerank", "/v1/rerank", "/v2/rerank", "/invocations", "/tokenize"),
     }
 )
-# Fields whose text never gets into a prompt.
+# At these paths vLLM writes texts into a prompt by the chat template alone.
+_TEMPLATED = _INPUTS | {
+    *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/chat/completions/render"),
+    *("/v1/responses", "/v1/responses/render", "/v1/messages", "/v1/messages/render"),
+    *("/v1/messages/count_tokens", "/cohere/v2/chat", "/cohere/v2/chat/render"),
+}
+# Fields of a request whose text never gets into a prompt.
 _SETTINGS = frozenset(
     {
         *("model", "stop", "stop_sequences", "bad_words", "user", "cache_salt", "chat_template"),
@@ -50,9 +67,30 @@ _ROLES = frozenset(
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
-def is_guarded(path: str, body: Mapping[str, Any]) -> bool:
-    """Whether vLLM writes contents of this request into a prompt."""
-    return path not in _PROMPTS and (path not in _INPUTS or "messages" in body)
+_NAME = re.compile(r"[A-Za-z0-9_$.:-]{1,128}")
+_PARTS = frozenset(
+    {
+        *("image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video"),
+        *("video_url", "vision_chunk", "tool_reference", "thinking", "refusal", "json"),
+    }
+)
+"""Types of content parts, which templates compare."""
+
+_ESCAPED_CHARACTER = re.compile(r"\\+u([0-9a-fA-F]{4})")
+_MOST_NAMES = 4096
+
+
+def is_guarded(path: str, body: Mapping[str, Any], *, rendered: bool = False) -> bool:
+    """Whether the texts of a request must hold no markup.
+
+    Args:
+        path: The request's path.
+        body: The request.
+        rendered: Whether all results of the chat template are checked (:class:`RenderedGuard`).
+    """
+    if path in _PROMPTS or (path in _INPUTS and "messages" not in body):
+        return False
+    return not (rendered and path in _TEMPLATED)
 
 
 class MarkupGuard:
@@ -85,8 +123,10 @@ class MarkupGuard:
         for name, value in body.items():
             if name in _SETTINGS:
                 continue
+            if name == "chat_template_kwargs" and isinstance(value, dict):
+                value = {key: item for key, item in value.items() if key != "chat_template"}
             for text in _texts(value):
-                if self._is_markup(text):
+                if self._is_markup(text) or ("\\" in text and self._is_markup(_unescaped(text))):
                     raise _refusal(name)
 
     def check_roles(self, body: Mapping[str, Any]) -> None:
@@ -134,8 +174,197 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, dict):
         for key, item in value.items():
             yield key
-            if key not in _SETTINGS:
-                yield from _texts(item)
+            yield from _texts(item)
+
+
+def _unescaped(text: str) -> str:
+    """A text without the escapes of JSON, however deep it is JSON within JSON."""
+    units = _ESCAPED_CHARACTER.sub(lambda match: chr(int(match[1], 16)), text).replace("\\", "")
+    return units.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+class RenderedGuard:
+    """Refuses chats whose texts change the control tokens of what the template writes.
+
+    Args:
+        encoder: Encoder of the tokenizer that reads the template's result.
+    """
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        self._markup_in = encoder.markup_in
+        self._roles = MarkupGuard(encoder.holds_markup, encoder.markup)
+        self._names = _Names(encoder.markup)
+
+    def check(
+        self,
+        render: Callable[[list[Any], dict[str, Any]], str],
+        sent: str,
+        conversation: Sequence[Mapping[str, Any]],
+        arguments: Mapping[str, Any],
+        texts: Sequence[Sequence[str]] = (),
+    ) -> None:
+        """Check what a template writes for a conversation.
+
+        Args:
+            render: Applies the template to a conversation and further arguments.
+            sent: What it wrote for these.
+            conversation: The messages as the template gets them.
+            arguments: The template's further arguments, such as ``tools``; ``chat_template`` is the
+                application's own.
+            texts: For each message, the texts that its content was made from if the server itself
+                has added to them, for example placeholders of images; empty for other messages.
+
+        Raises:
+            RequestRefusedError: A text of the request makes, moves or hides a control token.
+        """
+        self._roles.check_roles({"messages": conversation})
+        twin = _Twin(self._names)
+        harmless = render(
+            [
+                twin.message(message, known)
+                for message, known in itertools.zip_longest(
+                    conversation, texts[: len(conversation)], fillvalue=()
+                )
+            ],
+            {
+                name: value if name == "chat_template" else twin.of(value)
+                for name, value in arguments.items()
+            },
+        )
+        if self._markup_in(sent) != self._markup_in(harmless):
+            raise _refusal("the request")
+
+
+class _Names:
+    """Which texts a template may see in a harmless request, and the characters that others get.
+
+    Templates evaluate names, and words of the protocol. Such a text stays if no control token holds
+    it, so that no template can make a control token of it.
+
+    Args:
+        markup: The texts of all control tokens.
+    """
+
+    def __init__(self, markup: Iterable[str]) -> None:
+        self._markup = "\n".join(markup).casefold()
+        cores = (re.sub(r"^[\W_]+|[\W_]+$", "", token) for token in self._markup.split("\n"))
+        self._words = (TEMPLATE_WORDS | _PARTS) - set(cores)
+        # A placeholder of each width that a character has in JSON.
+        self.letters = self._absent(string.ascii_lowercase + string.digits + "жщыэюя")
+        self.wide = self._absent("éèêëïîç")[0]
+        self.astral = self._absent("\U00010428\U00010429\U0001042a")[0]
+
+    def _absent(self, characters: str) -> str:
+        """Those characters that are in no control token."""
+        absent = "".join(character for character in characters if character not in self._markup)
+        if not absent:
+            msg = "each character that stands for text is in one of the model's control tokens"
+            raise ValueError(msg)
+        return absent
+
+    def keeps(self, text: str, name: str = "") -> bool:
+        """Whether a text stays as it is.
+
+        Args:
+            text: The text.
+            name: The field that holds it; empty for none.
+        """
+        if text in self._words or (name == "type" and text in TEMPLATE_WORDS | _PARTS):
+            return True
+        return _NAME.fullmatch(text) is not None and text.casefold() not in self._markup
+
+
+class _Twin:
+    """The same request with harmless texts of the same lengths.
+
+    White space, quotation marks and backslashes stay, because templates trim the former and write
+    the latter as two characters in JSON. Everything else becomes a character that is in no control
+    token, so that whatever looks like a control token in the result is the template's own.
+
+    Args:
+        names: What stays.
+    """
+
+    def __init__(self, names: _Names) -> None:
+        self._names = names
+        self._shape = _Shape(names)
+
+    def message(self, message: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+        """The twin of a message; its role stays, which was checked before."""
+        twin: dict[str, Any] = {
+            name: value if name == "role" else self.of(value, name)
+            for name, value in message.items()
+        }
+        if texts and isinstance(message.get("content"), str):
+            twin["content"] = self._between(message["content"], texts)
+        return twin
+
+    def of(self, value: Any, name: str = "") -> Any:
+        """The twin of a JSON value."""
+        if isinstance(value, str):
+            return value if self._names.keeps(value, name) else value.translate(self._shape)
+        if isinstance(value, list | tuple):
+            return [self.of(item, name) for item in value]
+        if isinstance(value, Mapping):
+            keys = self._keys(value)
+            return {keys[key]: self.of(item, key) for key, item in value.items()}
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        raise _refusal("the request")  # an object that could hold any text
+
+    def _between(self, content: str, texts: Sequence[str]) -> str:
+        """The twin of a content that the server made of texts: what it has added stays."""
+        pieces, end = [], len(content)
+        for text in reversed(texts):
+            start = content.rfind(text, 0, end)
+            if start < 0:
+                return content.translate(self._shape)
+            pieces += [content[start + len(text) : end], text.translate(self._shape)]
+            end = start
+        return content[:end] + "".join(reversed(pieces))
+
+    def _keys(self, value: Mapping[Any, Any]) -> dict[Any, Any]:
+        """The twins of an object's names, which remain different."""
+        twins = {
+            key: key for key in value if not isinstance(key, str) or self._names.keeps(key)
+        }
+        taken = set(twins)
+        for key in value:
+            if key not in twins:
+                twin = next((name for name in self._named(key) if name not in taken), None)
+                if twin is None:
+                    raise _refusal("the request")
+                twins[key] = twin
+                taken.add(twin)
+        return twins
+
+    def _named(self, key: str) -> Iterator[str]:
+        """Harmless names as long as this one."""
+        base = key.translate(self._shape)
+        yield base
+        letters = self._names.letters
+        places = [at for at, character in enumerate(base) if character == letters[0]]
+        for choice in itertools.islice(itertools.product(letters, repeat=len(places)), _MOST_NAMES):
+            name = list(base)
+            for at, letter in zip(reversed(places), reversed(choice), strict=True):
+                name[at] = letter
+            yield "".join(name)
+
+
+class _Shape(dict[int, int]):
+    """A table for :meth:`str.translate` that keeps a text's lengths, in JSON, too."""
+
+    def __init__(self, names: _Names) -> None:
+        super().__init__()
+        self._letter, self._wide, self._astral = map(ord, (names.letters[0], names.wide, names.astral))
+
+    def __missing__(self, code: int) -> int:
+        character = chr(code)
+        if character in '"\\\x7f' or character < " " or character.isspace():
+            return code
+        if code < 0x80:  # noqa: PLR2004 - ASCII
+            return self._letter
+        return self._wide if code < 0x10000 else self._astral  # noqa: PLR2004 - \uXXXX in JSON
 
 
 def _refusal(name: str) -> RequestRefusedError:
