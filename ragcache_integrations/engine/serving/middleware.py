@@ -24,7 +24,7 @@ from ragcache_integrations.engine.protocol import SLOW_DTYPE, Counters
 from .counts import Refused, metrics_text
 from .lifecycle import Lifecycle, State
 from .observing import Observer, Send, respond
-from .pin_refusals import take_pin_refusal
+from .pin_refusals import await_pin_refusal, forget_pin_refusal, read_pin_refusal
 from .pulse import PulseWatch
 from .refusals import RequestRefusedError
 from .repeating import repeat_failed
@@ -37,6 +37,7 @@ from .requests import (
     ReuseFields,
     check_fields,
     check_spans,
+    decoded,
     has_grammar,
     is_guarded,
     parse_json,
@@ -72,6 +73,7 @@ CLIENT_ERRORS = range(400, 500)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _LOGGED_PATH_CHARACTERS = 200
+_CODING = b"content-encoding"
 _RETRY_SECONDS = b"1"
 
 
@@ -262,7 +264,7 @@ class ServingMiddleware:
         request_id: str,
         request: _Request,
     ) -> None:
-        refusal = partial(take_pin_refusal, self._settings.folder, request.ticket)
+        refusal = partial(read_pin_refusal, self._settings.folder, request.ticket)
         observer = Observer(
             send,
             request_id,
@@ -272,10 +274,12 @@ class ServingMiddleware:
         )
         length = b"%d" % len(request.raw)
         scope = _with_headers(
-            scope, {b"content-length": length, b"x-request-id": request_id.encode()}
+            scope, {b"content-length": length, b"x-request-id": request_id.encode()}, without=_CODING
         )
         if request.counted:
             self._counters.started()
+        if request.ticket:
+            await_pin_refusal(self._settings.folder, request.ticket)
         try:
             await self._app(scope, _replaying(request.raw, receive), observer.send)
         except asyncio.CancelledError:
@@ -288,6 +292,8 @@ class ServingMiddleware:
             observer.crashed()
             raise
         finally:
+            if request.ticket:
+                forget_pin_refusal(self._settings.folder, request.ticket)
             if request.salt:  # vLLM computes nothing for a request that it refuses
                 self._tenants.settle(request.salt, served=observer.status not in CLIENT_ERRORS)
             self._record(scope, path, observer, request_id, request)
@@ -298,9 +304,12 @@ class ServingMiddleware:
         raw = await read_body(receive, self._settings.max_prompt_bytes, declared)
         if raw is None:
             return None
+        codings = b",".join(value for key, value in scope["headers"] if key == _CODING)
+        if codings and raw:
+            raw = await asyncio.to_thread(decoded, raw, codings, self._settings.max_prompt_bytes)
         request = _Request(raw, counted=path in GENERATING and scope["method"] == "POST")
         kind = (_header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
-        if raw and kind == b"application/json":
+        if raw and (kind == b"application/json" or kind.endswith(b"+json")):
             request.body = parse_json(raw)
         if isinstance(request.body, dict):
             request.grammar = has_grammar(request.body)
@@ -456,10 +465,11 @@ def _header(scope: Scope, name: bytes) -> bytes | None:
     return next((value for key, value in scope["headers"] if key == name), None)
 
 
-def _with_headers(scope: Scope, new: dict[bytes, bytes]) -> Scope:
+def _with_headers(scope: Scope, new: dict[bytes, bytes], without: bytes = b"") -> Scope:
     """The request with these headers replaced, and the same state, in which vLLM stores usage."""
     scope.setdefault("state", {})
-    headers = [(name, value) for name, value in scope["headers"] if name not in new]
+    old = {*new, without}
+    headers = [(name, value) for name, value in scope["headers"] if name not in old]
     return {**scope, "headers": [*headers, *new.items()]}
 
 

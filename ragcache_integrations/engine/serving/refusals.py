@@ -15,6 +15,7 @@ _KINDS = {
     408: "RequestTimeoutError",
     413: "RequestEntityTooLargeError",
     414: "RequestURITooLongError",
+    415: "UnsupportedMediaTypeError",
     429: "RateLimitError",
     431: "RequestHeaderFieldsTooLargeError",
     503: "ServiceUnavailableError",

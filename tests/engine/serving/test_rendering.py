@@ -49,7 +49,7 @@ TEMPLATE = """\
 {%- endfor %}
 {%- for m in messages %}<|{{ m.role }}|>{{ ' ' + m.name if m.name }}
 {%- if m.reasoning_content %}<|pad|>{{ m.reasoning_content }}<|pad|>{% endif %}
-{%- if m.content is string %}{{ (m.content.split('</think>')[-1]).lstrip('\\n') }}
+{%- if m.content is string %}{{ m.content | trim }}
 {%- else %}{% for part in m.content or [] %}{{ part.text }}{% endfor %}{% endif %}
 {%- for call in m.tool_calls or [] %}<|tool|><|{{ call.function.name }}|>
 {{- call.function.arguments | tojson }}{{ call.id }}

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
 from typing import Any
 
+from httptools import HttpRequestParser
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -52,6 +54,9 @@ LINGER_SECONDS = 2.0
 LINGER_BYTES = 1 << 20
 """How long and how much a refused client may still send; the bytes are discarded. If the connection
 were closed while the client sends, it would see a broken connection and not read the answer."""
+
+UPGRADING = frozenset({b"upgrade", b"http2-settings"})
+"""Headers, and words of the header ``Connection``, that ask for another protocol."""
 
 UNREADABLE = "this is no HTTP/1.1 request that can be read"
 
@@ -122,6 +127,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._received = self._pending = 0
         self._url_bytes = self._head_bytes = self._fields = self._chunks = self._held = 0
         self._discarded = 0
+        # The head of a request for a protocol that is not spoken here, without that wish, and the
+        # number of the current piece's bytes that the parser took until there.
+        self._plain_head, self._taken = b"", 0
         self._watched: _Phase | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
@@ -171,6 +179,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._received += len(piece)
             self._pending += len(piece)
             super().data_received(piece)
+            while self._plain_head and not self._has_ended():
+                piece = self._without_upgrade(piece[self._taken :])
+                super().data_received(piece)
             if self._has_ended():
                 return
             self._check_received()
@@ -200,7 +211,41 @@ class BoundedProtocol(HttpToolsProtocol):
             self._entered = None
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: a request for another protocol is answered in this one."""
+        """Log nothing: a request for another protocol is answered in this one.
+
+        The parser raises at the end of such a request's head, and says there how far it has read.
+        """
+        error = sys.exception()
+        self._taken = error.args[0] if error is not None and error.args else 0
+
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """Begin to parse a request again, without its wish for another protocol.
+
+        HTTP says to ignore a wish that cannot be fulfilled, but the parser gives up a request with
+        one: it takes the body for data of the other protocol. Java's client sends ``Upgrade: h2c``
+        with all that it sends first.
+
+        Returns:
+            The request's head and the rest of the bytes.
+        """
+        head, self._plain_head = self._plain_head, b""
+        self.parser = HttpRequestParser(self)
+        return head + rest
+
+    def _is_ignored_upgrade(self) -> bool:
+        asked: bool = self.parser.should_upgrade()
+        return asked and self._get_upgrade() is not None and not self._should_upgrade()
+
+    def _head_without_upgrade(self) -> bytes:
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                words = [word.strip() for word in value.split(b",")]
+                value = b", ".join(word for word in words if word.lower() not in UPGRADING)
+            if name not in UPGRADING and (value or name != b"connection"):
+                lines.append(b"%s: %s" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
 
     # The parser's callbacks
 
@@ -231,6 +276,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin the body."""
+        if self._is_ignored_upgrade():
+            self._plain_head = self._head_without_upgrade()
+            return
         super().on_headers_complete()
         if not self.pipeline:
             self._answering = self.cycle
@@ -252,6 +300,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End a request."""
+        if self._plain_head:
+            return
         super().on_message_complete()
         self._release()
         self._phase = _Phase.BETWEEN

@@ -4,7 +4,7 @@ from .documents import CHAT_PATH, COMPLETION_PATH, DocumentReader, check_spans
 from .fields import check_fields, has_grammar, refuse_marks, with_strict_tools
 from .guard import MarkupGuard, RenderedGuard, is_guarded
 from .pins import pass_pin_on, pin_ticket
-from .reading import DISCARDED, parse_json, read_body
+from .reading import DISCARDED, decoded, parse_json, read_body
 from .reuse import ReuseFields
 from .steps import pass_steps_on
 
@@ -18,6 +18,7 @@ __all__ = [
     "ReuseFields",
     "check_fields",
     "check_spans",
+    "decoded",
     "has_grammar",
     "is_guarded",
     "parse_json",

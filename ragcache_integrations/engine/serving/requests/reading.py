@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import re
+import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from ragcache_integrations.engine.serving.refusals import Headers, RequestRefusedError
 
-__all__ = ["MAX_DEPTH", "parse_json", "read_body"]
+__all__ = ["MAX_DEPTH", "decoded", "parse_json", "read_body"]
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -25,6 +26,9 @@ theirs."""
 DISCARDED = 4
 """A larger body is read and discarded up to this many times the limit: a client that still sends
 when the connection is closed never sees the reason."""
+
+CODINGS = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+"""Window sizes of zlib for each content coding that a body may have."""
 
 CLOSING: Headers = [(b"connection", b"close")]
 
@@ -67,6 +71,51 @@ async def read_body(receive: Receive, limit: int, declared: bytes | None) -> byt
     if size > limit:
         raise _too_large(limit)
     return b"".join(chunks)
+
+
+def decoded(raw: bytes, codings: bytes, limit: int) -> bytes:
+    """Decode a body.
+
+    Args:
+        raw: The body as it was sent.
+        codings: Its content codings, as in the header ``Content-Encoding``; empty for none.
+        limit: The most bytes to decode.
+
+    Raises:
+        RequestRefusedError: The codings are not supported, the body does not have them, or it would
+            be larger than the limit.
+    """
+    names = [name.strip().lower() for name in codings.split(b",")]
+    names = [name for name in names if name not in {b"", b"identity"}]
+    if not names:
+        return raw
+    if len(names) > 1 or names[0] not in CODINGS:
+        msg = (
+            f"a body may be encoded once, as gzip or deflate, or as nothing, "
+            f"got {codings[:100].decode('latin-1')!r}"
+        )
+        raise RequestRefusedError(415, msg, [(b"accept-encoding", b"gzip, deflate")])
+    window = CODINGS[names[0]]
+    if names[0] == b"deflate" and not _has_zlib_head(raw):
+        window = -zlib.MAX_WBITS  # as many clients understand the name
+    decoder = zlib.decompressobj(window)
+    try:
+        body = decoder.decompress(raw, limit + 1)
+    except zlib.error as error:
+        raise _damaged(names[0]) from error
+    if len(body) > limit:
+        raise _too_large(limit)
+    if not decoder.eof or decoder.unused_data:
+        raise _damaged(names[0])
+    return body
+
+
+def _has_zlib_head(raw: bytes) -> bool:
+    return len(raw) > 1 and raw[0] & 0xF == zlib.DEFLATED and (raw[0] << 8 | raw[1]) % 31 == 0
+
+
+def _damaged(coding: bytes) -> RequestRefusedError:
+    return RequestRefusedError(400, f"the body is not one whole {coding.decode()} stream")
 
 
 def parse_json(raw: bytes) -> Any:

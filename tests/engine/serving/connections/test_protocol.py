@@ -420,6 +420,43 @@ class TestUpgrades:
                 writer.close()
             assert {scope["type"] for scope in server.application.scopes} == {"http"}
 
+    @pytest.mark.parametrize("protocol", [b"h2c", b"websocket", b"unknown/1"])
+    @pytest.mark.parametrize("step", [1 << 20, 1, 7, 64])
+    @pytest.mark.parametrize("in_chunks", [False, True])
+    async def test_a_wish_for_another_protocol_takes_no_body(
+        self, protocol: bytes, step: int, in_chunks: bool
+    ) -> None:
+        """Java's client sends one with its first request."""
+        words = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\n" % protocol
+        words += b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+        one = (chunked(b"body") if in_chunks else post(b"body")).replace(b"Host: x\r\n", b"")
+        line, rest = one.split(b"\r\n", 1)
+        sent = (line + b"\r\nHost: x\r\nX-Kept: y\r\n" + words + rest) * 3 + CLOSING
+        async with bounded() as server:
+            reader, writer = await server.connect()
+            for at in range(0, len(sent), step):
+                writer.write(sent[at : at + step])
+                await asyncio.sleep(0)
+            assert statuses(await exchange(reader, writer, b"")) == [200] * 4
+            writer.close()
+            assert server.application.bodies == [b"body"] * 3 + [b""]
+            for scope in server.application.scopes[:3]:
+                headers = dict(scope["headers"])
+                assert headers[b"x-kept"] == b"y"
+                assert not headers.keys() & {b"upgrade", b"http2-settings", b"connection"}
+            assert await server.empty()
+
+    async def test_the_bounds_hold_for_such_requests(self) -> None:
+        wish = b"Connection: close, upgrade\r\nUpgrade: h2c\r\n"
+        head = b"POST / HTTP/1.1\r\nHost: x\r\n" + wish
+        async with bounded(max_headers=5, max_prompt_bytes=1000) as server:
+            assert statuses(await server.exchange(head + b"A: b\r\nC: d\r\nE: f\r\n\r\n")) == [431]
+            twice = b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab"
+            assert statuses(await server.exchange(head + twice)) == [400]
+            long = b"Content-Length: 5000\r\n\r\n" + b"a" * 5000
+            assert statuses(await server.exchange(head + long)) == [413]
+            assert await server.empty()
+
     async def test_who_upgrades_stays_counted(self) -> None:
         async with bounded(websockets=True, max_connections_per_client=1) as server:
             reader, writer = await server.connect()
