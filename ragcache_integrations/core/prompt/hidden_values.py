@@ -42,9 +42,7 @@ class ValueHider:
     def __init__(self, placeholders: Placeholders, encoder: TextEncoder) -> None:
         # Names that become markup if a template puts them into brackets, as think becomes <think>.
         # Templates may change the case, too.
-        self._cores = {
-            re.sub(r"^[\W_]+|[\W_]+$", "", token).casefold() for token in encoder.markup
-        }
+        self._cores = {re.sub(r"^[\W_]+|[\W_]+$", "", token).casefold() for token in encoder.markup}
         self._is_markup = encoder.holds_markup
         self._placeholders = placeholders
         self._known: dict[str, str] = {}

@@ -26,8 +26,8 @@ from vllm.platforms import current_platform
 from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from ragcache_integrations.engine.in_vllm.driver import connector_config, slow_dtype
 from ragcache_integrations.core.prompt import TextEncoder
+from ragcache_integrations.engine.in_vllm.driver import connector_config, slow_dtype
 from ragcache_integrations.engine.tool_parsers import find_tool_parser
 
 from .connections import Bounds, Clients
@@ -236,8 +236,8 @@ def guard_rendering(state: Any) -> bool:
     Returns:
         Whether all chats are checked there. Models that have no template in Jinja are not.
     """
-    online = getattr(state, "online_renderer", None)
-    renderer = getattr(online, "renderer", None)
+    online: Any = getattr(state, "online_renderer", None)
+    renderer: Any = getattr(online, "renderer", None)
     if HfRenderer is None or type(renderer) is not HfRenderer or online.use_harmony:
         return False
     guard = _RenderingGuard(renderer)
@@ -291,7 +291,9 @@ class _RenderingGuard:
 def _texts_beside(message: Any) -> list[str]:
     """The texts of a content that has other parts, too, for which vLLM writes placeholders."""
     content = message.get("content")
-    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    parts = (
+        [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    )
     texts = [part.get("text", part.get("refusal", part.get("thinking"))) for part in parts]
     known = [text for text in texts if isinstance(text, str)]
     return known if len(known) < len(parts) else []

@@ -274,7 +274,9 @@ class ServingMiddleware:
         )
         length = b"%d" % len(request.raw)
         scope = _with_headers(
-            scope, {b"content-length": length, b"x-request-id": request_id.encode()}, without=_CODING
+            scope,
+            {b"content-length": length, b"x-request-id": request_id.encode()},
+            without=_CODING,
         )
         if request.counted:
             self._counters.started()

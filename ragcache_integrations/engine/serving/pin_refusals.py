@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["await_pin_refusal", "forget_pin_refusal", "refuse_pin", "read_pin_refusal"]
+__all__ = ["await_pin_refusal", "forget_pin_refusal", "read_pin_refusal", "refuse_pin"]
 
 _TICKET = re.compile(r"[0-9a-f]{32}")
 

@@ -8,11 +8,13 @@ import json
 import math
 import re
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -164,7 +166,14 @@ def test_a_pin_beyond_its_quota_is_refused_and_the_next_is_not(server: Server) -
     with pytest.raises(AssertionError, match=words):
         for _ in events(server, "/v1/chat/completions", body):
             pass
+    folders = Path(tempfile.gettempdir())
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", server.port)) as gone:
+            raw = json.dumps(body).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}"
+            gone.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + raw)
     assert server.chat(passages(f"p{number}", 300), **tenant)[0] == 200, "without a pin"
+    assert not [*folders.glob("ragcache-serve-*/" + "[0-9a-f]" * 32)]
     for pinned in range(number):
         status, said = server.chat(passages(f"p{pinned}", 300), pin=False, **tenant)
         assert status == 200, said

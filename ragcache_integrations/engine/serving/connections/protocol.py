@@ -240,10 +240,11 @@ class BoundedProtocol(HttpToolsProtocol):
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
         for name, value in self.headers:
-            if name == b"connection":
-                words = [word.strip() for word in value.split(b",")]
-                value = b", ".join(word for word in words if word.lower() not in UPGRADING)
-            if name not in UPGRADING and (value or name != b"connection"):
+            words = [word.strip() for word in value.split(b",")] if name == b"connection" else []
+            kept = [word for word in words if word.lower() not in UPGRADING]
+            if kept:
+                lines.append(b"%s: %s" % (name, b", ".join(kept)))
+            elif not words and name not in UPGRADING:
                 lines.append(b"%s: %s" % (name, value))
         return b"\r\n".join([*lines, b"", b""])
 

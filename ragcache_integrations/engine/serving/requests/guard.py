@@ -1,17 +1,18 @@
 """Refuses requests whose texts would be read as markup.
 
-If vLLM makes a chat's prompt itself, it tokenises the template's text together with the contents, so
-that markup in a content would be read as markup. Such a request is refused, in one of two ways:
+If vLLM makes a chat's prompt itself, it tokenises the template's text together with the contents,
+so that markup in a content would be read as markup. Such a request is refused, in one of two ways:
 
-- :class:`RenderedGuard` looks at what is rendered. vLLM has parsed the request by then, whatever its
-  route, fields and escapes, and the chat template has written what it writes. The template is applied
-  a second time, to harmless texts of the same lengths. Both results must have the same control tokens
-  in the same places; otherwise a text of the request made, moved or hid one.
-- :class:`MarkupGuard` looks at what was sent, wherever the first way is impossible: routes that
-  apply no template, models without a template in Jinja. It refuses a control token in any text.
+- :class:`RenderedGuard` looks at what is rendered. By then vLLM has parsed the request, whatever
+  its route, fields and escapes. The template is applied a second time, to harmless texts of the
+  same lengths. Both results must have the same control tokens in the same places; otherwise a text
+  of the request made, moved or hid one.
+- :class:`MarkupGuard` looks at what was sent, wherever the first way is impossible: on routes that
+  apply no template, and for models without a template in Jinja. It refuses a control token in any
+  text.
 
-Roles with markup are refused everywhere, because templates must see roles: they compare them, and may
-write them between brackets.
+Roles with markup are refused everywhere, because templates must see roles: they compare them, and
+may write them between brackets.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ _PARTS = frozenset(
 """Types of content parts, which templates compare."""
 
 _ESCAPED_CHARACTER = re.compile(r"\\+u([0-9a-fA-F]{4})")
+_ARGUMENTS = "chat_template_kwargs"
+_ANY = "the request"
 _MOST_NAMES = 4096
 
 
@@ -123,9 +126,7 @@ class MarkupGuard:
         for name, value in body.items():
             if name in _SETTINGS:
                 continue
-            if name == "chat_template_kwargs" and isinstance(value, dict):
-                value = {key: item for key, item in value.items() if key != "chat_template"}
-            for text in _texts(value):
+            for text in _texts(_without_template(value) if name == _ARGUMENTS else value):
                 if self._is_markup(text) or ("\\" in text and self._is_markup(_unescaped(text))):
                     raise _refusal(name)
 
@@ -177,6 +178,13 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
+def _without_template(arguments: Any) -> Any:
+    """Arguments of the chat template without one of its own, which is the application's."""
+    if not isinstance(arguments, dict):
+        return arguments
+    return {key: item for key, item in arguments.items() if key != "chat_template"}
+
+
 def _unescaped(text: str) -> str:
     """A text without the escapes of JSON, however deep it is JSON within JSON."""
     units = _ESCAPED_CHARACTER.sub(lambda match: chr(int(match[1], 16)), text).replace("\\", "")
@@ -217,14 +225,13 @@ class RenderedGuard:
         Raises:
             RequestRefusedError: A text of the request makes, moves or hides a control token.
         """
-        self._roles.check_roles({"messages": conversation})
+        self._roles.check_roles({"messages": list(conversation)})
         twin = _Twin(self._names)
+        beside: Iterator[Sequence[str]] = itertools.chain(texts, itertools.repeat(()))
         harmless = render(
             [
                 twin.message(message, known)
-                for message, known in itertools.zip_longest(
-                    conversation, texts[: len(conversation)], fillvalue=()
-                )
+                for message, known in zip(conversation, beside, strict=False)
             ],
             {
                 name: value if name == "chat_template" else twin.of(value)
@@ -232,7 +239,7 @@ class RenderedGuard:
             },
         )
         if self._markup_in(sent) != self._markup_in(harmless):
-            raise _refusal("the request")
+            raise _refusal(_ANY)
 
 
 class _Names:
@@ -310,7 +317,7 @@ class _Twin:
             return {keys[key]: self.of(item, key) for key, item in value.items()}
         if value is None or isinstance(value, bool | int | float):
             return value
-        raise _refusal("the request")  # an object that could hold any text
+        raise _refusal(_ANY)  # an object that could hold any text
 
     def _between(self, content: str, texts: Sequence[str]) -> str:
         """The twin of a content that the server made of texts: what it has added stays."""
@@ -325,15 +332,13 @@ class _Twin:
 
     def _keys(self, value: Mapping[Any, Any]) -> dict[Any, Any]:
         """The twins of an object's names, which remain different."""
-        twins = {
-            key: key for key in value if not isinstance(key, str) or self._names.keeps(key)
-        }
+        twins = {key: key for key in value if not isinstance(key, str) or self._names.keeps(key)}
         taken = set(twins)
         for key in value:
             if key not in twins:
                 twin = next((name for name in self._named(key) if name not in taken), None)
                 if twin is None:
-                    raise _refusal("the request")
+                    raise _refusal(_ANY)
                 twins[key] = twin
                 taken.add(twin)
         return twins
@@ -356,15 +361,19 @@ class _Shape(dict[int, int]):
 
     def __init__(self, names: _Names) -> None:
         super().__init__()
-        self._letter, self._wide, self._astral = map(ord, (names.letters[0], names.wide, names.astral))
+        self._letter, self._wide, self._astral = map(
+            ord, (names.letters[0], names.wide, names.astral)
+        )
 
     def __missing__(self, code: int) -> int:
         character = chr(code)
         if character in '"\\\x7f' or character < " " or character.isspace():
-            return code
-        if code < 0x80:  # noqa: PLR2004 - ASCII
-            return self._letter
-        return self._wide if code < 0x10000 else self._astral  # noqa: PLR2004 - \uXXXX in JSON
+            self[code] = code
+        elif code < 0x80:  # noqa: PLR2004 - ASCII
+            self[code] = self._letter
+        else:
+            self[code] = self._wide if code < 0x10000 else self._astral  # noqa: PLR2004 - \uXXXX
+        return self[code]
 
 
 def _refusal(name: str) -> RequestRefusedError:

@@ -246,6 +246,41 @@ async def test_what_vllm_renders_itself_must_hold_no_markup(
     assert await reader.read(path, harmless) == (harmless, 0)
 
 
+ESCAPED = EVIL.replace("<", "\\u003c").replace("|", "\\u007C")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"a": EVIL}),
+        f'{{"a": "{ESCAPED}"}}',
+        json.dumps(json.dumps({"a": [f'{{"a": "{ESCAPED}"}}']})),
+        json.dumps({f"<|im_start|>{1}": 1}),
+    ],
+)
+@pytest.mark.parametrize("name", ["arguments", "user", "metadata", "stop", "chat_template", "x"])
+async def test_nor_in_json_in_texts_or_below_any_name(text: str, name: str) -> None:
+    for value in (text, [text], {"y": text}, {text: 1}):
+        for path in ("/v1/responses", "/generative_scoring"):
+            with pytest.raises(RequestRefusedError, match="holds one of the model's control"):
+                await reader.read(path, {"anything": {name: value}})
+            harmless = json.loads(json.dumps({"anything": {name: value}}).replace("im_", ""))
+            assert await reader.read(path, harmless) == (harmless, 0)
+
+
+@pytest.mark.parametrize("name", ["chat_template", "user", "model", "stop"])
+async def test_no_name_of_an_argument_lets_markup_through(name: str) -> None:
+    async def found(text: str) -> list[str]:
+        body = request(*HARMLESS)
+        call = body["messages"][3]["tool_calls"][0]["function"]
+        call["arguments"] = json.dumps({name: text, "x": {name: [text, {name: text}]}})
+        body["messages"][1][name] = text
+        body["chat_template_kwargs"]["style"] = {name: text}
+        return markup(await tokens_of(body))
+
+    assert await found("<|im_start|>") == await found("<|in_short|>")
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ragcache_integrations.core.prompt import FOREVER, PIN, PIN_TICKET, extra_args_from_spans
+from ragcache_integrations.engine.serving.pin_refusals import (
+    await_pin_refusal,
+    forget_pin_refusal,
+    read_pin_refusal,
+    refuse_pin,
+)
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.requests import pass_pin_on, pin_ticket
 
@@ -50,3 +57,24 @@ def test_what_is_refused(body: dict[str, Any], words: str) -> None:
         pass_pin_on(body, pins=True)
     with pytest.raises(RequestRefusedError, match="without a knowledge tree"):
         pass_pin_on({**BODY, "pin": 5}, pins=False)
+
+
+def test_a_refused_pin_is_told_and_leaves_no_file(tmp_path: Path) -> None:
+    folder, ticket = str(tmp_path), "a" * 32
+    await_pin_refusal(folder, ticket)
+    assert read_pin_refusal(folder, ticket) is None
+    assert refuse_pin(folder, ticket, "no room, née")
+    assert read_pin_refusal(folder, ticket) == "no room, née"
+    forget_pin_refusal(folder, ticket)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_pin_refused_after_its_client_has_gone_leaves_no_file(tmp_path: Path) -> None:
+    folder, ticket = str(tmp_path), "b" * 32
+    await_pin_refusal(folder, ticket)
+    forget_pin_refusal(folder, ticket)
+    assert not refuse_pin(folder, ticket, "no room")
+    assert not [*tmp_path.iterdir()]
+    assert not refuse_pin(folder, "../x", "no room")
+    await_pin_refusal("", ticket)
+    assert not Path(ticket).exists()

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
 
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
-from ragcache_integrations.engine.serving.requests.reading import MAX_DEPTH, parse_json, read_body
+from ragcache_integrations.engine.serving.requests.reading import (
+    MAX_DEPTH,
+    decoded,
+    parse_json,
+    read_body,
+)
 
 
 def channel(*messages: dict[str, Any]) -> Any:
@@ -110,3 +117,65 @@ def test_no_json(raw: bytes) -> None:
     assert error["code"] == 400
     assert error["type"] == "BadRequestError"
     assert len(error["message"]) < 400
+
+
+BODY = b'{"model": "m"}' * 3
+
+
+def deflated(body: bytes) -> bytes:
+    """Without zlib's head and checksum, as many clients send it."""
+    return zlib.compress(body)[2:-4]
+
+
+@pytest.mark.parametrize(
+    ("raw", "codings"),
+    [
+        (BODY, b""),
+        (BODY, b"identity"),
+        (gzip.compress(BODY), b"gzip"),
+        (gzip.compress(BODY), b" X-GZIP ,identity"),
+        (zlib.compress(BODY), b"deflate"),
+        (deflated(BODY), b"deflate"),
+    ],
+)
+def test_an_encoded_body(raw: bytes, codings: bytes) -> None:
+    assert decoded(raw, codings, len(BODY)) == BODY
+
+
+@pytest.mark.parametrize(
+    "codings", [b"br", b"zstd", b"gzip, gzip", b"deflate,gzip", b"compress", b"*"]
+)
+def test_codings_that_are_not_read(codings: bytes) -> None:
+    with pytest.raises(RequestRefusedError, match="gzip or deflate") as refused:
+        decoded(gzip.compress(gzip.compress(BODY)), codings, 1000)
+    assert refused.value.status == 415
+    assert refused.value.headers == [(b"accept-encoding", b"gzip, deflate")]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress, deflated])
+def test_a_body_that_would_be_too_large(compress: Any) -> None:
+    coding = b"gzip" if compress is gzip.compress else b"deflate"
+    bomb = compress(bytes(64 << 20))
+    assert len(bomb) < 1 << 17
+    with pytest.raises(RequestRefusedError, match="larger than the 1000 bytes") as refused:
+        decoded(bomb, coding, 1000)
+    assert refused.value.status == 413
+    assert len(decoded(compress(bytes(1000)), coding, 1000)) == 1000
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        BODY,
+        gzip.compress(BODY)[:-1],
+        gzip.compress(BODY)[:-9] + bytes(9),
+        gzip.compress(BODY) + b"x",
+        gzip.compress(BODY) * 2,
+        b"\x1f\x8b",
+    ],
+)
+@pytest.mark.parametrize("coding", [b"gzip", b"deflate"])
+def test_a_damaged_encoded_body(raw: bytes, coding: bytes) -> None:
+    with pytest.raises(RequestRefusedError, match="is not one whole") as refused:
+        decoded(raw, coding, 1000)
+    assert refused.value.status == 400
