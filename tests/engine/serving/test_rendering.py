@@ -108,7 +108,7 @@ class Texts:
         """Whether the request has something."""
         return self.random.random() < 0.4
 
-    def tree(self, depth: int = 2) -> dict[str, Any]:
+    def tree(self, depth: int = 1) -> dict[str, Any]:
         """An object with texts as names and values, and with fields that are settings elsewhere."""
         names = ("user", "metadata", "stop", "model", "chat_template", "arguments", "text", "type")
         tree: dict[str, Any] = {f"{self()}{number}": self() for number in range(2)}
