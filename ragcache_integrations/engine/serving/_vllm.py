@@ -243,7 +243,11 @@ async def guard_rendering(state: Any) -> bool:
     renderer: Any = getattr(online, "renderer", None)
     if HfRenderer is None or type(renderer) is not HfRenderer or online.use_harmony:
         return False
-    guard = _RenderingGuard(renderer)
+    try:
+        guard = _RenderingGuard(renderer)
+    except ValueError as error:
+        logger.info("what is rendered cannot be checked, so what is sent is: %s", error)
+        return False
     renderer.render_messages = guard.render_messages
     renderer.render_messages_async = guard.render_messages_async
     probe = {"messages": [{"role": "user", "content": "a"}]}
