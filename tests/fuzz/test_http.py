@@ -31,6 +31,7 @@ PARTS = [
     *(b"GET / HTTP/1.1\r\n", b"POST /early HTTP/1.0\r\n", b"Content-Length: 5\r\n"),
     *(b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n", b"\r\n", b"\n", b"\r"),
     *(b"Connection: keep-alive, Upgrade\r\n", b"Upgrade: h2c\r\n", b"0\r\n\r\n", b"5\r\nabcde"),
+    post(b"abc", b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AA"),
     *(b"X: " + b"y" * 2000, b"X: y\r\n" * 30, b"/" * 3000, b"x" * 5000, b"f" * 16 + b"\r\n"),
 ]
 REQUESTS = st.lists(st.one_of(st.sampled_from(PARTS), st.binary(max_size=40)), max_size=6)

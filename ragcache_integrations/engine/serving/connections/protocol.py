@@ -221,9 +221,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _without_upgrade(self, rest: bytes) -> bytes:
         """Begin to parse a request again, without its wish for another protocol.
 
-        HTTP says to ignore a wish that cannot be fulfilled, but the parser gives up a request with
-        one: it takes the body for data of the other protocol. Java's client sends ``Upgrade: h2c``
-        with all that it sends first.
+        HTTP says to ignore a wish that cannot be fulfilled, but the parser takes the body for data
+        of the other protocol. Java's client sends ``Upgrade: h2c`` with its first requests.
 
         Returns:
             The request's head and the rest of the bytes.

@@ -95,7 +95,7 @@ class DocumentReader:
         tokenizer: The model's tokenizer.
         template: Applies the model's chat template.
         source: The model's chat template; empty if it is unknown.
-        rendered: Whether what the server renders by itself is checked by a :class:`RenderedGuard`.
+        rendered: Whether a :class:`RenderedGuard` checks all that vLLM renders.
     """
 
     def __init__(

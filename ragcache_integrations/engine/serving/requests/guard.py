@@ -3,13 +3,12 @@
 If vLLM makes a chat's prompt itself, it tokenises the template's text together with the contents,
 so that markup in a content would be read as markup. Such a request is refused, in one of two ways:
 
-- :class:`RenderedGuard` looks at what is rendered. By then vLLM has parsed the request, whatever
-  its route, fields and escapes. The template is applied a second time, to harmless texts of the
-  same lengths. Both results must have the same control tokens in the same places; otherwise a text
-  of the request made, moved or hid one.
-- :class:`MarkupGuard` looks at what was sent, wherever the first way is impossible: on routes that
-  apply no template, and for models without a template in Jinja. It refuses a control token in any
-  text.
+- :class:`RenderedGuard` looks at the rendered prompt. By then vLLM has parsed the request, on any
+  route, with all its fields and escapes. The template is applied a second time, to harmless texts
+  of the same lengths. Both results must have the same control tokens in the same places; otherwise
+  a text of the request made, moved or hid one.
+- :class:`MarkupGuard` looks at the request where the first way is impossible: on routes that apply
+  no template, and for models without a template in Jinja. It refuses a control token in any text.
 
 Roles with markup are refused everywhere, because templates must see roles: they compare them, and
 may write them between brackets.
@@ -294,7 +293,7 @@ class _Twin:
 
     White space, quotation marks and backslashes stay, because templates trim the former and write
     the latter as two characters in JSON. Everything else becomes a character that is in no control
-    token, so that whatever looks like a control token in the result is the template's own.
+    token, so that each control token in the result is the template's own.
 
     Args:
         names: What stays.
