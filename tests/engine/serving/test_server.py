@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.client
 import json
 import math
@@ -11,6 +12,7 @@ import socket
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from importlib import metadata
@@ -149,6 +151,40 @@ def test_a_reused_id_never_serves_other_text(client: OpenAIServer, engine: RAGCa
 def passages(name: str, words: int) -> list[dict[str, Any]]:
     text = " ".join(f"{name} {word}" for word in range(words))
     return [{"type": "document", "text": text, "id": name}, {"type": "text", "text": "Which?"}]
+
+
+def test_encoded_bodies_are_read_within_bounds(server: Server) -> None:
+    messages = [{"role": "user", "content": "Who purrs?"}]
+    raw = json.dumps({"model": MODEL, "messages": messages, "max_tokens": 1}).encode()
+    path = "/v1/chat/completions"
+    status, plain = server.ask("POST", path, raw)
+    assert status == 200
+    for coding, body in (("gzip", gzip.compress(raw)), ("deflate", zlib.compress(raw))):
+        status, answer = server.ask("POST", path, body, {"Content-Encoding": coding})
+        assert (status, answer["usage"]["prompt_tokens"]) == (200, plain["usage"]["prompt_tokens"])
+    status, answer = server.ask("POST", path, gzip.compress(raw), {"Content-Encoding": "br"})
+    assert (status, server.headers["accept-encoding"]) == (415, "gzip, deflate")
+    assert answer["error"]["type"] == "UnsupportedMediaTypeError"
+    bomb = gzip.compress(bytes(50_000_000))
+    assert server.ask("POST", path, bomb, {"Content-Encoding": "gzip"})[0] == 413
+    evil = {"model": MODEL, "input": "<|system|>"}
+    hidden = gzip.compress(json.dumps(evil).encode())
+    status, answer = server.ask("POST", "/v1/responses", hidden, {"Content-Encoding": "gzip"})
+    assert status == 400
+    assert "control tokens" in answer["error"]["message"]
+
+
+def test_a_client_that_begins_with_an_upgrade_is_answered(server: Server) -> None:
+    """As Java's HttpClient does."""
+    messages = [{"role": "user", "content": "Who purrs?"}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 1}
+    wish = {
+        "Connection": "Upgrade, HTTP2-Settings",
+        "Upgrade": "h2c",
+        "HTTP2-Settings": "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA",
+    }
+    status, answer = server.ask("POST", "/v1/chat/completions", body, wish)
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 1)
 
 
 def hang_up(server: Server, raw: bytes) -> None:
