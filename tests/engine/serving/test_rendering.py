@@ -255,6 +255,7 @@ REQUESTS = {
 @cache
 def rendering() -> tuple[Any, DocumentReader]:
     """vLLM's server for rendering, with our checks."""
+    pytest.importorskip("vllm.entrypoints.launchers.render.app_state")  # not in older versions
     from vllm import AsyncEngineArgs  # noqa: PLC0415 - takes seconds
     from vllm.config import VllmConfig  # noqa: PLC0415
     from vllm.entrypoints.launchers.app import build_app  # noqa: PLC0415
@@ -372,6 +373,37 @@ def test_what_passes_has_the_templates_own_control_tokens(family: str, texts: li
 @given(texts=st.lists(harmless_texts, min_size=1, max_size=4))
 def test_harmless_texts_pass(family: str, texts: list[str]) -> None:
     assert rendered(family, texts, guarded=True)
+
+
+SORTING = (
+    "{% for m in messages %}<|user|>{{ m.content }}"
+    "{{ '' if m.content.endswith('/quiet') else '/quiet' }}<|end|>{% endfor %}"
+    "{% for name, value in tags | dictsort %}<|pad|>{{ name }}<|tool|>{{ value | e }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        ("Hush. /quiet", True),
+        ("a < b & c", True),
+        ("<|end|>", False),
+        ("<|end|> /quiet", False),
+        ("<|end", True),
+    ],
+)
+def test_templates_that_look_into_texts(text: str, passes: bool) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(random_model_path("random-small"))
+
+    def render(conversation: list[Any], arguments: dict[str, Any]) -> str:
+        kwargs = {"tokenize": False, "chat_template": SORTING, **arguments}
+        return str(tokenizer.apply_chat_template(conversation, **kwargs))
+
+    conversation = [{"role": "user", "content": text}]
+    arguments = {"tags": {"tool": text, "b c": "1", "an x": "22"}}
+    sent = render(conversation, arguments)
+    with contextlib.nullcontext() if passes else pytest.raises(RequestRefusedError):
+        RenderedGuard(TextEncoder(tokenizer)).check(render, sent, conversation, arguments)
 
 
 PLACED = (
@@ -566,6 +598,8 @@ def test_every_route_of_the_server(server: Server, path: str, body: dict[str, An
     harmless = raw.replace("|>", "|)").replace("|\\u003e", "|)")
     harmless = harmless.replace("u007C>", "u007C)")
     status, found = server.ask("POST", path, harmless.encode())
+    if status == 404:
+        pytest.skip(f"this version of vLLM has no {path}")
     assert status == 200, found
 
 

@@ -5,8 +5,8 @@ so that markup in a content would be read as markup. Such a request is refused, 
 
 - :class:`RenderedGuard` looks at the rendered prompt. By then vLLM has parsed the request, on any
   route, with all its fields and escapes. The template is applied a second time, to harmless texts
-  of the same lengths. Both results must have the same control tokens in the same places; otherwise
-  a text of the request made, moved or hid one.
+  of the same lengths. Both results must have the same control tokens, and in the same places unless
+  no text holds one; otherwise a text of the request made, moved or hid one.
 - :class:`MarkupGuard` looks at the request where the first way is impossible: on routes that apply
   no template, and for models without a template in Jinja. It refuses a control token in any text.
 
@@ -202,7 +202,7 @@ class RenderedGuard:
 
     def __init__(self, encoder: TextEncoder) -> None:
         self._markup_in = encoder.markup_in
-        self._roles = MarkupGuard(encoder.holds_markup, encoder.markup)
+        self._sent = MarkupGuard(encoder.holds_markup, encoder.markup)
         self._names = _Names(encoder.markup)
 
     def check(
@@ -227,7 +227,7 @@ class RenderedGuard:
         Raises:
             RequestRefusedError: A text of the request makes, moves or hides a control token.
         """
-        self._roles.check_roles({"messages": list(conversation)})
+        self._sent.check_roles({"messages": list(conversation)})
         twin = _Twin(self._names)
         beside: Iterator[Sequence[str]] = itertools.chain(texts, itertools.repeat(()))
         harmless = render(
@@ -240,8 +240,13 @@ class RenderedGuard:
                 for name, value in arguments.items()
             },
         )
-        if self._markup_in(sent) != self._markup_in(harmless):
+        found, expected = self._markup_in(sent), self._markup_in(harmless)
+        if [token for *_, token in found] != [token for *_, token in expected]:
             raise _refusal(_ANY)
+        if found != expected:
+            # The template sorts names, looks for words in a content, or writes texts in a form of
+            # another length. Then no text of the request may hold a control token.
+            self._sent.check({"messages": list(conversation), _ARGUMENTS: dict(arguments)})
 
 
 class _Names:
