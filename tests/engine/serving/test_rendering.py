@@ -11,12 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
+import os
 import random
 import re
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -252,9 +255,8 @@ REQUESTS = {
 }
 
 
-@cache
-def rendering() -> tuple[Any, DocumentReader]:
-    """vLLM's server for rendering, with our checks."""
+def render_server() -> Any:
+    """vLLM's application that renders, and has no engine."""
     pytest.importorskip("vllm.entrypoints.launchers.render.app_state")  # not in older versions
     from vllm import AsyncEngineArgs  # noqa: PLC0415 - takes seconds
     from vllm.config import VllmConfig  # noqa: PLC0415
@@ -276,6 +278,17 @@ def rendering() -> tuple[Any, DocumentReader]:
     )
     app = build_app(parsed, ("render",))
     asyncio.run(init_render_app_state(config, app.state, parsed))
+    return app
+
+
+@cache
+def rendering() -> tuple[Any, DocumentReader]:
+    """That application, and our checks of requests to it."""
+    level = logging.root.level
+    with mock.patch.dict(os.environ):  # vLLM sets variables, and the level of all logs
+        app = render_server()
+    logging.root.setLevel(level)
+    from ragcache_integrations.engine.serving import _vllm  # noqa: PLC0415
 
     async def template(body: dict[str, Any]) -> str | None:
         return await _vllm.chat_text(app.state, body)
