@@ -101,7 +101,7 @@ IMMEDIATE = {
     EngineAsker: {"limits", "count_tokens", "count_prompt"},
     LangChainAsker: {"limits", "count_tokens", "count_prompt"},
     LlamaIndexAsker: {"limits", "count_tokens", "count_prompt"},
-    embeddings.MiniLM: {"leaves_out"},
+    embeddings.MiniLM: set(),
     DocumentOrder: {"arrange", "arrange_all", "report", "clear", "stats"},
     OrderDocuments: {"report", "clear", "stats"},
     CacheFriendlyOrder: {"report", "clear", "stats"},

@@ -2,7 +2,7 @@
 
 from .controls import AnswerControls
 from .core import AnswerCore, Near
-from .entries import CachedAnswer, Question, plain_question
+from .entries import CachedAnswer, Question
 from .flow import AnswerFlow, Lookup, plain_answer, same_text, says_same
 from .knobs import AnswerKnobArguments, AnswerKnobs
 from .metrics import AnswerCacheCollector
@@ -24,7 +24,6 @@ __all__ = [
     "Question",
     "SharedAnswerStats",
     "plain_answer",
-    "plain_question",
     "same_text",
     "says_same",
 ]

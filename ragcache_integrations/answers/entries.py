@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -19,7 +18,6 @@ __all__ = [
     "Question",
     "Vector",
     "nearest",
-    "plain_question",
     "unit_vector",
     "words_of",
 ]
@@ -144,22 +142,9 @@ class Group(Generic[A]):
 
 
 def words_of(question: Question) -> str:
-    """Return the words that make two questions the same."""
-    words = in_context(plain_question(question.text), normalize_text(question.context))
-    return f"{words}\n{question.form}" if question.form else words
-
-
-_FACTOR = re.compile(r"[\d)]$|\b\w$")
-"""What "!" makes a factorial of: a number, a letter, or what is in parentheses."""
-
-
-def plain_question(text: str) -> str:
-    """Return a question's words without differences of case, white space and punctuation around."""
-    whole = normalize_text(text)
-    words = whole.lstrip("\u00bf\u00a1").rstrip("?.\u2026 ")
-    calm = words.rstrip("?!.\u2026 ")
-    # Punctuation alone is all that such a question says.
-    return words if _FACTOR.search(calm) else calm or whole
+    """Return the words that make two questions the same; no question's are those of its turns."""
+    words, context = normalize_text(question.text), normalize_text(question.context)
+    return f"{len(words)} {words} {question.form} {context}"
 
 
 def unit_vector(embedding: Vector) -> Vector | None:

@@ -15,7 +15,7 @@ from ragcache_integrations.core.background_checks import BackgroundChecks
 from ragcache_integrations.core.forks import make_executor
 from ragcache_integrations.core.threads import in_executor
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.keys import FollowUpWarning
+from ragcache_integrations.retrievers.keys import FollowUpWarning, normalize_text
 
 from .copies import copy_answer
 from .core import AnswerCore, Near
@@ -46,18 +46,22 @@ _AWAY = "Redis does not say what was answered before"
 _REDIS_WORKERS = 8
 _UNCOPYABLE = "it can't be copied, so its receiver could change it for others"
 _WORKERS = 4
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b|[^\w\s]")
 _YES = re.compile(r"\s*yes\b", re.IGNORECASE)
 
 
 def same_text(answer: str, other: str) -> bool:
-    """Whether two answers are equal but for case, punctuation, articles and white space."""
+    """Whether two answers are equal but for what cannot carry meaning, see :func:`plain_answer`."""
     return plain_answer(answer) == plain_answer(other)
 
 
 def plain_answer(answer: str) -> str:
-    """Return an answer without differences of case, punctuation, articles and white space."""
-    return " ".join(_ARTICLES.sub(" ", answer.casefold()).split())
+    """Return an answer without the differences that cannot carry meaning.
+
+    A bound on wrong answers counts by it, so it is stricter than the metrics of data sets, to which
+    ``C++`` is ``C#`` and ``-5`` is ``5``: signs, operators, symbols, articles and case count. See
+    :func:`~ragcache_integrations.retrievers.keys.normalize_text`.
+    """
+    return normalize_text(answer)
 
 
 def says_same(verdict: object) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 
-from ragcache_integrations.answers import plain_question
 from ragcache_integrations.core.checks import check_number
 from ragcache_integrations.embeddings import MiniLM
-from ragcache_integrations.retrievers.keys import question_marks
+from ragcache_integrations.retrievers.keys import normalize_text, question_marks
 
 from .evidence import LEAST_ERROR, prove
 from .questions import LoggedQuestion, read_questions
@@ -38,7 +37,7 @@ def report_on_log(path: Path, error: float = 0.01, *, show_progress: bool = Fals
     embedded = MiniLM().embed_batch(texts, show_progress=show_progress)
     vectors = embedded[_numbers(question.text for question in questions)]
     judge = _judge(questions)
-    words = _numbers(plain_question(question.text) for question in questions)
+    words = _numbers(normalize_text(question.text) for question in questions)
     labels = _labels(questions, judge)
 
     def rule(keys: Iterable[Hashable]) -> Rule:

@@ -31,9 +31,6 @@ __all__ = ["MiniLM", "as_list", "as_lists"]
 _FEATURE = "The default embedding model"
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
-MOST_TOKENS = 256
-"""That the model reads of a text, its marks of beginning and end included."""
-
 _executor = make_executor(usable_cores(), "ragcache-embedding")
 
 
@@ -55,6 +52,8 @@ class MiniLM:
     """
 
     dim = 384
+    max_tokens = 256
+    """That the model reads of a text, its marks of beginning and end included."""
     model_name = "all-MiniLM-L6-v2"
 
     def __init__(self, device: str | None = None, *, batch_size: int = 32) -> None:
@@ -109,10 +108,10 @@ class MiniLM:
         """Embed several texts in a worker thread; otherwise as :meth:`embed_batch`."""
         return await asyncio.to_thread(self.embed_batch, texts, show_progress=show_progress)
 
-    def leaves_out(self, text: str) -> bool:
-        """Whether the model stops reading before the end of a text."""
-        _check_text(text)
-        return self._loaded().leaves_out(text)
+    @property
+    def tokenizer(self) -> Any:
+        """What cuts texts into tokens, a ``tokenizers.Tokenizer``. It must not be changed."""
+        return self._loaded().tokenizer
 
     def _encode(self, texts: list[str], *, show_progress: bool) -> NDArray[np.float32]:
         for text in texts:
@@ -150,18 +149,15 @@ class _Model:
     def __init__(self, device: str | None) -> None:
         folder: Path = require("ragcache_minilm", feature=_FEATURE, extra="embeddings").path()
         tokenizers = require("tokenizers", feature=_FEATURE, extra="embeddings")
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(MOST_TOKENS)
+        self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(MiniLM.max_tokens)
         self._session = _session(folder / "model.onnx", device)
 
     def tokens(self, text: str) -> list[int]:
         # Not several texts in one call: that would start threads, see _session.
-        ids: list[int] = self._tokenizer.encode(text).ids
+        ids: list[int] = self.tokenizer.encode(text).ids
         return ids
-
-    def leaves_out(self, text: str) -> bool:
-        return bool(self._tokenizer.encode(text).overflowing)
 
     def embed(self, tokens: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         lengths = np.array([len(row) for row in tokens])

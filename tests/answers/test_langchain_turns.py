@@ -84,7 +84,7 @@ def test_no_turn_passes_for_another_one(turns: Any, tolerance: float) -> None:
 
     assert answers(conversation()) == repr(conversation())
     assert answers(turns) == repr(turns)
-    assert answers(conversation("2", "yes. ")) == repr(conversation())
+    assert answers(conversation("2", "Yes. ")) == repr(conversation())
     assert cached.stats().hits == 1
 
 

@@ -27,8 +27,9 @@ from ragcache_integrations.llama_index import (
     ANSWER_CACHE_METADATA,
     AnswerCache,
     ApproximateCacheRetriever,
+    MiniLMEmbeddings,
 )
-from tests.answers.traffic import llama_index_embeddings
+from tests.answers.traffic import UNREAD, llama_index_embeddings
 from tests.support.embeddings import LlamaIndexEmbeddings
 from tests.support.waiting import wait_until
 
@@ -291,3 +292,14 @@ def test_a_judges_no_is_no(engine: RetrieverQueryEngine) -> None:
     cached.query("rome is it nice")
     cached.query("rome is it pretty")
     wait_until(lambda: cached.stats().wrong == 1)
+
+
+@pytest.mark.parametrize(("text", "other"), UNREAD)
+async def test_what_the_embedding_model_cannot_read_is_near_to_nothing(
+    text: str, other: str
+) -> None:
+    index = VectorStoreIndex([TextNode(text="the whole FAQ")], embed_model=MiniLMEmbeddings())
+    cached = AnswerCache(index.as_query_engine(llm=Model()), tolerance=0.5)
+    first, second = str(cached.query(text)), str(await cached.aquery(other))
+    assert (first, second) == ("answer 1", "answer 2")
+    assert (str(await cached.aquery(text)), str(cached.query(other))) == (first, second)

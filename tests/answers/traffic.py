@@ -30,3 +30,12 @@ def langchain_embeddings() -> LangChainEmbeddings:
 
 def llama_index_embeddings() -> LlamaIndexEmbeddings:
     return LlamaIndexEmbeddings(embed)
+
+
+UNREAD = [
+    ("入门版多少钱", "专业版多少钱"),  # the price of the starter or the professional edition
+    ("환불이 가능합니까?", "환불이 불가능합니까?"),  # is a refund possible or impossible
+    ("ร้านเปิดกี่โมง", "ร้านปิดกี่โมง"),  # when does the shop open or close
+    ("как включить звук", "как выключить звук"),  # how to turn the sound on or off
+]
+"""Different questions that the bundled embedding model can hardly distinguish."""

@@ -61,7 +61,7 @@ def test_only_the_question_is_needed() -> None:
 
 
 def test_answers_that_say_the_same_are_equal() -> None:
-    assert read(ENTRY).answer == read({"question": "x", "answer": "homer"}).answer
+    assert read(ENTRY).answer == read({"question": "x", "answer": " the Homer"}).answer
     assert read(ENTRY).answer != read({"question": "x", "answer": "Virgil"}).answer
 
 
@@ -158,7 +158,7 @@ def test_forms_that_the_linter_reads_are_questions(form: str, tmp_path: Path) ->
 def test_answers_of_other_tools_are_read(entry: dict[str, Any]) -> None:
     question = read(entry)
     assert question.text == "Hello"
-    assert question.answer == read(ENTRY).answer
+    assert question.answer == read(ENTRY | {"answer": "Homer"}).answer
 
 
 def test_an_answer_nested_without_end_is_none() -> None:

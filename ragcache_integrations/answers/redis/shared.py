@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 A = TypeVar("A")
 
-_FORMAT = 2
+_FORMAT = 3
 """Raised with every change that an older version would misread."""
 _MOST_ANSWERS = 64
 """Of a key."""

@@ -13,7 +13,7 @@ from ragcache_integrations.answers.flow import AnswerFlow, Lookup
 from ragcache_integrations.answers.knobs import AnswerKnobArguments, AnswerKnobs
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.keys import freeze_arguments
+from ragcache_integrations.retrievers.keys import freeze_arguments, window_of
 
 __all__ = ["ToolCalls", "check_parts", "is_something"]
 
@@ -31,6 +31,7 @@ class ToolCalls(Generic[R]):
         knobs: The settings of the cache, see :class:`AnswerKnobs`.
         keep: Returns whether a result may be kept.
         same: Whether two results are the same.
+        model: What embeds queries, or ``None``.
 
     Attributes:
         flow: The cache.
@@ -47,6 +48,7 @@ class ToolCalls(Generic[R]):
         knobs: AnswerKnobArguments,
         keep: Callable[[R], object],
         same: Callable[[R, R], bool],
+        model: object = None,
     ) -> None:
         if query_argument is not None and query_argument not in names:
             msg = (
@@ -58,6 +60,7 @@ class ToolCalls(Generic[R]):
         self._query_argument = query_argument
         self._namespace = checked.namespace
         self._keep = keep
+        self._leaves_out = window_of(model)
         self.flow = AnswerFlow[R](AnswerCore(checked), same)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -106,7 +109,7 @@ class ToolCalls(Generic[R]):
         """
         if question is None:
             return call()
-        embedded = None if embed is None else partial(embed, question.text)
+        embedded = None if embed is None else partial(self._embed, embed, question.text)
         lookup = self.flow.look_up(question, embedded)
         if lookup.entry is not None:
             self.flow.check(lookup, again)
@@ -124,12 +127,22 @@ class ToolCalls(Generic[R]):
         """Async version of :meth:`serve`."""
         if question is None:
             return await acall()
-        embedded = None if aembed is None else partial(aembed, question.text)
+        embedded = None if aembed is None else partial(self._aembed, aembed, question.text)
         lookup = await self.flow.alook_up(question, embedded)
         if lookup.entry is not None:
             self.flow.check(lookup, again, aagain)
             return copy_answer(lookup.entry.answer)
         return self._kept(lookup, await acall())
+
+    def _embed(self, embed: Callable[[str], Vector], text: str) -> Vector | None:
+        """Embed a query; ``None`` where the model does not read all of it."""
+        embedding = embed(text)
+        return None if self._leaves_out(text) else embedding
+
+    async def _aembed(self, aembed: Callable[[str], Awaitable[Vector]], text: str) -> Vector | None:
+        """Async version of :meth:`_embed`."""
+        embedding = await aembed(text)
+        return None if self._leaves_out(text) else embedding
 
     def _kept(self, lookup: Lookup[R], result: R) -> R:
         if self._keep(result):

@@ -170,7 +170,9 @@ def cached_tool(
     def keeps(result: Any) -> bool:
         return bool(judge(result[0] if artifacts else result))
 
-    calls = ToolCalls[Any](tool.name, list(tool.args), query_argument, knobs, keeps, _same)
+    calls = ToolCalls[Any](
+        tool.name, list(tool.args), query_argument, knobs, keeps, _same, embeddings
+    )
     return CachedTool(tool, calls, embeddings)
 
 
@@ -282,7 +284,7 @@ def cached_node(
         node = RunnableLambda(node)
     check_parts(keep, "embeddings", embeddings, Embeddings)
     calls = ToolCalls[Any](
-        node.get_name(), reads, query_argument, knobs, keep or is_something, _same
+        node.get_name(), reads, query_argument, knobs, keep or is_something, _same, embeddings
     )
     return CachedNode(node, tuple(reads), calls, embeddings)
 

@@ -127,7 +127,7 @@ def cached_tool(
         return not output.is_error and bool(judge(output.raw_output))
 
     calls = ToolCalls[ToolOutput](
-        str(tool.metadata.name), names, query_argument, knobs, keeps, _same
+        str(tool.metadata.name), names, query_argument, knobs, keeps, _same, embed_model
     )
     return CachedTool(adapt_to_async_tool(tool), calls, embed_model)
 

@@ -24,7 +24,7 @@ __all__ = ["Names"]
 
 Vectors = NDArray[np.float32]
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised with every change that an older version would misread."""
 
 

@@ -1,27 +1,36 @@
 """When two questions whose embeddings are alike must not be taken for one another.
 
-An embedding model distinguishes two texts only as far as it reads them: many map emoji, case or
-accents to the same tokens, and all stop reading at the end of their window. What answers the
-question may read more, as a search for words does.
+An embedding model distinguishes two texts only as far as it reads them. All stop at the end of
+their window. A tokenizer gives one and the same token for everything that is not in its vocabulary,
+such as most Chinese characters for an English model, and an English one spells out words of other
+scripts letter by letter, and drops their accents. What answers the question may read more, as a
+search for words does.
 """
 
 from __future__ import annotations
 
 import functools
+import json
+import logging
+import re
 import unicodedata
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
+
+import regex
 
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.embeddings import MiniLM
 from ragcache_integrations.retrievers.embedder import Texts
 
-from .question_guard import question_marks, unify_unicode
+from .question_guard import question_marks
 
 __all__ = ["TextIdentity", "TextWindow", "normalize_text", "window_of"]
 
+logger = logging.getLogger(__name__)
+
 TextWindow = Callable[[str], bool]
-"""Whether an embedding model leaves out a part of a text."""
+"""Whether an embedding model leaves out a part of a text, or can't read it."""
 
 PROMPT_TOKENS = 32
 """Tokens of the window that are left for what a model's class writes before a question."""
@@ -31,10 +40,65 @@ _INNER = ("_model", "model", "_client", "client", "_embed_model", "underlying_em
 _MAX_DEPTH = 4
 
 
+_ORDERS = "compare define describe explain find give list name show summarise summarize tell"
+_ASKS = (
+    "what which who whom whose when where why how is are was were does did do has have had could "
+    "should would shall the there please isn't aren't wasn't weren't doesn't didn't don't hasn't "
+    "haven't couldn't shouldn't wouldn't "
+    "wer wie wo wann warum wem wen welche welcher welches welchen welchem wieviel wieso ist sind "
+    "gibt qui que quel quelle quels quelles comment combien pourquoi quand où est quién qué cuál "
+    "cuáles cómo cuándo cuánto cuántos dónde quando quanto quanti perché quem qual quais onde"
+)
+_IMPERATIVES = frozenset(_ORDERS.split())
+_OPENERS = _IMPERATIVES | frozenset(_ASKS.split())
+"""Words with which questions begin and that are no names, in the languages that the guard knows.
+Not *In*, *He* or *No*, which are chemical elements, nor *Will*, *May* or *Dove*."""
+
+# Quotation marks, apostrophes between letters excepted: what they enclose is meant literally.
+_LITERAL = re.compile(
+    r"[\"`\u2018\u201a-\u201f\u00ab\u00bb\u2039\u203a\u300c-\u300f\uff02\uff07]"
+    r"|(?<![^\W\d_])['\u2019]|['\u2019](?![^\W\d_])"
+)
+_TYPOGRAPHIC = re.compile(r"(?<=[^\W\d_])[\u2010\u2011\u2019](?=[^\W\d_])")
+_OPENING = re.compile(r"([^\W\d_]+)(?:'[^\W\d_]+)?(?=\s)")
+_QUESTION_END = re.compile(r"(?<=[^\W_])[?\uff1f\u061f]\Z")
+_SENTENCE_END = re.compile(r"(?<=[^\W\d_])\u3002\Z|(?<![^\s])([^\W\d_]{4,})\.\Z")
+
+
 def normalize_text(text: str) -> str:
-    """Return a text without differences of case, of white space and of Unicode's spellings."""
-    folded = unify_unicode(text).casefold()
-    return " ".join(unicodedata.normalize("NFKC", folded).split())
+    """Return a text without the differences that cannot carry meaning.
+
+    These are:
+
+    - Unicode's canonical form (NFC). Not NFKC, to which ``10²`` is ``102`` and the complex numbers
+      are a set named C; so full-width letters count, too.
+    - White space around the text. Inside, each run is a space, unless the text has several lines or
+      quotation marks: code, tables and quotations keep theirs. At the ends of lines there is none.
+    - A typographic apostrophe or hyphen between letters, unless the text has quotation marks.
+    - The capital of a word with which questions begin, such as *What* or *The*. The case of all
+      other words counts: *5 MW* is not *5 mW*, and *turkey* not *Turkey*.
+    - One question mark at the end, after a letter or a digit, and one full stop there, after a word
+      of at least four letters. So those of ``??``, ``git add .``, ``5.`` and ``Co.`` count. ``¿``
+      before the first letter.
+
+    Args:
+        text: A question, an answer, or a turn of a conversation.
+    """
+    text = unicodedata.normalize("NFC", text).replace("\r\n", "\n").strip()
+    if _LITERAL.search(text) is None:
+        text = _TYPOGRAPHIC.sub(lambda match: "'" if match[0] == "\u2019" else "-", text)
+        lines = text.split("\n")
+        text = " ".join(text.split()) if len(lines) == 1 else "\n".join(map(str.rstrip, lines))
+    if text.startswith("\u00bf") and text[1:2].isalpha():
+        text = text[1:]
+    opening = _OPENING.match(text)
+    word = "" if opening is None else opening[0]
+    plain = word.lower() if word.istitle() or word[1:].islower() else ""
+    if plain in _OPENERS or plain.partition("'")[0] in _OPENERS:
+        text = plain[0] + text[1:]
+    if _QUESTION_END.search(text) is not None:
+        return text if plain in _IMPERATIVES else text[:-1]
+    return text if _SENTENCE_END.search(text) is None else text[:-1]
 
 
 class TextIdentity:
@@ -67,7 +131,11 @@ class TextIdentity:
 
 
 def window_of(model: object) -> TextWindow:
-    """Return a function that returns whether a model leaves out the end of a text.
+    """Return a function that returns whether a model leaves out a part of a text.
+
+    That is its end, beyond the model's window, or what the model's tokenizer does not know: it
+    gives an unknown token, takes words of a script apart into letters, or drops the accents of most
+    words. The first such text is logged with the cause.
 
     Knows the offline embedding model and the models of sentence-transformers, in any class of a
     framework; other models are assumed to read everything. The model is looked for at the first
@@ -75,17 +143,108 @@ def window_of(model: object) -> TextWindow:
     """
 
     @functools.cache
-    def window() -> TextWindow | None:
+    def reader() -> _Reader | None:
         inner = next(_models_with_window(model, _MAX_DEPTH), None)
         if isinstance(inner, MiniLM):
-            return inner.leaves_out
-        return None if inner is None else _window_of_tokens(inner)
+            return _Reader(inner.tokenizer, inner.max_tokens)
+        if inner is None:
+            return None
+        limit = int(inner.max_seq_length) - PROMPT_TOKENS
+        return _Reader(getattr(inner.tokenizer, "backend_tokenizer", None), limit)
 
-    def is_cut(text: str) -> bool:
-        cuts = window()
-        return cuts is not None and cuts(text)
+    def leaves_out(text: str) -> bool:
+        found = reader()
+        return found is not None and found.leaves_out(text)
 
-    return is_cut
+    return leaves_out
+
+
+class _Reader:
+    """Says what a tokenizer makes of texts.
+
+    Args:
+        tokenizer: A ``tokenizers.Tokenizer``; ``None`` for one that is written in Python, of which
+            nobody knows whether it may be used meanwhile.
+        limit: The most tokens that the model reads.
+    """
+
+    def __init__(self, tokenizer: Any, limit: int) -> None:
+        self._limit = limit
+        self._tokenizer: Any = None
+        self._warned = False
+        if tokenizer is None:
+            return
+        # A copy: the model's own refuses to be used by two threads at once, and cuts what it reads.
+        content = tokenizer.to_str()
+        self._tokenizer = type(tokenizer).from_str(content)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        settings = json.loads(content)
+        name, number = settings["model"].get("unk_token"), settings["model"].get("unk_id")
+        self._unknown = number if name is None else self._tokenizer.token_to_id(name)
+        # Where tokens are bytes, a letter of any script may be several of them.
+        self._has_letters = "ByteLevel" not in content
+
+    def leaves_out(self, text: str) -> bool:
+        """Whether the model does not read a text as a whole."""
+        if self._tokenizer is None:
+            return len(text) > self._limit
+        encoding = self._tokenizer.encode(text)
+        cause = self._cause(text, encoding)
+        if cause and not self._warned:
+            self._warned = True
+            logger.warning(
+                "The embedding model cannot read a question: %s. It may take different questions "
+                "of the kind for the same, so they are served only what was found for the same "
+                "text. Use a multilingual embedding model for other languages than English",
+                cause,
+            )
+        return bool(cause) or len(encoding.ids) > self._limit
+
+    def _cause(self, text: str, encoding: Any) -> str:
+        """Return in words why the model can't read a text; an empty text if it can."""
+        if self._unknown in encoding.ids:
+            begin, end = encoding.offsets[encoding.ids.index(self._unknown)]
+            name = unicodedata.name(text[begin:end][:1] or " ", "a character without a name")
+            return f"its tokenizer has no token for text that begins with {name}"
+        if text.isascii() or not self._has_letters:
+            return ""
+        words = list(_FOREIGN_WORD.finditer(text))
+        places = {place for word in words for place in range(*word.span())}
+        pieces = sum(begin in places for begin, end in encoding.offsets if begin < end)
+        if words and _letters("".join(word[0] for word in words)) < _LEAST_LETTERS * pieces:
+            name = unicodedata.name(words[0][0][0], "a character without a name")
+            return f"its tokenizer takes words apart that begin with {name}"
+        normalizer = self._tokenizer.normalizer
+        if normalizer is not None:
+            own = _WORD.findall(text)
+            read = [normalizer.normalize_str(word) for word in own]
+            if 2 * sum(map(_has_more_accents, own, read)) > len(own):
+                return "its tokenizer drops the accents of most words"
+        return ""
+
+
+_WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*")
+_FOREIGN_WORD = regex.compile(
+    r"(?V1)[\p{L}--\p{Latin}--\p{Han}--\p{Hiragana}--\p{Katakana}]"
+    r"[[\p{L}\p{M}]--\p{Latin}--\p{Han}--\p{Hiragana}--\p{Katakana}]+"
+)
+"""Words of alphabets: a single letter may be a symbol, such as that of the number pi."""
+_LEAST_LETTERS = 4 / 3
+"""Letters of a token, on average, from which on a vocabulary has words of a script. The bundled
+model's has 0.7 to 1.1 of all scripts but the Latin one; multilingual models' have two or more."""
+
+
+def _letters(text: str) -> int:
+    return sum(map(str.isalpha, unicodedata.normalize("NFD", text)))
+
+
+def _accents(text: str) -> int:
+    return sum(map(bool, map(unicodedata.combining, unicodedata.normalize("NFD", text))))
+
+
+def _has_more_accents(word: str, other: str) -> bool:
+    return _accents(word) > _accents(other)
 
 
 def _models_with_window(model: object, depth: int) -> Iterator[Any]:
@@ -106,23 +265,3 @@ def _reads_tokens(model: object) -> bool:
     if not type(model).__module__.startswith("sentence_transformers."):
         return False
     return isinstance(getattr(model, "max_seq_length", None), int)
-
-
-def _window_of_tokens(model: Any) -> TextWindow:
-    from tokenizers import Tokenizer  # noqa: PLC0415 - comes with the model
-
-    limit = int(model.max_seq_length) - PROMPT_TOKENS
-    backend = getattr(model.tokenizer, "backend_tokenizer", None)
-    if backend is None:  # written in Python: nobody knows whether it may be used meanwhile
-        return lambda text: len(text) > limit
-    # A copy: the model's own refuses to be used by two threads at once, and cuts what it reads.
-    tokenizer = Tokenizer.from_str(backend.to_str())
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-
-    def is_cut(text: str) -> bool:
-        if text.isascii() and len(text) <= limit:  # a token is a character at least
-            return False
-        return len(tokenizer.encode(text).ids) > limit
-
-    return is_cut

@@ -12,8 +12,8 @@ from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import InjectedToolArg, InjectedToolCallId, ToolException, tool
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.langchain import cached_tool
-from tests.answers.traffic import langchain_embeddings
+from ragcache_integrations.langchain import MiniLMEmbeddings, cached_tool
+from tests.answers.traffic import UNREAD, langchain_embeddings
 
 CALLS: list[Any] = []
 
@@ -44,7 +44,7 @@ async def test_equal_calls_are_made_once(calls: list[Any]) -> None:
         search.args,
     )
     assert cached.invoke({"query": "rome is it nice"}) == ["rome 0", "rome 1", "rome 2"]
-    found = cached.invoke({"query": "Rome is it nice?"})
+    found = cached.invoke({"query": "rome  is it nice?"})
     found.clear()
     assert await cached.ainvoke({"query": "rome is it nice"}) == ["rome 0", "rome 1", "rome 2"]
     assert cached.invoke({"query": "rome is it nice", "count": 1}) == ["rome 0"]
@@ -208,3 +208,16 @@ def hand_over(query: str, call: Annotated[str, InjectedToolCallId]) -> str:
 def test_a_tool_that_gets_the_id_of_its_call_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="hand_over gets the id of each call"):
         cached_tool(hand_over)
+
+
+@pytest.mark.parametrize(("text", "other"), UNREAD)
+async def test_what_the_embedding_model_cannot_read_is_near_to_nothing(
+    text: str, other: str, calls: list[Any]
+) -> None:
+    cached = cached_tool(
+        search, query_argument="query", embeddings=MiniLMEmbeddings(), tolerance=0.5, guard=False
+    )
+    for query in (text, other, text):
+        cached.invoke({"query": query})
+        await cached.ainvoke({"query": query})
+    assert calls == [(text, 3), (other, 3)]

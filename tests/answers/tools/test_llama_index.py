@@ -10,8 +10,8 @@ from llama_index.core.tools import FunctionTool, call_tool_with_selection
 from llama_index.core.workflow import Context
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llama_index import cached_tool
-from tests.answers.traffic import llama_index_embeddings
+from ragcache_integrations.llama_index import MiniLMEmbeddings, cached_tool
+from tests.answers.traffic import UNREAD, llama_index_embeddings
 
 CALLS: list[Any] = []
 
@@ -104,3 +104,16 @@ def test_arguments_without_a_name_are_others_than_those_with_one() -> None:
         assert cached.call("a", "b").raw_output == [("a", "b"), {}]
         assert cached.call("a", **{"1": "b"}).raw_output == [("a",), {"1": "b"}]
     assert cached.stats().hits == 2
+
+
+@pytest.mark.parametrize(("text", "other"), UNREAD)
+async def test_what_the_embedding_model_cannot_read_is_near_to_nothing(
+    text: str, other: str, search: FunctionTool
+) -> None:
+    cached = cached_tool(
+        search, query_argument="query", embed_model=MiniLMEmbeddings(), tolerance=0.5, guard=False
+    )
+    for query in (text, other, text):
+        cached.call(query=query)
+        await cached.acall(query=query)
+    assert [(text, 3), (other, 3)] == CALLS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,10 @@ from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
 from llama_index.core.base.base_retriever import BaseRetriever as LlamaIndexBase
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, Unigram, WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
 
 from ragcache_integrations.embeddings.minilm import MiniLM
 from ragcache_integrations.langchain import MiniLMEmbeddings
@@ -141,16 +146,113 @@ class TestTheWindow:
         assert not window_of(Slow())("x" * 50)
 
 
+UNREAD = [
+    (
+        "入门版多少钱",
+        "专业版多少钱",
+        "begins with CJK UNIFIED",
+    ),
+    ("左足が痛い", "右足が痛い", "begins with CJK UNIFIED"),
+    ("환불이 가능합니까?", "환불이 불가능합니까?", "begins with HANGUL"),
+    ("ร้านเปิดกี่โมง", "ร้านปิดกี่โมง", "begins with THAI CHARACTER RO RUA"),
+    ("как включить звук", "как выключить звук", "begin with CYRILLIC SMALL LETTER KA"),
+    ("क्या दुकान खुली है", "क्या दुकान बंद है", "begin with DEVANAGARI LETTER KA"),
+    ("Làm thế nào để mở tài khoản", "Làm thế nào để đóng tài khoản", "the accents of most words"),
+    ("what does 🍎 mean", "what does 🍌 mean", "begins with RED APPLE"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "cause"), UNREAD)
+class TestScriptsThatTheModelCannotRead:
+    """Only the same text shares an entry, and one warning says why."""
+
+    async def test_langchain(
+        self, first: str, second: str, cause: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        retriever = ApproximateCacheRetriever.from_retriever(lexical(), MODEL, tolerance=0.5)
+        for text in (first, second, first, second):
+            assert retriever.invoke(text) == [Document(f"found for: {text}")]
+            assert await retriever.ainvoke(text) == [Document(f"found for: {text}")]
+        assert (retriever.stats().misses, retriever.stats().hits) == (2, 6)
+        (warning,) = [text for text in caplog.messages if "cannot read" in text]
+        assert cause in warning
+        assert "multilingual" in warning
+        assert first not in warning  # which is nobody else's business
+
+    async def test_llama_index(self, first: str, second: str, cause: str) -> None:
+        retriever = LlamaIndexRetriever.from_retriever(
+            ReadsText(), LlamaIndexMiniLM(), tolerance=0.5
+        )
+        for text in (first, second, first, second):
+            assert retriever.retrieve(text)[0].text == f"found for: {text}"
+            assert (await retriever.aretrieve(text))[0].text == f"found for: {text}"
+        assert (retriever.stats().misses, retriever.stats().hits) == (2, 6)
+
+
+def sentence_transformer(tokenizer: Any) -> Any:
+    """What has a tokenizer as the models of sentence-transformers have theirs."""
+
+    class Own:
+        max_seq_length = 512
+
+    Own.__module__ = "sentence_transformers.own"
+    model: Any = Own()
+    model.tokenizer = SimpleNamespace(backend_tokenizer=tokenizer)
+    return model
+
+
+class TestTokenizersOfOthers:
+    def test_a_vocabulary_that_has_the_script_reads_it(self) -> None:
+        words = ["[UNK]", *"入门专业版多少钱", "включить", "как", "звук"]
+        tokenizer = Tokenizer(
+            WordPiece({word: number for number, word in enumerate(words)}, unk_token="[UNK]")
+        )
+        tokenizer.normalizer = BertNormalizer(lowercase=False)
+        tokenizer.pre_tokenizer = BertPreTokenizer()
+        leaves_out = window_of(sentence_transformer(tokenizer))
+        assert not leaves_out("入门版多少钱")
+        assert not leaves_out("как включить звук")
+        assert leaves_out("как выключить звук")
+
+    def test_pieces_with_a_number_for_what_is_unknown(self) -> None:
+        pieces = [("<unk>", 0.0), ("a", -1.0), ("b", -1.0)]
+        known = window_of(sentence_transformer(Tokenizer(Unigram(pieces, unk_id=0))))
+        assert not known("ab")
+        assert known("abc")
+
+    def test_bytes_are_read(self) -> None:
+        tokenizer = Tokenizer(BPE({c: n for n, c in enumerate(sorted(ByteLevel.alphabet()))}, []))
+        tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+        leaves_out = window_of(sentence_transformer(tokenizer))
+        for first, second, _ in UNREAD:
+            assert not leaves_out(first)
+            assert not leaves_out(second)
+        assert leaves_out("a" * 600)
+
+
 class TestNormalizedText:
     @pytest.mark.parametrize(
         ("text", "normalized"),
         [
-            ("  Who\tIS\n he ", "who is he"),
-            ("ﬁne", "fine"),
-            ("STRASSE", "strasse"),
-            ("Straße", "strasse"),
+            ("  Who\tis  he? ", "who is he"),
+            ("Who IS he", "who IS he"),
+            ("WHO is he", "WHO is he"),
+            ("What's new?", "what's new"),
+            ("what\u2019s new", "what's new"),
+            ("Who", "Who"),
+            ("ﬁne", "ﬁne"),
+            ("Straße", "Straße"),
             ("e\u0301", "é"),
             ("🍎", "🍎"),
+            ("¿Qué hora es?", "qué hora es"),
+            ("入门版多少钱\uff1f", "入门版多少钱"),
+            ("Tell me about Rome.", "tell me about Rome"),
+            ("explain ls a?", "explain ls a?"),
+            ("what is Co.", "what is Co."),
+            ("what is ??", "what is ??"),
+            ("git add .", "git add ."),
+            ("print(\u201ca  b\u201d)", "print(\u201ca  b\u201d)"),
+            ("a:\r\n  b", "a:\n  b"),
         ],
     )
     def test_what_is_folded(self, text: str, normalized: str) -> None:
@@ -166,6 +268,6 @@ class TestNormalizedText:
         retriever = ApproximateCacheRetriever.from_vectorstore(
             store, tolerance=0, normalize_text=True
         )
-        assert retriever.invoke("Who IS  he") == retriever.invoke("who is he ")
+        assert retriever.invoke("Who is  he?") == retriever.invoke("who is he ")
         assert retriever.stats().hits == 1
         assert retriever.invoke("\u200b")  # folded away, and a question nevertheless
