@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from ragcache_integrations.core.checks import check_number
 from ragcache_integrations.embeddings import MiniLM
-from ragcache_integrations.retrievers.keys import normalize_text, question_marks
+from ragcache_integrations.retrievers.keys import (
+    normalize_text,
+    question_marks,
+    window_of,
+)
 
-from .evidence import LEAST_ERROR, prove
+from .evidence import LEAST_ERROR, Proof, prove
 from .questions import LoggedQuestion, read_questions
 from .replay import replay
-from .summary import Findings, Judge, Rule
+from .summary import Findings, Judge, Rule, can_be_wrong
 
 __all__ = ["report_on_log"]
 
@@ -34,23 +40,29 @@ def report_on_log(path: Path, error: float = 0.01, *, show_progress: bool = Fals
     log = read_questions(path)
     questions = log.questions
     texts = list(dict.fromkeys(question.text for question in questions))
-    embedded = MiniLM().embed_batch(texts, show_progress=show_progress)
+    model = MiniLM()
+    embedded = model.embed_batch(texts, show_progress=show_progress)
     vectors = embedded[_numbers(question.text for question in questions)]
     judge = _judge(questions)
+    # A question that the model can't read is near to no other one, as in the cache of answers.
+    leaves_out = window_of(model)
+    alone = {text: text if leaves_out(text) else None for text in texts}
     words = _numbers(normalize_text(question.text) for question in questions)
     labels = _labels(questions, judge)
 
-    def rule(keys: Iterable[Hashable]) -> Rule:
-        replayed = replay(vectors, words, _numbers(keys), labels)
-        return Rule(replayed, prove(replayed.wrong_counts(), error))
+    def rule(key: Callable[[LoggedQuestion], Hashable]) -> Rule:
+        keys = _numbers((key(question), alone[question.text]) for question in questions)
+        replayed = replay(vectors, words, keys, labels)
+        proof = prove(replayed.wrong_counts(), error)
+        return Rule(replayed, proof if can_be_wrong(questions, judge) else Proof(None, None, None))
 
     return Findings(
         name=path.name,
         questions=questions,
         judge=judge,
         error=error,
-        guarded=rule(_guarded_key(question, judge) for question in questions),
-        plain=rule(question.tenant for question in questions),
+        guarded=rule(partial(_guarded_key, judge)),
+        plain=rule(attrgetter("tenant")),
         skipped=log.skipped,
         remarks=log.remarks,
     )
@@ -65,7 +77,7 @@ def _judge(questions: Sequence[LoggedQuestion]) -> Judge:
     return None
 
 
-def _guarded_key(question: LoggedQuestion, judge: Judge) -> Hashable:
+def _guarded_key(judge: Judge, question: LoggedQuestion) -> Hashable:
     """Return what must be equal for an answer to be shared.
 
     Documents that are to show which hits are wrong can't be a part of it: none would be.

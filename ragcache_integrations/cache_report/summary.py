@@ -16,7 +16,7 @@ from .evidence import CONFIDENCE, Count, Proof, least_hits
 from .questions import LoggedQuestion
 from .replay import TOLERANCES, Replay
 
-__all__ = ["MOST_TENANTS", "Findings", "Group", "Judge", "Rule", "amount", "spread"]
+__all__ = ["MOST_TENANTS", "Findings", "Group", "Judge", "Rule", "amount", "can_be_wrong", "spread"]
 
 MOST_TENANTS = 20
 """The tenants with the most questions that are shown."""
@@ -26,6 +26,16 @@ Judge = Literal["answers", "documents"] | None
 
 _CENT = 0.01
 _WHOLE = 9.95  # per cent, from which on they have no decimal
+
+
+def can_be_wrong(questions: Sequence[LoggedQuestion], judge: Judge) -> bool:
+    """Whether a log shows of each judged hit if it is wrong: by answers that are not all the same.
+
+    Two questions that find the same documents may have different answers, so documents show only
+    some of the wrong hits.
+    """
+    answers = {question.answer for question in questions if question.answer is not None}
+    return judge == "answers" and len(answers) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,10 @@ class Findings:
         return "the guard" if self._only_guard else "the guard and equal documents"
 
     @property
+    def _can_be_wrong(self) -> bool:
+        return can_be_wrong(self.questions, self.judge)
+
+    @property
     def _only_guard(self) -> bool:
         return self.judge == "documents" or all(
             question.documents is None for question in self.questions
@@ -122,6 +136,16 @@ class Findings:
             return (
                 "Only hits can be reported: neither answers nor documents are recorded, so nothing "
                 "shows which hits are wrong."
+            )
+        if self.judge == "documents":
+            return (
+                "No tolerance can be recommended: no answers are recorded, and documents show only "
+                "some wrong hits, since two questions about one page may have different answers."
+            )
+        if not self._can_be_wrong:
+            return (
+                "No tolerance can be recommended: all recorded answers are the same, so this log "
+                "shows no wrong hit."
             )
         if taken is None:
             return f"No tolerance is proven to stay below {percent(self.error)} wrong answers."
@@ -149,11 +173,11 @@ class Findings:
             f"{self.guards}, which tolerance=0 serves"
         ) + (
             f", but {wrong.count:,} of {wrong.total:,} judged hits would be wrong: the recorded "
-            "answers to one question differ."
+            f"{self.judge} to one question differ."
             if wrong.count
             else "."
         )
-        if self.judge is None:
+        if not self._can_be_wrong:
             return f"{same} Record the answers to see what other tolerances would spoil."
         return " ".join(filter(None, (self._missing(), same, self._without_guard())))
 
@@ -196,10 +220,11 @@ class Findings:
     def notes(self) -> list[str]:
         """What has to be known to read the figures."""
         judged = {
-            "answers": "A hit is wrong where the two recorded answers differ in more than case, "
-            "punctuation and articles. Answers that say the same in other words count as wrong.",
+            "answers": "A hit is wrong where the two recorded answers differ in more than white "
+            "space, a full stop at the end, or the capital of a word such as The. Answers that say "
+            "the same in other words count as wrong.",
             "documents": "No answers are recorded for most questions: a hit is wrong where the "
-            "recorded documents differ. They are no part of the rule then.",
+            "recorded documents differ, and others may be, too. They are no part of the rule then.",
             None: "Nothing shows which hits are wrong.",
         }[self.judge]
         notes = [

@@ -166,6 +166,39 @@ def test_without_answers_documents_show_what_is_wrong(findings: Findings, tmp_pa
     assert found.guarded.wrong(0).count == 0
     # The guard keeps the years apart; only the documents show that passwords are no password.
     assert 0 < found.guarded.wrong(35).count < found.plain.wrong(35).count
+    # Not that all others are right.
+    assert found.verdict().startswith("No tolerance can be recommended: no answers are recorded")
+    assert not found.pays
+    assert (found.as_dict()["tolerance"], found.as_dict()["plain_tolerance"]) == (None, None)
+    assert "is the largest that is tried" not in found.advice()
+    assert "← recommended" not in render(found)
+
+
+@pytest.mark.parametrize("what", ["answer", "documents"])
+def test_where_one_answer_or_one_page_is_all_there_is_nothing_is_recommended(
+    what: str, tmp_path: Path
+) -> None:
+    plans = ("basic", "plus", "premium", "family", "student", "team")
+    asked = (f"what does the {plan} plan cost" for plan in plans * 100)
+    value = {"answer": "See the page."} if what == "answer" else {"documents": ["faq"]}
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(json.dumps({"question": text, **value}) for text in asked))
+    found = report_on_log(log, 0.01)
+
+    assert found.guarded.wrong(35).total > 500
+    assert found.verdict().startswith("No tolerance can be recommended")
+    assert "which tolerance=0 serves. Record the answers" in found.advice()
+    assert not found.pays
+
+
+def test_questions_that_the_model_cannot_read_share_no_answer(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    rows = [{"question": text, "answer": text} for text in ("入门版多少钱", "专业版多少钱") * 20]
+    log.write_text("\n".join(map(json.dumps, rows)))
+    found = report_on_log(log, 0.01)
+
+    assert found.guarded.saved(35).count == found.plain.saved(35).count == 38
+    assert found.plain.wrong(35).count == 0
 
 
 def test_without_both_only_hits_are_reported(findings: Findings, tmp_path: Path) -> None:
