@@ -44,8 +44,8 @@ from parts.traffic.embedded import Embedder
 from parts.traffic.questions import load_corpus
 from parts.traffic.retrieval_streams import RetrievalStream, load_mmlu, question_texts, retrieve
 
+from ragcache_integrations.core.words import estimate_tokens
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.knowledge_tree.simulation import estimate_tokens
 
 K = 5
 BLOCK = 32

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.words import CHARACTERS_PER_TOKEN, estimate_tokens
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError
-from ragcache_integrations.knowledge_tree.simulation import CHARACTERS_PER_TOKEN, estimate_tokens
 
 __all__ = ["ModelFacts", "kv_bytes_per_token", "read_model_facts"]
 
@@ -63,7 +63,10 @@ def read_model_facts(model: str | None) -> ModelFacts:
     return ModelFacts(counter or estimate_tokens, size, (tokens, memory))
 
 
-_ESTIMATED = f"Texts are estimated at {CHARACTERS_PER_TOKEN} characters a token."
+_ESTIMATED = (
+    f"Texts are estimated at {CHARACTERS_PER_TOKEN} characters a token, and at 1 or 2 in other "
+    "scripts than the Latin one."
+)
 
 
 def kv_bytes_per_token(config: Mapping[str, Any]) -> int | None:

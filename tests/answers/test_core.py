@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +27,7 @@ from ragcache_integrations.answers import (
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
 from tests.answers.traffic import embed
-from tests.support.sizes import examples
+from tests.support.sizes import examples, scaled
 from tests.support.waiting import wait_until
 
 FOUND = frozenset({("1", "text of 1"), ("2", "text of 2")})
@@ -514,3 +516,100 @@ def test_the_nearest_is_that_of_all_entries(steps: list[tuple[int, int]], capaci
             assert distances[near.entry.question.text] == pytest.approx(near.distance, abs=1e-5)
         else:
             assert near is None
+
+
+SYMBOLS = [
+    *(("C++", "C#"), ("-5 °C", "5 °C"), ("$5", "€5"), ("5 %", "5"), ("👍", "👎"), ("±2", "2")),
+    *(("< 10 mg", "> 10 mg"), ("CO", "Co"), ("5 MW", "5 mW"), ("getId()", "getID()")),
+    *(
+        ("x == 1", "x = 1"),
+        ("(0, 1]", "[0, 1)"),
+        ("v[0]", "v(0)"),
+        ("a && b", "a & b"),
+        ("!x", "x"),
+    ),
+]
+"""Answers that differ in a sign, a symbol or in case alone."""
+SEEDS = int(os.environ.get("BOUND_SEEDS", "0")) or scaled(24)
+ASKED, TOPICS, DIM, BOUND = 5000, 200, 32, 0.01
+
+
+@dataclass
+class Traffic:
+    """Questions about topics by Zipf's law, each in words of its own, and their right answers.
+
+    Each topic has a twin, a near question whose answer differs in a symbol. How near twins are, and
+    how often they are asked, is one for a stream, and another for each seed.
+    """
+
+    seed: int
+    embeddings: np.ndarray = field(init=False)
+    topics: np.ndarray = field(init=False)
+    answers: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        apart, share = rng.choice([0.05, 0.3, 0.6]), rng.choice([0, 0.002, 0.01, 0.05, 0.5])
+        popularity = np.arange(1, TOPICS + 1) ** -0.8
+        self.topics = rng.choice(TOPICS, size=ASKED, p=popularity / popularity.sum())
+        twins = rng.random(ASKED) < share
+        topics, sides = self.directions(rng, TOPICS), self.directions(rng, TOPICS)
+        words = self.directions(rng, ASKED) * np.abs(rng.normal(0.2, 0.07, (ASKED, 1)))
+        self.embeddings = topics[self.topics] + words
+        self.embeddings += apart * twins[:, None] * sides[self.topics]
+        pairs = rng.integers(len(SYMBOLS), size=TOPICS)[self.topics]
+        self.answers = [SYMBOLS[pair][int(twin)] for pair, twin in zip(pairs, twins, strict=True)]
+
+    @staticmethod
+    def directions(rng: np.random.Generator, count: int) -> np.ndarray:
+        drawn = rng.normal(size=(count, DIM))
+        return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+
+    def serve(self, same: Callable[[str, str], bool]) -> tuple[int, int]:
+        """Ask everything; return how many questions were served another's answer, and wrongly."""
+        core = AnswerCore[str](
+            AnswerKnobs(error=BOUND, guard=False, capacity=ASKED, seed=self.seed)
+        )
+        hits = wrong = 0
+        for number, answer in enumerate(self.answers):
+            question = ask(f"question {number}", frozenset({(str(self.topics[number]), "")}))
+            near = core.nearest(question, self.embeddings[number])
+            if near is None or not near.served:
+                core.insert(question, self.embeddings[number], answer)
+            else:
+                hits += 1
+                wrong += near.entry.answer != answer
+            if near is not None and (near.check or not near.served):
+                core.learn(near, wrong=not same(near.entry.answer, answer))
+        return hits, wrong
+
+
+def count_broken(seeds: int, same: Callable[[str, str], bool]) -> tuple[int, int, int]:
+    """Return in how many streams the bound is broken, and all hits and wrong hits."""
+    served = [Traffic(seed).serve(same) for seed in range(seeds)]
+    broken = sum(wrong > BOUND * hits for hits, wrong in served)
+    return broken, sum(hits for hits, _ in served), sum(wrong for _, wrong in served)
+
+
+@pytest.mark.slow
+def test_the_bound_holds_on_numbers_code_and_symbols() -> None:
+    """``BOUND_SEEDS=200 pytest tests/answers/test_core.py -k bound_holds -s`` tries 200 streams."""
+    broken, hits, wrong = count_broken(SEEDS, same_text)
+    print(f"{SEEDS} streams: {broken} break the bound; {wrong} of {hits} hits are wrong")  # noqa: T201 - with -s
+    assert hits > 200 * SEEDS
+    assert wrong < BOUND * hits
+    # One in twenty is expected to; three standard deviations more.
+    assert broken <= 0.05 * SEEDS + 3 * (0.05 * 0.95 * SEEDS) ** 0.5
+
+
+@pytest.mark.slow
+def test_the_bound_is_broken_by_a_metric_that_drops_symbols() -> None:
+    def words(answer: str) -> list[str]:
+        return re.sub(r"[^\w\s]", " ", answer.casefold()).split()
+
+    def same(answer: str, other: str) -> bool:
+        return words(answer) == words(other)
+
+    broken, hits, wrong = count_broken(8, same)
+    assert broken >= 2
+    assert wrong > BOUND * hits

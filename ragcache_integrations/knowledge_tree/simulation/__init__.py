@@ -3,10 +3,9 @@
 from .characterise import ENOUGH, LEAST_HIT_RATE, CacheSize, Characterisation, characterise
 from .replicas import MOST_REPLICAS, ROUTINGS, ReplicasResult, simulate_replicas
 from .traces import Trace, TraceRequest, zipf_ranks
-from .workload import CHARACTERS_PER_TOKEN, Workload, estimate_tokens, load_workload
+from .workload import Workload, load_workload
 
 __all__ = [
-    "CHARACTERS_PER_TOKEN",
     "ENOUGH",
     "LEAST_HIT_RATE",
     "MOST_REPLICAS",
@@ -18,7 +17,6 @@ __all__ = [
     "TraceRequest",
     "Workload",
     "characterise",
-    "estimate_tokens",
     "load_workload",
     "simulate_replicas",
     "zipf_ranks",

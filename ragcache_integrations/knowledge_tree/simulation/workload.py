@@ -22,14 +22,12 @@ from typing import Any, TypeGuard
 
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.core.words import estimate_tokens
 from ragcache_integrations.errors import ConfigurationError
 
 from .traces import Trace, TraceRequest
 
-__all__ = ["CHARACTERS_PER_TOKEN", "Workload", "estimate_tokens", "load_workload"]
-
-CHARACTERS_PER_TOKEN = 4
-"""A usual rule of thumb for English text and the tokenizers of today's models."""
+__all__ = ["Workload", "load_workload"]
 
 MOST_TOKENS = 10_000_000
 """The most tokens of a document that is logged without its text; each block is simulated."""
@@ -53,11 +51,6 @@ class Workload:
     changed_documents: int
 
 
-def estimate_tokens(text: str) -> int:
-    """About how many tokens a text has, without a tokenizer; at least 1."""
-    return max(1, -(-len(text) // CHARACTERS_PER_TOKEN))
-
-
 def load_workload(
     path: str | Path, count_tokens: Callable[[str], int] = estimate_tokens
 ) -> Workload:
@@ -65,7 +58,7 @@ def load_workload(
 
     Args:
         path: JSON lines in UTF-8.
-        count_tokens: Gives the length of a text in tokens; about 4 characters a token by default.
+        count_tokens: Gives the length of a text in tokens; see :func:`.estimate_tokens`.
 
     Raises:
         ConfigurationError: The file cannot be read, is empty, or a line is wrong; the message

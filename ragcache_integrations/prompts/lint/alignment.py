@@ -6,9 +6,10 @@ are the template's fixed text; the words between are values of its variables.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
+
+from ragcache_integrations.core.words import split_words, word_spans
 
 from .matching import Block, matching_blocks
 
@@ -26,8 +27,7 @@ MAX_WORDS = 200_000
 HEADING_WORDS = 5
 """The most words of a heading such as ``Question:`` or ``Here is the context:``."""
 
-_WORD = re.compile(r"(\S+)(\s*)")
-_HEADING_ENDS = (":", "-", "#", ">", "]", "=", "`", '"')
+_HEADING_ENDS = (":", "\uff1a", "-", "#", ">", "]", "=", "`", '"')
 _GAP = ""  # no word is empty
 
 Run = tuple[str, ...]
@@ -50,7 +50,7 @@ def common_runs(texts: Sequence[str]) -> list[Run]:
     distinct = list(dict.fromkeys(texts))
     if not distinct:
         return []
-    runs = [run] if (run := tuple(word for word, _ in _words(distinct[0]))) else []
+    runs = [run] if (run := tuple(split_words(distinct[0])[:MAX_WORDS])) else []
     compared = distinct[1 :: max(1, len(distinct) // SAMPLE)]
     for _ in range(SAMPLE):
         for text in compared:
@@ -72,12 +72,12 @@ def cutter(runs: Sequence[Run]) -> Cut:
     """
     # Each word of the runs becomes one character, so that str.find can find the runs. It takes
     # linear time; a regular expression of the words does not.
-    words = dict.fromkeys(word for run in runs for word in run)
-    codes = {word: chr(number) for number, word in enumerate(words, 1)}
+    known = dict.fromkeys(word for run in runs for word in run)
+    codes = {word: chr(number) for number, word in enumerate(known, 1)}
     coded = ["".join(map(codes.__getitem__, run)) for run in runs]
 
     def cut(text: str) -> list[str] | None:
-        haystack = "".join(codes.get(word, "\0") for word in text.split())
+        haystack = "".join(codes.get(word, "\0") for word in split_words(text))
         places: list[int] = []
         position = 0
         for run in coded:
@@ -100,16 +100,21 @@ def _ends(text: str, places: Sequence[int]) -> Iterator[int]:
         places: Numbers of the words from 0, in ascending order: the first of them begins, the
             second ends, and so on.
     """
-    words = enumerate(_WORD.finditer(text))
+    spans = enumerate(word_spans(text))
     for turn, place in enumerate(places):
         if turn % 2 == 0 or place != places[turn - 1]:
-            _, word = next(item for item in words if item[0] == place)
-        yield word.end(1) if turn % 2 else word.start()
+            _, span = next(item for item in spans if item[0] == place)
+        yield span[turn % 2]
 
 
 def _words(text: str) -> list[tuple[str, str]]:
     """The words, each with the white space after it."""
-    return [(match[1], match[2]) for match in islice(_WORD.finditer(text), MAX_WORDS)]
+    spans = list(islice(word_spans(text), MAX_WORDS + 1))
+    ends = [*(begin for begin, _ in spans[1:]), len(text)]
+    return [
+        (text[begin:end], text[end:following])
+        for (begin, end), following in zip(spans[:MAX_WORDS], ends, strict=False)
+    ]
 
 
 def _shared_runs(runs: Sequence[Run], words: Sequence[tuple[str, str]]) -> list[Run]:
@@ -182,7 +187,7 @@ def _headings(words: Sequence[tuple[str, str]]) -> list[Run]:
         if start > 0 and "\n" not in words[start - 1][1]:
             continue
         for end in range(start + 1, min(start + HEADING_WORDS, len(words)) + 1):
-            if words[end - 1][0].endswith(":"):
+            if words[end - 1][0].endswith((":", "\uff1a")):
                 headings.append(tuple(word for word, _ in words[start:end]))
                 break
             if "\n" in words[end - 1][1]:

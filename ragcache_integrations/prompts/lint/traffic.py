@@ -7,9 +7,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import PromptDocument, part_text
+from ragcache_integrations.core.words import split_words, word_spans
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout import Change, Flow
 from ragcache_integrations.prompts.rendering import stable_json
@@ -335,13 +337,14 @@ def _one_template(requests: Sequence[RecordedRequest]) -> bool:
     """Whether the system texts or, without them, the questions have most words in common."""
     texts = [_canonical(request.system or request.last) for request in requests]
     shared = sum(map(len, common_runs(texts))) if all(texts) else 0
-    enough = min(len(text.split()) for text in texts) // 2 if requests[0].system else 0
+    enough = min(len(split_words(text)) for text in texts) // 2 if requests[0].system else 0
     return shared >= max(COMMON_WORDS, enough)
 
 
 def _beginning(request: RecordedRequest) -> str:
-    words = re.sub(r"\d+", "0", _canonical(request.system or request.last)).split()
-    return printable(" ".join(words[:FLOW_WORDS]))
+    text = " ".join(re.sub(r"\d+", "0", _canonical(request.system or request.last)).split())
+    ends = [end for _, end in islice(word_spans(text), FLOW_WORDS)]
+    return printable(text[: max(ends, default=0)])
 
 
 def _canonical(text: str) -> str:

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ragcache_integrations.core.words import split_words, token_weight, word_spans
 from ragcache_integrations.prompts.layout import Change, Flow
 
 from .rules import Matter, Stretch
@@ -14,8 +15,8 @@ from .tokens import CountTokens, common_length, excerpt
 
 __all__ = ["Values", "classify_values", "rank_costs", "remove_ranks"]
 
-MIN_ITEM = 20
-"""Characters of the shortest line that can be a document's; shorter ones recur by chance."""
+MIN_ITEM = 5
+"""Tokens, about, of the shortest line that can be a document's; shorter ones recur by chance."""
 
 MIN_RECURRING = 0.1
 """Share of tokens in recurring lines above which values are documents."""
@@ -131,7 +132,7 @@ def rank_costs(texts: Sequence[str], count_tokens: CountTokens) -> tuple[float, 
             number = next(filter(None, match.groups()))
             paragraph = text[match.end() : end].partition("\n\n")[0]
             line = paragraph.strip().partition("\n")[0]
-            if len(line) < MIN_ITEM:
+            if token_weight(line) < MIN_ITEM:
                 continue
             if numbers[line] - {number}:
                 lost += count_tokens(paragraph)
@@ -151,12 +152,19 @@ def _label(place: Values) -> str:
 
 def _without_common_ends(values: Sequence[str]) -> tuple[str, list[str]]:
     """The first words that all values share, and the rest without the last shared words."""
-    words = [value.split() for value in values]
+    spans = [list(word_spans(value)) for value in values]
+    words = list(map(split_words, values))
     first = min(common_length(words[0], other) for other in words)
-    lead = " ".join(words[0][:first])
-    words = [line[first:][::-1] for line in words]
-    last = min(common_length(words[0], other) for other in words)
-    return lead, [" ".join(line[last:][::-1]) for line in words]
+    rests = [line[first:][::-1] for line in words]
+    last = min(common_length(rests[0], other) for other in rests)
+
+    def cut(value: str, kept: Sequence[tuple[int, int]]) -> str:
+        return value[kept[0][0] : kept[-1][1]] if kept else ""
+
+    inner = [
+        cut(value, own[first : len(own) - last]) for value, own in zip(values, spans, strict=True)
+    ]
+    return cut(values[0], spans[0][:first]), inner
 
 
 def _is_time(value: str) -> bool:
@@ -203,4 +211,4 @@ def _documents(place: Values, label: str, count_tokens: CountTokens) -> list[Str
 
 def _items(value: str) -> list[str]:
     """The lines that are long enough to be a document's."""
-    return [line for line in map(str.strip, value.splitlines()) if len(line) >= MIN_ITEM]
+    return [line for line in map(str.strip, value.splitlines()) if token_weight(line) >= MIN_ITEM]

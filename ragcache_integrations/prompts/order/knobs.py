@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from ragcache_integrations.core.ids import content_id
-from ragcache_integrations.knowledge_tree.simulation import estimate_tokens
+from ragcache_integrations.core.words import estimate_tokens
 from ragcache_integrations.prompts.fixed_settings import CheckedSettings
 
 from .order import DocumentOrder, OrderStats, SharedOrders

@@ -23,6 +23,7 @@ from functools import cached_property
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.prompt import LiteralText, Part, Prompt, PromptDocument, part_text
+from ragcache_integrations.core.words import word_spans
 
 __all__ = ["MIN_WORDS", "Repeats", "documents_once"]
 
@@ -43,9 +44,6 @@ FIRST_WORDS, LAST_WORDS = 8, 4
 QUOTE_CHARACTERS = 64
 """The most characters of the first words, and of the last, in a reference."""
 
-# Texts in these scripts have no spaces between words: each of their characters is a word.
-_WIDE = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[{_WIDE}]|[^\s{_WIDE}]+")
 # From the first of its brackets on, and without trying fewer of them: linear for any text.
 _IMITATION = re.compile(r"(?<!\[)(\[++)\s*+as\s++above", re.IGNORECASE)
 _QUOTE_BREAKS = re.compile(r'[\s"\[\]]+')
@@ -63,7 +61,7 @@ class _Text:
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
         """Where each word begins and ends."""
-        return [match.span() for match in _WORD.finditer(self.text)]
+        return list(word_spans(self.text))
 
     @cached_property
     def words(self) -> list[str]:

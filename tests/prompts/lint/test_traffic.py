@@ -383,3 +383,60 @@ def test_documents_that_a_conversation_has_already_are_found_with_their_tokens()
     assert "user" in finding.part
     said_once = lint_prompt([conversation(turn, once=True) for turn in range(6)])
     assert "repeated-document" not in said_once.codes
+
+
+LANGUAGES: dict[str, tuple[str, str, str, list[str], list[str]]] = {
+    "Chinese": (
+        "你是旅行社的客服助手。请礼貌地回答问题，只能使用所给的文档，最多三句话，并注明所用的页码。",
+        "问题：",
+        "文档：",
+        [
+            "请问多少钱：去巴黎的团",
+            "怎么预订：湖边酒店",
+            "可以退吗：滑雪课程",
+            "怎么预订：导游服务",
+        ],
+        [
+            "阿尔卑斯山是欧洲最高大的山脉，横跨八个国家，最高峰是勃朗峰，海拔四千八百多米。",
+            "前往湖边的旅行团每天早上八点从中央火车站的东门出发，全程大约四个小时，费用包括午餐。",
+            "出发前两周可以办理全额退款，但我们会收取百分之十的手续费，出发前一周只能退一半。",
+        ],
+    ),
+    "Japanese": (
+        "あなたは旅行会社のアシスタントです。丁寧に、与えられた文書だけを使って三文以内で答えてください。",
+        "質問：",
+        "文書：",
+        ["いくらですか：ツアー", "予約方法は：船", "払い戻せますか：ホテル", "予約方法は：ガイド"],
+        [
+            "アルプスはヨーロッパで最も大きな山脈で、八か国にまたがり、最高峰はモンブランです。",
+            "湖へのツアーは毎朝八時に中央駅の東口から出発し、料金には昼食と船の切符が含まれます。",
+            "出発の二週間前までは全額払い戻しができますが、十パーセントの手数料がかかります。",
+        ],
+    ),
+    "Thai": (
+        "คุณเป็นผู้ช่วยของบริษัททัวร์ตอบคำถามอย่างสุภาพโดยใช้เอกสารที่ให้ไว้เท่านั้นไม่เกินสามประโยค",
+        "คำถาม:",
+        "เอกสาร:",
+        ["ทัวร์ปารีสราคาเท่าไร", "จองโรงแรมอย่างไร", "คืนเงินค่าเรียนสกีได้ไหม", "มีไกด์ไหม"],
+        [
+            "เทือกเขาแอลป์เป็นเทือกเขาที่ใหญ่ที่สุดในยุโรปทอดผ่านแปดประเทศและยอดเขาสูงสุดคือมงบล็อง",
+            "ทัวร์ไปทะเลสาบออกเดินทางทุกเช้าเวลาแปดโมงจากสถานีรถไฟกลางราคารวมอาหารกลางวันและตั๋วเรือ",
+            "สามารถขอเงินคืนเต็มจำนวนได้จนถึงสองสัปดาห์ก่อนการเดินทางแต่เราจะหักค่าธรรมเนียมร้อยละสิบ",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_scripts_without_spaces_have_words_too(language: str) -> None:
+    """The question before the documents is found, and nothing where it is behind them."""
+    system, asks, shows, questions, documents = LANGUAGES[language]
+    rng = random.Random(5)
+    requests = [(question, rng.sample(documents, 2)) for question in questions * 10]
+    broken = lint_prompt(
+        [chat(system, f"{asks}{q}\n{shows}\n" + "\n".join(d)) for q, d in requests]
+    )
+    assert "query-before-documents" in broken.codes
+    assert broken.recomputed_tokens > 30
+    well_made = [chat(system, f"{shows}\n" + "\n".join(d) + f"\n{asks}{q}") for q, d in requests]
+    assert lint_prompt(well_made).findings == ()

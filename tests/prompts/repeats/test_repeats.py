@@ -13,6 +13,7 @@ from ragcache_integrations.core.prompt import Message, Part, Prompt, PromptDocum
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts import documents_once
 from ragcache_integrations.prompts.repeats import Repeats
+from tests.prompts.lint.test_traffic import LANGUAGES
 
 
 def prose(name: str, words: int = 100) -> str:
@@ -212,3 +213,13 @@ def test_references_have_a_form_that_no_document_so_far_has(documents: list[str]
             assert brackets is not None
             assert f"{brackets[1]}as above" not in so_far
         assert len("".join(map(part_text, read))) <= len(documents[number])
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_texts_without_spaces_are_repeated_in_parts(language: str) -> None:
+    text = "".join(LANGUAGES[language][-1])
+    first, second = said(texts(text, f"{prose('a', 3)} {text} {prose('b', 3)}"))
+    assert first == text
+    assert second.startswith("a0 a1 a2 [as above")
+    assert second.endswith("] b0 b1 b2")
+    assert len(second) < len(text)

@@ -245,7 +245,7 @@ class TestNormalizedText:
             ("e\u0301", "é"),
             ("🍎", "🍎"),
             ("¿Qué hora es?", "qué hora es"),
-            ("入门版多少钱\uff1f", "入门版多少钱"),
+            ("入门版多少钱？", "入门版多少钱"),
             ("Tell me about Rome.", "tell me about Rome"),
             ("explain ls a?", "explain ls a?"),
             ("what is Co.", "what is Co."),
