@@ -105,7 +105,7 @@ class AnswerCache(AnswerControls, QueryEngine):
         embed_model: Embeds questions; ``None`` for the retriever's model. Without any only the same
             words are served again.
         same_answer: Whether the texts of two answers say the same, from which is learnt; ``None``:
-            whether they are equal but for case, punctuation and articles.
+            whether they are equal but for what cannot carry meaning.
         judge: Called in the background for two answers whose texts differ, with a dict of
             ``question``, ``answer``, ``other_question`` and ``other_answer``; returns whether they
             say the same, or a text that begins with *yes*.

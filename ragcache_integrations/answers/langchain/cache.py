@@ -123,7 +123,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
             gets what the cache got.
         answer_key: Name of the text of the answer, where the chain returns a dict.
         same_answer: Whether two answers say the same, from which is learnt; ``None``: whether their
-            texts are equal but for case, punctuation and articles.
+            texts are equal but for what cannot carry meaning.
         judge: A Runnable or a function, asked in the background whether two answers say the same
             whose texts differ. Gets a dict of ``question``, ``answer``, ``other_question`` and
             ``other_answer``, and returns whether they do, or a text that begins with *yes*.

@@ -123,8 +123,9 @@ class CacheKnobs(BaseModel):
         guard: Whether numbers, dates, negations, opposites, comparisons, units, names and what is
             asked for must be the same in a question as in the earlier one whose documents it gets,
             see :func:`~ragcache_integrations.retrievers.keys.question_difference`.
-        normalize_text: Whether to ignore case, white space and different Unicode spellings (NFKC)
-            when questions are embedded and compared.
+        normalize_text: Whether to ignore, when questions are embedded and compared, differences
+            that cannot carry meaning: white space, canonical Unicode spellings (NFC), the capital
+            of an opening word such as *What*, one question mark or full stop at the end.
         pickle_cache: Whether a pickle of the retriever includes the cached answers, as ``save``
             writes them. It always includes the settings.
         seed: Seed for drawing the hyperplanes and the answers to check.

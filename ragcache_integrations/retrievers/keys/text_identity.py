@@ -40,7 +40,7 @@ _INNER = ("_model", "model", "_client", "client", "_embed_model", "underlying_em
 _MAX_DEPTH = 4
 
 
-_ORDERS = "compare define describe explain find give list name show summarise summarize tell"
+_ORDERS = "compare define describe explain find give list name show summarise summarize tell me"
 _ASKS = (
     "what which who whom whose when where why how is are was were does did do has have had could "
     "should would shall the there please isn't aren't wasn't weren't doesn't didn't don't hasn't "
