@@ -39,7 +39,7 @@ from .question_words import (
 __all__ = ["QuestionMarks", "question_difference", "question_marks", "unify_unicode"]
 
 QuestionMarks = tuple[tuple[str, ...], ...]
-"""The marks of a question by kind, in the order of :data:`KINDS`."""
+"""The marks of a question by kind, in the order of :data:`KINDS`; last what must be spelt alike."""
 
 KINDS = (
     *("what is asked for", "numbers", "dates", "negations", "opposites"),
@@ -90,7 +90,8 @@ def question_marks(text: str) -> QuestionMarks:
         text: The question, in English. In other languages only figures, symbols, identifiers and
             names are marks.
     """
-    return _marks(unify_unicode(text).replace("\u2019", "'").replace("\u2212", "-"))
+    marks = _marks(unify_unicode(text).replace("\u2019", "'").replace("\u2212", "-"))
+    return (*marks, tuple(sorted(_spellings(text))))
 
 
 def question_difference(text: str, other: str) -> str | None:
@@ -99,7 +100,8 @@ def question_difference(text: str, other: str) -> str | None:
     Returns:
         The first kind of marks that differs; ``None`` where the guard sees no difference.
     """
-    marks = zip(KINDS, question_marks(text), question_marks(other), strict=True)
+    kinds = (*KINDS, "spelling")
+    marks = zip(kinds, question_marks(text), question_marks(other), strict=True)
     for kind, own, others in marks:
         if own != others:
             return f"{kind}: {', '.join(own) or 'none'} / {', '.join(others) or 'none'}"
@@ -125,6 +127,34 @@ def _marks(text: str) -> QuestionMarks:
         tuple(dict.fromkeys(UNITS[word] for word in words if word in UNITS)),
         names if compares else tuple(sorted(names)),
     )
+
+
+_AROUND = "\"'`,;:!?.\u2026\u2018\u2019\u201c\u201d\u00ab\u00bb\u00bf\u00a1"
+_CODE = frozenset("\\/_.#+@%$&=<>|~^*()[]{}:")
+_OWN_LETTER = frozenset("aIi")  # an article and a pronoun
+
+
+def _spellings(text: str) -> Iterator[str]:
+    """Yield the words whose case or symbols carry meaning, as they are spelt.
+
+    Those are words with a capital after their first letter (``MW``, ``getID``), single letters
+    (``G``), letters together with symbols (``-v``, ``%M``, ``X.maxSize``), and symbols alone
+    (``??``), but for punctuation and dashes. Embedding models often read none of these differences.
+    """
+    for word in unicodedata.normalize("NFC", text[:_LONGEST]).split():
+        core = word.strip(_AROUND)
+        if core[:1] in "([{":
+            core = core.strip("()[]{}")
+        if not any(map(str.isalnum, word)):
+            if len(word) > 1 and word.isascii() and not word.startswith("--"):
+                yield word
+        elif any(map(str.isalpha, core)) and (
+            any(map(str.isupper, core[1:]))
+            or (len(core) == 1 and core not in _OWN_LETTER)
+            or not _CODE.isdisjoint(core)
+            or core[0] == "-"
+        ):
+            yield core
 
 
 def _plain(token: str) -> str:
