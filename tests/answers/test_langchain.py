@@ -32,6 +32,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from pydantic import BaseModel
 
 from ragcache_integrations.answers.changes import CHANGED
+from ragcache_integrations.answers.langchain.values import same_output
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import (
     ANSWER_CACHE_EVENT,
@@ -585,3 +586,33 @@ async def test_what_the_embedding_model_cannot_read_is_near_to_nothing(
         assert await cached.ainvoke(question) == f"answer to {question}"
         assert "".join(cached.stream(question)) == f"answer to {question}"
     assert cached.stats().hits == cached.stats().same_words == 10
+
+
+def called(amount: str, text: str = "") -> AIMessage:
+    return AIMessage(text, tool_calls=[{"name": "pay", "args": {"amount": amount}, "id": amount}])
+
+
+@pytest.mark.parametrize(
+    ("answer", "other", "same"),
+    [
+        ("Paris.", "Paris. ", True),
+        ("5 MW", "5 mW", False),
+        (AIMessage("Paris"), AIMessage("Paris", id="2"), True),
+        (called("$5"), called("$5"), True),
+        (called("$5"), called("€5"), False),
+        (called("$5"), AIMessage(""), False),
+        ({"answer": "Paris", "input": "a"}, {"answer": "Paris", "input": "b"}, True),
+        ({"answer": "Paris", "asked": "a"}, {"answer": "Paris", "asked": "b"}, True),
+        ({"answer": "5", "unit": "MW"}, {"answer": "5", "unit": "mW"}, False),
+        ({"answer": called("$5")}, {"answer": called("€5")}, False),
+        ({"answer": "a", "context": [Document("b")]}, {"answer": "a", "context": []}, True),
+        ([1, 2], [1, 2], True),
+        ([1, 2], [2, 1], False),
+    ],
+)
+def test_answers_are_compared_as_a_whole(answer: Any, other: Any, same: bool) -> None:
+    assert same_output(None, answer, other, echoed={"asked"}) is same
+
+
+def test_with_a_name_for_it_the_named_text_is_the_answer() -> None:
+    assert same_output("output", {"output": "a", "steps": 3}, {"output": "a", "steps": 4})

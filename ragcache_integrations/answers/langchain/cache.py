@@ -169,7 +169,8 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         self._flow = self.shared_state.core(settings, lambda: self._make_flow(knobs))
 
     def _make_flow(self, knobs: AnswerKnobs) -> AnswerFlow[Any]:
-        same = self.same_answer or partial(same_output, self.answer_key)
+        echoed = {self.input_key, self.context_key, self.documents_key}
+        same = self.same_answer or partial(same_output, self.answer_key, echoed=echoed)
         judge = None if self.judge is None else partial(judge_outputs, self.judge, self.answer_key)
         return AnswerFlow(AnswerCore(knobs), same, judge, CODEC)
 

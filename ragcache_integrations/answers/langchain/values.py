@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from langchain_core.messages import (
@@ -16,7 +16,7 @@ from langchain_core.runnables import AddableDict, Runnable
 
 from ragcache_integrations.answers.copies import copy_answer
 from ragcache_integrations.answers.entries import Question
-from ragcache_integrations.answers.flow import same_text, says_same
+from ragcache_integrations.answers.flow import plain_answer, same_text, says_same
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
@@ -30,6 +30,8 @@ __all__ = [
 ]
 
 _INPUT_KEYS = ("input", "question", "query")
+_THOUGHTS = frozenset({"text", "thinking", "reasoning", "tool_use", "tool_call", "function_call"})
+"""Types of blocks that say nothing besides a message's text and its calls of tools."""
 
 
 def read_input(value: Any, key: str | None) -> tuple[str, dict[str, Any]]:
@@ -138,12 +140,50 @@ def text_of(answer_key: str | None, answer: Any) -> str | None:
     return answer if isinstance(answer, str) else None
 
 
-def same_output(answer_key: str | None, answer: Any, other: Any) -> bool:
-    """Whether two answers say the same: their texts, or they themselves where they have none."""
+def same_output(
+    answer_key: str | None, answer: Any, other: Any, echoed: Collection[str | None] = ()
+) -> bool:
+    """Whether two answers say the same: their texts, or they themselves where they have none.
+
+    Calls of tools and images of messages must be equal, too, and without ``answer_key`` all other
+    texts and numbers of a dict.
+
+    Args:
+        answer_key: Name of the text of the answer, or ``None``.
+        answer: An answer.
+        other: Another one.
+        echoed: Names of inputs, which a chain may return with its answer.
+    """
     text, other_text = text_of(answer_key, answer), text_of(answer_key, other)
     if text is None or other_text is None:
         return bool(answer == other)
-    return same_text(text, other_text)
+    apart = _besides_text(answer_key, answer, echoed) == _besides_text(answer_key, other, echoed)
+    return apart and same_text(text, other_text)
+
+
+def _besides_text(answer_key: str | None, answer: Any, echoed: Collection[str | None]) -> Any:
+    """Return what an answer says besides its text."""
+    if isinstance(answer, BaseMessage):
+        calls = [(call["name"], call["args"]) for call in getattr(answer, "tool_calls", ())]
+        blocks = answer.content if isinstance(answer.content, list) else []
+        return calls, [block for block in blocks if _block_type(block) not in _THOUGHTS]
+    if isinstance(answer, dict):
+        messages = {
+            name: _besides_text(None, value, ())
+            for name, value in answer.items()
+            if isinstance(value, BaseMessage) and answer_key in {None, name}
+        }
+        values = {
+            name: plain_answer(value) if isinstance(value, str) else value
+            for name, value in answer.items()
+            if isinstance(value, str | int | float) and name not in {*_INPUT_KEYS, *echoed}
+        }
+        return messages, values if answer_key is None else {}
+    return None
+
+
+def _block_type(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else "text"
 
 
 def judge_outputs(

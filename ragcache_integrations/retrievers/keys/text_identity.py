@@ -40,19 +40,20 @@ _INNER = ("_model", "model", "_client", "client", "_embed_model", "underlying_em
 _MAX_DEPTH = 4
 
 
-_ORDERS = "compare define describe explain find give list name show summarise summarize tell me"
+_ORDERS = "compare define describe explain find give show summarise summarize tell me"
 _ASKS = (
     "what which who whom whose when where why how is are was were does did do has have had could "
     "should would shall the there please isn't aren't wasn't weren't doesn't didn't don't hasn't "
     "haven't couldn't shouldn't wouldn't "
-    "wer wie wo wann warum wem wen welche welcher welches welchen welchem wieviel wieso ist sind "
+    "wer wie wo wann warum wem wen welche welcher welches welchen welchem wieviel wieso ist "
     "gibt qui que quel quelle quels quelles comment combien pourquoi quand où est quién qué cuál "
     "cuáles cómo cuándo cuánto cuántos dónde quando quanto quanti perché quem qual quais onde"
 )
-_IMPERATIVES = frozenset(_ORDERS.split())
+_IMPERATIVES = frozenset(_ORDERS.split()) - {"me"}
 _OPENERS = _IMPERATIVES | frozenset(_ASKS.split())
 """Words with which questions begin and that are no names, in the languages that the guard knows.
-Not *In*, *He* or *No*, which are chemical elements, nor *Will*, *May* or *Dove*."""
+Not *In*, *He* or *No*, which are chemical elements, nor *Will*, *May* or *Dove*, nor Python's
+*List*."""
 
 # Quotation marks, apostrophes between letters excepted: what they enclose is meant literally.
 _LITERAL = re.compile(
@@ -72,8 +73,8 @@ def normalize_text(text: str) -> str:
 
     - Unicode's canonical form (NFC). Not NFKC, to which ``10²`` is ``102`` and the complex numbers
       are a set named C; so full-width letters count, too.
-    - White space around the text. Inside, each run is a space, unless the text has several lines or
-      quotation marks: code, tables and quotations keep theirs. At the ends of lines there is none.
+    - White space around the text, and at the ends of its lines. Inside, each run is a space, unless
+      the text has several lines, tabs or quotation marks: code, tables and quotations keep theirs.
     - A typographic apostrophe or hyphen between letters, unless the text has quotation marks.
     - The capital of a word with which questions begin, such as *What* or *The*. The case of all
       other words counts: *5 MW* is not *5 mW*, and *turkey* not *Turkey*.
@@ -87,13 +88,15 @@ def normalize_text(text: str) -> str:
     text = unicodedata.normalize("NFC", text).replace("\r\n", "\n").strip()
     if _LITERAL.search(text) is None:
         text = _TYPOGRAPHIC.sub(lambda match: "'" if match[0] == "\u2019" else "-", text)
-        lines = text.split("\n")
-        text = " ".join(text.split()) if len(lines) == 1 else "\n".join(map(str.rstrip, lines))
+        if "\n" in text or "\t" in text:
+            text = "\n".join(map(str.rstrip, text.split("\n")))
+        else:
+            text = " ".join(text.split())
     if text.startswith("\u00bf") and text[1:2].isalpha():
         text = text[1:]
     opening = _OPENING.match(text)
     word = "" if opening is None else opening[0]
-    plain = word.lower() if word.istitle() or word[1:].islower() else ""
+    plain = word.lower() if word[1:].islower() else ""
     if plain in _OPENERS or plain.partition("'")[0] in _OPENERS:
         text = plain[0] + text[1:]
     if _QUESTION_END.search(text) is not None:

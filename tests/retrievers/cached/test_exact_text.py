@@ -234,7 +234,8 @@ class TestNormalizedText:
     @pytest.mark.parametrize(
         ("text", "normalized"),
         [
-            ("  Who\tis  he? ", "who is he"),
+            ("  Who is\u00a0 he?\t", "who is he"),
+            ("all:\techo  a", "all:\techo  a"),
             ("Who IS he", "who IS he"),
             ("WHO is he", "WHO is he"),
             ("What's new?", "what's new"),
