@@ -12,10 +12,11 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import regex
 
@@ -140,20 +141,15 @@ def window_of(model: object) -> TextWindow:
     gives an unknown token, takes words of a script apart into letters, or drops the accents of most
     words. The first such text is logged with the cause.
 
-    Knows the offline embedding model and the models of sentence-transformers, in any class of a
-    framework; other models are assumed to read everything. The model is looked for at the first
+    Knows the offline embedding model, the models of sentence-transformers, and those that keep a
+    tokenizer of Hugging Face as fastembed's do, in any class of a framework; other models are
+    assumed to read everything. The model is looked for at the first
     call, which must come after a first embedding, since some models are loaded by that.
     """
 
     @functools.cache
     def reader() -> _Reader | None:
-        inner = next(_models_with_window(model, _MAX_DEPTH), None)
-        if isinstance(inner, MiniLM):
-            return _Reader(inner.tokenizer, inner.max_tokens)
-        if inner is None:
-            return None
-        limit = int(inner.max_seq_length) - PROMPT_TOKENS
-        return _Reader(getattr(inner.tokenizer, "backend_tokenizer", None), limit)
+        return next(_readers(model, _MAX_DEPTH), None)
 
     def leaves_out(text: str) -> bool:
         found = reader()
@@ -171,7 +167,7 @@ class _Reader:
         limit: The most tokens that the model reads.
     """
 
-    def __init__(self, tokenizer: Any, limit: int) -> None:
+    def __init__(self, tokenizer: Any, limit: float) -> None:
         self._limit = limit
         self._tokenizer: Any = None
         self._warned = False
@@ -250,21 +246,36 @@ def _has_more_accents(word: str, other: str) -> bool:
     return _accents(word) > _accents(other)
 
 
-def _models_with_window(model: object, depth: int) -> Iterator[Any]:
-    if isinstance(model, MiniLM) or _reads_tokens(model):
-        yield model
+def _readers(model: object, depth: int) -> Iterator[_Reader]:
+    """Yield what reads for a model, or for one of those within it."""
+    if isinstance(model, MiniLM):
+        yield _Reader(model.tokenizer, model.max_tokens)
+    elif _is_sentence_transformer(model):
+        tokenizer = getattr(model.tokenizer, "backend_tokenizer", None)
+        yield _Reader(tokenizer, int(model.max_seq_length) - PROMPT_TOKENS)
+    elif (tokenizer := _tokenizer_of(model)) is not None:
+        window = (tokenizer.truncation or {}).get("max_length", math.inf)
+        yield _Reader(tokenizer, window - PROMPT_TOKENS)
     elif depth:
         for name in _INNER:
-            inner = getattr(model, "__dict__", {}).get(name) or _private(model, name)
+            inner = _own(model, name)
             if inner is not None and not isinstance(inner, str):
-                yield from _models_with_window(inner, depth - 1)
+                yield from _readers(inner, depth - 1)
 
 
-def _private(model: object, name: str) -> object:
-    return (getattr(model, "__pydantic_private__", None) or {}).get(name)
+def _own(model: object, name: str) -> Any:
+    private = getattr(model, "__pydantic_private__", None) or {}
+    return getattr(model, "__dict__", {}).get(name) or private.get(name)
 
 
-def _reads_tokens(model: object) -> bool:
+def _is_sentence_transformer(model: Any) -> TypeGuard[Any]:
     if not type(model).__module__.startswith("sentence_transformers."):
         return False
     return isinstance(getattr(model, "max_seq_length", None), int)
+
+
+def _tokenizer_of(model: object) -> Any:
+    """Return the ``tokenizers.Tokenizer`` that a model keeps, or ``None``."""
+    kept = _own(model, "tokenizer") or _own(model, "_tokenizer")
+    found = getattr(kept, "backend_tokenizer", kept)
+    return found if type(found).__module__.partition(".")[0] == "tokenizers" else None

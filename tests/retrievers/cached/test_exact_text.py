@@ -220,6 +220,16 @@ class TestTokenizersOfOthers:
         assert not known("ab")
         assert known("abc")
 
+    def test_a_model_that_keeps_its_tokenizer(self) -> None:
+        tokenizer = Tokenizer(Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0))
+        tokenizer.enable_truncation(100)
+        model = SimpleNamespace(model=SimpleNamespace(model=SimpleNamespace(tokenizer=tokenizer)))
+        leaves_out = window_of(model)
+        assert not leaves_out("a" * 60)
+        assert leaves_out("a" * 80)
+        assert leaves_out("ab")
+        assert not window_of(SimpleNamespace(tokenizer="a name"))("ab")
+
     def test_bytes_are_read(self) -> None:
         tokenizer = Tokenizer(BPE({c: n for n, c in enumerate(sorted(ByteLevel.alphabet()))}, []))
         tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
