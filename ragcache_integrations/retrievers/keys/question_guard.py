@@ -130,7 +130,7 @@ def _marks(text: str) -> QuestionMarks:
 
 
 _AROUND = "\"'`,;:!?.\u2026\u2018\u2019\u201c\u201d\u00ab\u00bb\u00bf\u00a1"
-_CODE = frozenset("\\/_.#+@%$&=<>|~^*()[]{}:")
+_CODE = frozenset("\\/_.#+@%$&=<>|^*()[]{}:")
 _OWN_LETTER = frozenset("aIi")  # an article and a pronoun
 
 
