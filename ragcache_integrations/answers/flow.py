@@ -15,7 +15,12 @@ from ragcache_integrations.core.background_checks import BackgroundChecks
 from ragcache_integrations.core.forks import make_executor
 from ragcache_integrations.core.threads import in_executor
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.keys import FollowUpWarning, normalize_text
+from ragcache_integrations.retrievers.keys import (
+    FollowUpWarning,
+    StepWatch,
+    Surroundings,
+    normalize_text,
+)
 
 from .copies import copy_answer
 from .core import AnswerCore, Near
@@ -91,6 +96,7 @@ class Lookup(Generic[A]):
         embedding: The question's, where it was needed.
         moment: When that was, as the cache counts it, in memory or in Redis: an answer that was to
             be forgotten since is not kept. ``None`` where Redis does not say.
+        around: What surrounds the call: an answer that used what its key does not hold is not kept.
     """
 
     question: Question
@@ -99,6 +105,7 @@ class Lookup(Generic[A]):
     near: Near[A] | None = None
     embedding: Vector | None = None
     moment: Any = None
+    around: Surroundings | None = None
 
 
 class AnswerFlow(Generic[A]):
@@ -109,6 +116,10 @@ class AnswerFlow(Generic[A]):
         same: Whether two answers say the same.
         judge: Asked in the background about answers that are not the same; ``None``: they differ.
         codec: Turns answers into plain data, for Redis.
+
+    Attributes:
+        core: Keeps the answers and decides.
+        watch: Reads what surrounds each call.
 
     Raises:
         ConfigurationError: ``cache`` can't be used: there is no ``tag``, or nothing turns answers
@@ -124,6 +135,7 @@ class AnswerFlow(Generic[A]):
         codec: AnswerCodec[A] | None = None,
     ) -> None:
         self.core = core
+        self.watch = StepWatch(core.knobs.ignores)
         self._shared: SharedAnswers[A] | None = None
         server = core.knobs.cache
         if server is not None:
@@ -142,7 +154,12 @@ class AnswerFlow(Generic[A]):
             partial(core.count, "failed_checks"),
         )
 
-    def look_up(self, question: Question, embed: Callable[[], Any] | None) -> Lookup[A]:
+    def look_up(
+        self,
+        question: Question,
+        embed: Callable[[], Any] | None,
+        around: Surroundings | None = None,
+    ) -> Lookup[A]:
         """Look a question up.
 
         Args:
@@ -150,6 +167,7 @@ class AnswerFlow(Generic[A]):
             embed: Returns its embedding, of shape ``(dim,)``, or ``None`` where that is not all of
                 it; a coroutine function for coroutines. ``None`` where only the same words are to
                 count.
+            around: What surrounds the call, if it is to be kept.
 
         Raises:
             Exception: Any error of the embedding model.
@@ -163,9 +181,15 @@ class AnswerFlow(Generic[A]):
             lookup = self._without_embedding(question, entry)
         else:
             lookup = self._with_embedding(question, embed(), among)
-        return replace(lookup, moment=moment if among is None else among.moment)
+        since = moment if among is None else among.moment
+        return replace(lookup, moment=since, around=around)
 
-    async def alook_up(self, question: Question, embed: Callable[[], Any] | None) -> Lookup[A]:
+    async def alook_up(
+        self,
+        question: Question,
+        embed: Callable[[], Any] | None,
+        around: Surroundings | None = None,
+    ) -> Lookup[A]:
         """Async version of :meth:`look_up`."""
         moment = self.core.moment
         among = await self._waiting(self._fetch, question, embed)
@@ -176,7 +200,8 @@ class AnswerFlow(Generic[A]):
             lookup = self._without_embedding(question, entry)
         else:
             lookup = self._with_embedding(question, await embed(), among)
-        return replace(lookup, moment=moment if among is None else among.moment)
+        since = moment if among is None else among.moment
+        return replace(lookup, moment=since, around=around)
 
     async def _waiting(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call what may wait for Redis, in a thread if there is Redis."""
@@ -251,6 +276,9 @@ class AnswerFlow(Generic[A]):
 
     def _insert(self, lookup: Lookup[A], answer: A) -> bool:
         """Put an answer in; return whether there is something to learn from it."""
+        if lookup.around is not None and lookup.around.spoilt():
+            self.leave_out()
+            return False
         question, embedding, moment = lookup.question, lookup.embedding, lookup.moment
         if self._shared is None:
             kept = self.core.insert(question, embedding, answer, moment)

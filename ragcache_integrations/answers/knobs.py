@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from typing import Annotated, Literal, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from ragcache_integrations.core.checks import check_flag, check_int, check_seconds, check_share
+from ragcache_integrations.core.checks import (
+    check_flag,
+    check_int,
+    check_names,
+    check_seconds,
+    check_share,
+)
 from ragcache_integrations.query_cache.redis import RedisServer, as_server
 from ragcache_integrations.query_cache.validation import check_below_one, check_tolerance
 
@@ -42,6 +49,8 @@ class AnswerKnobs(BaseModel):
         capacity: The most answers that are kept. The least recently used goes first.
         ttl: Seconds after which an answer is forgotten; ``None`` for never.
         namespace: Answers are never shared between namespaces, such as one for each tenant.
+        ignores: Names of what surrounds a call although no answer depends on it, such as a
+            request's id in a context variable, or ``thread_id``.
         seed: Decides which hits are checked.
         cache: A Redis server, as a URL or a ``RedisServer``, whose answers all processes share;
             ``None`` for this process's memory. It needs ``tag``. Tools do without it.
@@ -72,6 +81,9 @@ class AnswerKnobs(BaseModel):
         BeforeValidator(lambda value: None if value is None else check_seconds("ttl", value)),
     ] = None
     namespace: str = ""
+    ignores: Annotated[frozenset[str], BeforeValidator(partial(check_names, "ignores"))] = (
+        frozenset()
+    )
     seed: Annotated[int, BeforeValidator(partial(check_int, "seed", low=0))] = 0
     cache: Annotated[
         RedisServer | None,
@@ -93,6 +105,7 @@ class AnswerKnobArguments(TypedDict, total=False):
     capacity: int
     ttl: float | None
     namespace: str
+    ignores: Collection[str]
     seed: int
     cache: RedisServer | str | None
     tag: str

@@ -36,7 +36,12 @@ from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.keys import context_text, freeze_arguments, window_of
+from ragcache_integrations.retrievers.keys import (
+    Surroundings,
+    context_text,
+    freeze_arguments,
+    window_of,
+)
 
 from .changes import CHANGED, ChangeWatch
 from .controls import AnswerControls
@@ -54,8 +59,6 @@ ANSWER_CACHE_METADATA = "answer_cache"
 """Key of the :class:`~ragcache_integrations.answers.AnswerTrace` in the metadata of a response."""
 
 _INCOMPARABLE = "a node's metadata hold values that can't be compared"
-
-_UNKEPT = AnswerTrace(hit=False, reason=_INCOMPARABLE)
 
 Nodes = list[NodeWithScore]
 
@@ -91,6 +94,7 @@ class AnswerCache(AnswerControls, QueryEngine):
 
     - found the same nodes, by id, text and metadata,
     - came in the same namespace, and no setting of the query engine has changed since,
+    - came with the same values of the application's context variables, which may say who asks,
     - has the same numbers, dates, names, units, negations and comparisons (``guard``),
     - and the same words, or is nearer than the tolerance, which is learnt (``tolerance="auto"``).
 
@@ -172,44 +176,53 @@ class AnswerCache(AnswerControls, QueryEngine):
 
     def _respond(self, query: QueryBundle) -> RESPONSE_TYPE:
         version = self._watch.version()
+        around = self._flow.watch.surroundings()
         nodes = self._query_engine.retrieve(query)
-        question = self._question(query, nodes, version)
+        question = self._question(query, nodes, version, around)
         if question is None:
-            return self._unkept(self._query_engine.synthesize(query, nodes))
-        lookup = self._flow.look_up(question, self._embedder(query))
+            return self._unkept(self._query_engine.synthesize(query, nodes), around)
+        lookup = self._flow.look_up(question, self._embedder(query), around)
         if lookup.entry is not None:
             self._flow.check(lookup, partial(self._answer_again, query, nodes))
             return _served(lookup.entry.answer, nodes, lookup.trace)
-        response = self._query_engine.synthesize(query, nodes)
+        with around.watched():
+            response = self._query_engine.synthesize(query, nodes)
         if isinstance(response, StreamingResponse):
-            response.response_gen = self._heard(lookup, response.response_gen, response.metadata)
+            pieces = around.each(response.response_gen)
+            response.response_gen = self._heard(lookup, pieces, response.metadata)
         else:
             self._keep(lookup, _stored(response))
         return _noted(response, lookup.trace)
 
     async def _arespond(self, query: QueryBundle) -> RESPONSE_TYPE:
         version = self._watch.version()
+        around = self._flow.watch.surroundings()
         nodes = await self.aretrieve(query)
-        question = self._question(query, nodes, version)
+        question = self._question(query, nodes, version, around)
         if question is None:
-            return self._unkept(await self._query_engine.asynthesize(query, nodes))
-        lookup = await self._flow.alook_up(question, self._aembedder(query))
+            return self._unkept(await self._query_engine.asynthesize(query, nodes), around)
+        lookup = await self._flow.alook_up(question, self._aembedder(query), around)
         if lookup.entry is not None:
             answer = partial(self._answer_again, query, nodes)
             self._flow.check(lookup, answer, partial(self._aanswer_again, query, nodes))
             return _aserved(lookup.entry.answer, nodes, lookup.trace)
-        response = await self._query_engine.asynthesize(query, nodes)
+        with around.watched():
+            response = await self._query_engine.asynthesize(query, nodes)
         if isinstance(response, AsyncStreamingResponse):
-            response.response_gen = self._aheard(lookup, response.response_gen, response.metadata)
+            apieces = around.aeach(response.response_gen)
+            response.response_gen = self._aheard(lookup, apieces, response.metadata)
         elif isinstance(response, StreamingResponse):
-            response.response_gen = self._heard(lookup, response.response_gen, response.metadata)
+            pieces = around.each(response.response_gen)
+            response.response_gen = self._heard(lookup, pieces, response.metadata)
         else:
             await self._akeep(lookup, _stored(response))
         return _noted(response, lookup.trace)
 
     # The question, with all that its answer depends on
 
-    def _question(self, query: QueryBundle, nodes: Nodes, version: int) -> Question | None:
+    def _question(
+        self, query: QueryBundle, nodes: Nodes, version: int, around: Surroundings
+    ) -> Question | None:
         identities = [
             document_identity(
                 node.node.node_id, node.node.get_content(MetadataMode.NONE), node.node.metadata
@@ -217,9 +230,9 @@ class AnswerCache(AnswerControls, QueryEngine):
             for node in nodes
         ]
         frozen = freeze_arguments({"image": query.image_path, "streams": self._streams})
-        if None in identities or frozen.opaque:
+        if None in identities or frozen.opaque or around.alone:
             return None
-        scope = (self._namespace, frozen.key)
+        scope = (self._namespace, frozen.key | around.frozen.key)
         context = context_text(query.custom_embedding_strs)
         documents = frozenset(filter(None, identities))
         return Question(query.query_str, documents, scope, context, version)
@@ -340,9 +353,9 @@ class AnswerCache(AnswerControls, QueryEngine):
         self._flow.leave_out(CHANGED)
         return False
 
-    def _unkept(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
+    def _unkept(self, response: RESPONSE_TYPE, around: Surroundings) -> RESPONSE_TYPE:
         self._flow.leave_out()
-        return _noted(response, _UNKEPT)
+        return _noted(response, AnswerTrace(hit=False, reason=around.alone or _INCOMPARABLE))
 
     # Explanations and statistics
 
@@ -353,19 +366,22 @@ class AnswerCache(AnswerControls, QueryEngine):
             Exception: Any error of the retriever or the embedding model.
         """
         bundle = QueryBundle(query) if isinstance(query, str) else query
-        question = self._question(bundle, self.retrieve(bundle), self._watch.version())
+        around = self._flow.watch.surroundings()
+        question = self._question(bundle, self.retrieve(bundle), self._watch.version(), around)
         embed = self._embedder(bundle)
         if question is None:
-            return unkept_explanation(_INCOMPARABLE)
+            return unkept_explanation(around.alone or _INCOMPARABLE)
         return self._flow.explain(question, None if embed is None else embed())
 
     async def aexplain(self, query: QueryType) -> AnswerExplanation:
         """Async version of :meth:`explain`."""
         bundle = QueryBundle(query) if isinstance(query, str) else query
-        question = self._question(bundle, await self.aretrieve(bundle), self._watch.version())
+        around = self._flow.watch.surroundings()
+        nodes = await self.aretrieve(bundle)
+        question = self._question(bundle, nodes, self._watch.version(), around)
         aembed = self._aembedder(bundle)
         if question is None:
-            return unkept_explanation(_INCOMPARABLE)
+            return unkept_explanation(around.alone or _INCOMPARABLE)
         return await self._flow.aexplain(question, None if aembed is None else await aembed())
 
     def _codec(self) -> AnswerCodec[_Stored]:

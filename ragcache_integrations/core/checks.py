@@ -31,6 +31,7 @@ __all__ = [
     "check_field",
     "check_flag",
     "check_int",
+    "check_names",
     "check_number",
     "check_seconds",
     "check_share",
@@ -200,6 +201,14 @@ def check_text(name: str, value: object, allowed: str = "a string") -> str:
     if not isinstance(value, str):
         raise _wrong(name, allowed, "", value)
     return value
+
+
+def check_names(name: str, value: object) -> frozenset[str]:
+    """Return ``value``, several names, as a set. A single string is refused, and a mapping."""
+    listed = list(value) if isinstance(value, list | tuple | set | frozenset) else [value, None]
+    if not all(isinstance(item, str) for item in listed):
+        raise _wrong(name, "several names, such as ['request_id']", "", value)
+    return frozenset(map(str, listed))
 
 
 def check_type(name: str, value: object, kind: type | UnionType, allowed: str) -> None:

@@ -113,6 +113,9 @@ class Request(Generic[T]):
         namespace: The tenant, whose remembered embeddings alone are used.
         opaque: Arguments whose meaning the key cannot say. The answer is for this request alone
             then: it is neither looked up, nor cached, nor shared with an equal question.
+        alone: Why the answer is for this request alone although all has a name; empty where it
+            is not.
+        flight: What must be equal, too, for a search to be shared while it is under way.
         is_current: Whether what the key says still holds; asked once more after the search, as
             settings of what is wrapped may be changed meanwhile. ``None``: surely.
         ranked: The search ranks by distance alone. If not, the answer is cached as it is: neither
@@ -139,6 +142,8 @@ class Request(Generic[T]):
     key: Hashable = None
     namespace: str = ""
     opaque: tuple[str, ...] = ()
+    alone: str = ""
+    flight: Hashable = ()
     is_current: Callable[[], bool] | None = None
     ranked: bool = True
     whole: bool = False

@@ -39,7 +39,6 @@ from ragcache_integrations.answers.types import (
     unkept_explanation,
 )
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.cached.langchain.arguments import settings_of
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.keys import (
@@ -63,7 +62,6 @@ ANSWER_CACHE_EVENT = "answer_cache"
 :class:`~ragcache_integrations.answers.AnswerTrace`."""
 
 _INCOMPARABLE = "the input or a document's metadata hold values that can't be compared"
-_UNKEPT = AnswerTrace(hit=False, reason=_INCOMPARABLE)
 _OTHER_DOCUMENTS = (
     "the chain did not answer from what the retriever finds for the question. Give the chain the "
     "documents with documents_key=, or the answer cache the retriever that the chain has"
@@ -93,8 +91,10 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
     The retriever is asked for every question. An earlier answer is served only if its question
 
     - found the same documents, by id, text and metadata,
-    - came with the same other inputs (such as a chat history), arguments and ``configurable``
-      values, of the same namespace, and no setting of the chain has changed since,
+    - came with the same other inputs (such as a chat history) and arguments, of the same
+      namespace, and no setting of the chain has changed since,
+    - came from the same user, as far as the run says who that is, by its ``context``,
+      ``configurable`` and ``metadata``, or the application by its context variables,
     - has the same numbers, dates, names, units, negations and comparisons (``guard``),
     - and the same words, or is nearer than the tolerance, which is learnt (``tolerance="auto"``).
 
@@ -188,7 +188,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         def answer(value: Any, run_manager: CallbackManagerForChainRun, config: Any) -> Any:
             call = _Call(self, value, config, namespace, kwargs)
             lookup = call.look_up()
-            self._report(run_manager, lookup)
+            self._report(run_manager, call, lookup)
             if lookup is not None and lookup.entry is not None:
                 self._flow.check(lookup, call.answer_unheard)
                 return copy_answer(lookup.entry.answer)
@@ -215,7 +215,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         ) -> Any:
             call = _Call(self, value, config, namespace, kwargs)
             lookup = await call.alook_up()
-            await self._areport(run_manager, lookup)
+            await self._areport(run_manager, call, lookup)
             if lookup is not None and lookup.entry is not None:
                 self._flow.check(lookup, call.answer_unheard, call.aanswer_unheard)
                 return copy_answer(lookup.entry.answer)
@@ -242,13 +242,13 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         ) -> Iterator[Any]:
             call = _Call(self, next(values), config, namespace, kwargs)
             lookup = call.look_up()
-            self._report(run_manager, lookup)
+            self._report(run_manager, call, lookup)
             if lookup is not None and lookup.entry is not None:
                 self._flow.check(lookup, call.answer_unheard)
                 yield as_piece(copy_answer(lookup.entry.answer))
                 return
             pieces = Pieces()
-            for piece in call.stream():
+            for piece in call.around.each(call.stream()):
                 pieces.add(piece)
                 yield piece
             call.keep(lookup, pieces.whole)
@@ -275,13 +275,13 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         ) -> AsyncIterator[Any]:
             call = _Call(self, await anext(values), config, namespace, kwargs)
             lookup = await call.alook_up()
-            await self._areport(run_manager, lookup)
+            await self._areport(run_manager, call, lookup)
             if lookup is not None and lookup.entry is not None:
                 self._flow.check(lookup, call.answer_unheard, call.aanswer_unheard)
                 yield as_piece(copy_answer(lookup.entry.answer))
                 return
             pieces = Pieces()
-            async for piece in call.astream():
+            async for piece in call.around.aeach(call.astream()):
                 pieces.add(piece)
                 yield piece
             await call.akeep(lookup, pieces.whole)
@@ -304,7 +304,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         keyed = call.question(call.retrieve())
         embedding = call.embed() if call.embeds else None
         return (
-            unkept_explanation(_INCOMPARABLE)
+            unkept_explanation(call.around.alone or _INCOMPARABLE)
             if keyed is None
             else self._flow.explain(keyed, embedding)
         )
@@ -317,7 +317,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         keyed = call.question(await call.aretrieve())
         embedding = await call.aembed() if call.embeds else None
         return (
-            unkept_explanation(_INCOMPARABLE)
+            unkept_explanation(call.around.alone or _INCOMPARABLE)
             if keyed is None
             else await self._flow.aexplain(keyed, embedding)
         )
@@ -326,15 +326,17 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
     def _codec(self) -> AnswerCodec[Any]:
         return CODEC
 
-    def _report(self, run: CallbackManagerForChainRun, lookup: Lookup[Any] | None) -> None:
-        if _hears_events(run):
-            run.get_child().on_custom_event(ANSWER_CACHE_EVENT, _event(lookup), run.run_id)
-
-    async def _areport(
-        self, run: AsyncCallbackManagerForChainRun, lookup: Lookup[Any] | None
+    def _report(
+        self, run: CallbackManagerForChainRun, call: _Call, lookup: Lookup[Any] | None
     ) -> None:
         if _hears_events(run):
-            event = _event(lookup)
+            run.get_child().on_custom_event(ANSWER_CACHE_EVENT, _event(call, lookup), run.run_id)
+
+    async def _areport(
+        self, run: AsyncCallbackManagerForChainRun, call: _Call, lookup: Lookup[Any] | None
+    ) -> None:
+        if _hears_events(run):
+            event = _event(call, lookup)
             await run.get_child().on_custom_event(ANSWER_CACHE_EVENT, event, run.run_id)
 
 
@@ -366,6 +368,7 @@ class _Call:
         self._documents: list[Document] = []
         self._question: Question | None = None
         self._flow, self._watch = cache._flow, cache._watch  # noqa: SLF001 - a call is a part of its cache
+        self.around = self._flow.watch.surroundings(config)
         conversation = next(
             (name for name in self._others if is_conversation(self._others[name])), ""
         )
@@ -401,13 +404,10 @@ class _Call:
                 raise ConfigurationError(msg)
         self._documents = documents
         identities = identities_of(documents)
-        configurable = settings_of(self._config.get("configurable") or {})
-        frozen = freeze_arguments(
-            {"inputs": self._others, "arguments": self._arguments} | configurable
-        )
-        if identities is None or frozen.opaque:
+        frozen = freeze_arguments({"inputs": self._others, "arguments": self._arguments})
+        if identities is None or frozen.opaque or self.around.alone:
             return None
-        scope = (self._namespace, frozen.key, self._roles)
+        scope = (self._namespace, frozen.key | self.around.frozen.key, self._roles)
         self._question = Question(
             self._text, identities, scope, self._context, self._version, self._form
         )
@@ -454,14 +454,15 @@ class _Call:
         question = self.question(self.retrieve())
         if question is None:
             return None
-        return self._flow.look_up(question, self.embed if self.embeds else None)
+        return self._flow.look_up(question, self.embed if self.embeds else None, self.around)
 
     async def alook_up(self) -> Lookup[Any] | None:
         """Async version of :meth:`look_up`."""
         question = self.question(await self.aretrieve())
         if question is None:
             return None
-        return await self._flow.alook_up(question, self.aembed if self.embeds else None)
+        embed = self.aembed if self.embeds else None
+        return await self._flow.alook_up(question, embed, self.around)
 
     # The answer
 
@@ -474,30 +475,41 @@ class _Call:
         return {**inputs, key: [copy_model(document) for document in self._documents]}
 
     def _heard_config(self) -> RunnableConfig:
+        config: RunnableConfig = self.around.config
         if self._cache.documents_key is not None:
-            return self._config
-        callbacks: Any = self._config["callbacks"]  # of this run, whose children inherit it
+            return config
+        callbacks: Any = config["callbacks"]  # of this run, whose children inherit it
         callbacks = callbacks.copy()
         callbacks.add_handler(self._heard, inherit=True)
-        return patch_config(self._config, callbacks=callbacks)
+        return patch_config(config, callbacks=callbacks)
 
     def answer(self) -> Any:
         """Answer the question."""
-        return self._cache.chain.invoke(self._for_chain(), self._heard_config(), **self._arguments)
+        with self.around.watched():
+            return self._cache.chain.invoke(
+                self._for_chain(), self._heard_config(), **self._arguments
+            )
 
     async def aanswer(self) -> Any:
         """Async version of :meth:`answer`."""
-        return await self._cache.chain.ainvoke(
-            self._for_chain(), self._heard_config(), **self._arguments
-        )
+        with self.around.watched():
+            return await self._cache.chain.ainvoke(
+                self._for_chain(), self._heard_config(), **self._arguments
+            )
 
     def stream(self) -> Iterator[Any]:
         """Answer the question in pieces."""
-        return self._cache.chain.stream(self._for_chain(), self._heard_config(), **self._arguments)
+        with self.around.watched():
+            return self._cache.chain.stream(
+                self._for_chain(), self._heard_config(), **self._arguments
+            )
 
     def astream(self) -> AsyncIterator[Any]:
         """Async version of :meth:`stream`."""
-        return self._cache.chain.astream(self._for_chain(), self._heard_config(), **self._arguments)
+        with self.around.watched():
+            return self._cache.chain.astream(
+                self._for_chain(), self._heard_config(), **self._arguments
+            )
 
     def answer_unheard(self) -> Any:
         """Answer the question once more, in a run of its own that no callbacks of the call hear."""
@@ -547,5 +559,7 @@ def _hears_events(run: CallbackManagerForChainRun | AsyncCallbackManagerForChain
     return not all(handler.ignore_custom_event for handler in run.inheritable_handlers)
 
 
-def _event(lookup: Lookup[Any] | None) -> dict[str, Any]:
-    return asdict(_UNKEPT if lookup is None else lookup.trace)
+def _event(call: _Call, lookup: Lookup[Any] | None) -> dict[str, Any]:
+    if lookup is None:
+        return asdict(AnswerTrace(hit=False, reason=call.around.alone or _INCOMPARABLE))
+    return asdict(lookup.trace)

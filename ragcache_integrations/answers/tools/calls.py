@@ -13,7 +13,7 @@ from ragcache_integrations.answers.flow import AnswerFlow, Lookup
 from ragcache_integrations.answers.knobs import AnswerKnobArguments, AnswerKnobs
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.keys import freeze_arguments, window_of
+from ragcache_integrations.retrievers.keys import Surroundings, freeze_arguments, window_of
 
 __all__ = ["ToolCalls", "check_parts", "is_something"]
 
@@ -68,7 +68,10 @@ class ToolCalls(Generic[R]):
         return self
 
     def question(
-        self, arguments: Mapping[str, Any], settings: Mapping[str, Any] | None = None
+        self,
+        arguments: Mapping[str, Any],
+        around: Surroundings,
+        more: Mapping[str, Any] | None = None,
     ) -> Question | None:
         """Return a call as a question; ``None`` where its arguments can't be compared.
 
@@ -76,22 +79,25 @@ class ToolCalls(Generic[R]):
 
         Args:
             arguments: What the tool is called with.
-            settings: What else the tool can see of the run that calls it.
+            around: What surrounds the call.
+            more: What else it is called with, which has no names.
         """
         others = dict(arguments)
         text = ""
         if self._query_argument is not None:
             text = others.pop(self._query_argument, None)
         # Apart from each other, as an argument may have any name.
-        frozen, around = freeze_arguments(others), freeze_arguments(settings or {})
-        if frozen.opaque or around.opaque or not isinstance(text, str):
+        frozen, nameless = freeze_arguments(others), freeze_arguments(more or {})
+        if frozen.opaque or nameless.opaque or around.alone or not isinstance(text, str):
             self.flow.core.count("unkept")
             return None
-        return Question(text, frozenset(), (self._namespace, frozen.key, around.key))
+        scope = (self._namespace, frozen.key, nameless.key, around.frozen.key)
+        return Question(text, frozenset(), scope)
 
     def serve(
         self,
         question: Question | None,
+        around: Surroundings,
         embed: Callable[[str], Vector] | None,
         call: Callable[[], R],
         again: Callable[[], R],
@@ -100,6 +106,7 @@ class ToolCalls(Generic[R]):
 
         Args:
             question: The call, see :meth:`question`.
+            around: What surrounds it.
             embed: Embeds the query; ``None`` where only the same words count.
             call: Calls the tool.
             again: Calls it in the background, unheard.
@@ -110,15 +117,18 @@ class ToolCalls(Generic[R]):
         if question is None:
             return call()
         embedded = None if embed is None else partial(self._embed, embed, question.text)
-        lookup = self.flow.look_up(question, embedded)
+        lookup = self.flow.look_up(question, embedded, around)
         if lookup.entry is not None:
             self.flow.check(lookup, again)
             return copy_answer(lookup.entry.answer)
-        return self._kept(lookup, call())
+        with around.watched():
+            result = call()
+        return self._kept(lookup, result)
 
     async def aserve(
         self,
         question: Question | None,
+        around: Surroundings,
         aembed: Callable[[str], Awaitable[Vector]] | None,
         acall: Callable[[], Awaitable[R]],
         again: Callable[[], R],
@@ -128,11 +138,13 @@ class ToolCalls(Generic[R]):
         if question is None:
             return await acall()
         embedded = None if aembed is None else partial(self._aembed, aembed, question.text)
-        lookup = await self.flow.alook_up(question, embedded)
+        lookup = await self.flow.alook_up(question, embedded, around)
         if lookup.entry is not None:
             self.flow.check(lookup, again, aagain)
             return copy_answer(lookup.entry.answer)
-        return self._kept(lookup, await acall())
+        with around.watched():
+            result = await acall()
+        return self._kept(lookup, result)
 
     def _embed(self, embed: Callable[[str], Vector], text: str) -> Vector | None:
         """Embed a query; ``None`` where the model does not read all of it."""

@@ -28,7 +28,7 @@ from ragcache_integrations.answers.entries import Question, Vector
 from ragcache_integrations.answers.knobs import AnswerKnobArguments
 from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.cached.langchain.arguments import settings_of
+from ragcache_integrations.retrievers.keys import Surroundings
 
 from .calls import ToolCalls, check_parts, is_something
 
@@ -76,12 +76,13 @@ class CachedTool(BaseTool):
         **arguments: Any,
     ) -> Any:
         arguments |= zip(self.args, texts, strict=False)  # a text alone is the first argument
-        child = _child_config(config, run_manager)
-        call, silent = self._call(arguments), _silent(child)
+        around = self._calls.flow.watch.surroundings(_child_config(config, run_manager))
+        call, silent = self._call(arguments), _silent(config)
         return self._calls.serve(
-            self._calls.question(arguments, _settings_of(config)),
+            self._calls.question(arguments, around),
+            around,
             _embed_with(self._embeddings),
-            lambda: self._result(self._tool.invoke(call, child)),
+            lambda: self._result(self._tool.invoke(call, around.config)),
             lambda: self._result(self._tool.invoke(call, silent)),
         )
 
@@ -93,16 +94,17 @@ class CachedTool(BaseTool):
         **arguments: Any,
     ) -> Any:
         arguments |= zip(self.args, texts, strict=False)  # as above
-        child = _child_config(config, run_manager)
-        call, silent = self._call(arguments), _silent(child)
+        around = self._calls.flow.watch.surroundings(_child_config(config, run_manager))
+        call, silent = self._call(arguments), _silent(config)
 
         async def invoke(config: RunnableConfig) -> Any:
             return self._result(await self._tool.ainvoke(call, config))
 
         return await self._calls.aserve(
-            self._calls.question(arguments, _settings_of(config)),
+            self._calls.question(arguments, around),
+            around,
             _aembed_with(self._embeddings),
-            partial(invoke, child),
+            lambda: invoke(around.config),
             lambda: self._result(self._tool.invoke(call, silent)),
             partial(invoke, silent),
         )
@@ -143,8 +145,9 @@ def cached_tool(
     With ``embeddings``, a query in other words gets an earlier result up to a tolerance that is
     learnt, as :class:`~ragcache_integrations.langchain.AnswerCache` does, but only if results of
     near queries turn out to be equal. Arguments that can't be compared, such as an injected
-    runtime, are never cached, nor are errors. The ``configurable`` values of the run count, other
-    than LangGraph's own: a tool may read from them whose data it is to search.
+    runtime, are never cached, nor are errors. What the run says of who asks counts: its
+    ``context``, ``configurable`` and ``metadata``, and the application's context variables. A
+    result of a tool that used the Store, the thread's id or ``interrupt()`` is not kept.
 
     Args:
         tool: The tool: one that only reads, and whose results may be as old as ``ttl``.
@@ -207,37 +210,40 @@ class CachedNode(Runnable[Any, Any]):
     @override
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         config = ensure_config(config)
+        around = self._calls.flow.watch.surroundings(config)
         return self._calls.serve(
-            self._question(input, config, kwargs),
+            self._question(input, around, kwargs),
+            around,
             _embed_with(self._embeddings),
-            lambda: self._node.invoke(input, config, **kwargs),
+            lambda: self._node.invoke(input, around.config, **kwargs),
             lambda: self._node.invoke(input, _silent(config), **kwargs),
         )
 
     @override
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         config = ensure_config(config)
+        around = self._calls.flow.watch.surroundings(config)
 
         async def again() -> Any:
             return await self._node.ainvoke(input, _silent(config), **kwargs)
 
         return await self._calls.aserve(
-            self._question(input, config, kwargs),
+            self._question(input, around, kwargs),
+            around,
             _aembed_with(self._embeddings),
-            lambda: self._node.ainvoke(input, config, **kwargs),
+            lambda: self._node.ainvoke(input, around.config, **kwargs),
             lambda: self._node.invoke(input, _silent(config), **kwargs),
             again,
         )
 
     def _question(
-        self, state: Any, config: RunnableConfig, arguments: dict[str, Any]
+        self, state: Any, around: Surroundings, arguments: dict[str, Any]
     ) -> Question | None:
         # What the state does not have is left out: a node may take it for something else than None.
         mapping = isinstance(state, Mapping)
         has, get = (operator.contains, operator.getitem) if mapping else (hasattr, getattr)
         read = {name: get(state, name) for name in self._reads if has(state, name)}
-        settings = {"arguments": arguments, "configurable": _settings_of(config)}
-        return self._calls.question(read, settings)
+        return self._calls.question(read, around, arguments)
 
 
 def cached_node(
@@ -256,8 +262,8 @@ def cached_node(
         search = cached_node(search, reads=["question"], query_argument="question", ttl=600)
         graph.add_node("search", search)
 
-    A result is served again where all values of the state that the node reads are equal, and the
-    ``configurable`` values of the run, other than LangGraph's own; the query may differ as that of
+    A result is served again where all values of the state that the node reads are equal, and what
+    the run says of who asks, as for :func:`cached_tool`; the query may differ as that of
     :func:`cached_tool`. LangGraph's own ``CachePolicy`` compares the whole state byte for byte.
 
     Args:
@@ -287,11 +293,6 @@ def cached_node(
         node.get_name(), reads, query_argument, knobs, keep or is_something, _same, embeddings
     )
     return CachedNode(node, tuple(reads), calls, embeddings)
-
-
-def _settings_of(config: RunnableConfig) -> dict[str, Any]:
-    """Return what of a run's configuration its tools and nodes may read."""
-    return settings_of(config.get("configurable") or {})
 
 
 def _embed_with(model: Embeddings | None) -> Callable[[str], Vector] | None:

@@ -22,6 +22,7 @@ from ragcache_integrations.answers.entries import Question, Vector
 from ragcache_integrations.answers.knobs import AnswerKnobArguments
 from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.retrievers.keys import Surroundings
 
 from .calls import ToolCalls, check_parts, is_something
 
@@ -56,15 +57,18 @@ class CachedTool(AsyncBaseTool):
     def call(self, *args: Any, **kwargs: Any) -> ToolOutput:
         call = partial(self._tool.call, *args, **kwargs)
         embed = None if self._embed_model is None else self._embed
-        return self._calls.serve(self._question(args, kwargs), embed, call, call)
+        around = self._calls.flow.watch.surroundings()
+        question = self._question(args, kwargs, around)
+        return self._calls.serve(question, around, embed, call, call)
 
     @override
     async def acall(self, *args: Any, **kwargs: Any) -> ToolOutput:
         call = partial(self._tool.call, *args, **kwargs)
         acall = partial(self._tool.acall, *args, **kwargs)
         aembed = None if self._embed_model is None else self._aembed
-        question = self._question(args, kwargs)
-        return await self._calls.aserve(question, aembed, acall, call, acall)
+        around = self._calls.flow.watch.surroundings()
+        question = self._question(args, kwargs, around)
+        return await self._calls.aserve(question, around, aembed, acall, call, acall)
 
     def _embed(self, text: str) -> Vector:
         assert self._embed_model is not None  # noqa: S101 - passed on only if there is a model
@@ -74,11 +78,13 @@ class CachedTool(AsyncBaseTool):
         assert self._embed_model is not None  # noqa: S101 - as in _embed
         return np.asarray(await self._embed_model.aget_query_embedding(text), np.float32)
 
-    def _question(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Question | None:
+    def _question(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], around: Surroundings
+    ) -> Question | None:
         schema = self.metadata.fn_schema
         names = () if schema is None else tuple(schema.model_fields)
         by_place = dict(zip(names, args, strict=False))
-        return self._calls.question(by_place | kwargs, {"more": args[len(names) :]})
+        return self._calls.question(by_place | kwargs, around, {"more": args[len(names) :]})
 
 
 def cached_tool(
@@ -99,7 +105,8 @@ def cached_tool(
     With ``embed_model``, a query in other words gets an earlier result up to a tolerance that is
     learnt, as :class:`~ragcache_integrations.llama_index.AnswerCache` does, but only if results of
     near queries turn out to be equal. Arguments that can't be compared are never cached, nor are
-    errors.
+    errors. The application's context variables and instrumentation tags count. A result of a tool
+    that used the workflow's context is not kept.
 
     Args:
         tool: The tool: one that only reads, and whose results may be as old as ``ttl``.

@@ -104,7 +104,8 @@ class Answers(Generic[T]):
         # A search that began before the store changed, or before another cache, is not joined.
         now = (id(question.cache), question.version)
         embedding = question.embedding
-        return (question.key, embedding.dtype.str, embedding.tobytes(), k, now)
+        around = question.request.flight
+        return (question.key, embedding.dtype.str, embedding.tobytes(), k, now, around)
 
     def finish(
         self, question: Question[T], answer: Answer[T], role: Role, *, native: bool = False

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from ragcache_integrations.core.checks import check_choice, check_int, check_share, explain_error
+from ragcache_integrations.core.checks import (
+    check_choice,
+    check_int,
+    check_names,
+    check_share,
+    explain_error,
+)
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric, VectorSource
 from ragcache_integrations.query_cache.redis import RedisServer, as_server
@@ -28,7 +34,7 @@ _check_start = partial(check_tolerance, name="start_tolerance")
 _check_violation = partial(check_below_one, "max_violation")
 
 # They are part of a question, or of what is done with its answer: the cache is the same.
-_OF_A_QUESTION = {"k", "namespace", "filter_key", "annotate", "pickle_cache"}
+_OF_A_QUESTION = {"k", "namespace", "filter_key", "ignores", "annotate", "pickle_cache"}
 
 
 def _whole(name: str, low: int) -> BeforeValidator:
@@ -120,6 +126,8 @@ class CacheKnobs(BaseModel):
             were found with this filter are shared by questions with the same ``filter_key``.
             Without it, they are never shared, and each such question searches the store. It is
             part of the cache key of all questions.
+        ignores: For a wrapped retriever: names of what surrounds a call although no documents
+            depend on it, such as a request's id in a context variable, or ``thread_id``.
         guard: Whether numbers, dates, negations, opposites, comparisons, units, names and what is
             asked for must be the same in a question as in the earlier one whose documents it gets,
             see :func:`~ragcache_integrations.retrievers.keys.question_difference`.
@@ -165,6 +173,9 @@ class CacheKnobs(BaseModel):
     embedding_memo: Annotated[int, _whole("embedding_memo", 0)] = 1024
     namespace: str = ""
     filter_key: str | None = None
+    ignores: Annotated[frozenset[str], BeforeValidator(partial(check_names, "ignores"))] = (
+        frozenset()
+    )
     guard: bool = False
     normalize_text: bool = False
     pickle_cache: bool = False
@@ -201,6 +212,7 @@ class KnobArguments(TypedDict, total=False):
     embedding_memo: int
     namespace: str
     filter_key: str | None
+    ignores: Collection[str]
     guard: bool
     normalize_text: bool
     pickle_cache: bool

@@ -85,6 +85,8 @@ class Question(Generic[T]):
 
 def why_private(request: Request[T], query: NDArray[np.float32], *, shared: bool) -> str:
     """Return why the cache is not for a question; nothing where it is."""
+    if request.alone:
+        return request.alone
     if request.opaque:
         return (
             f"{' and '.join(request.opaque)} is no plain data, so nobody knows what else "

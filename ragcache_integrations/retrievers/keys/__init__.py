@@ -15,6 +15,7 @@ from .cache_keys import (
 from .question_context import FollowUpWarning, context_text, in_context, turns_form
 from .question_guard import QuestionMarks, question_difference, question_marks
 from .snapshots import Snapshot, Snapshots
+from .surroundings import StepWatch, Surroundings
 from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
 from .wrapped_settings import Parts, parts_within, wrapped_settings
 
@@ -26,6 +27,8 @@ __all__ = [
     "QuestionMarks",
     "Snapshot",
     "Snapshots",
+    "StepWatch",
+    "Surroundings",
     "TextIdentity",
     "TextWindow",
     "context_text",

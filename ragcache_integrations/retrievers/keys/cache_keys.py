@@ -96,6 +96,10 @@ class FrozenArguments(NamedTuple):
     key: frozenset[Hashable]
     opaque: tuple[tuple[str, Any], ...]
 
+    def with_others(self, others: FrozenArguments) -> FrozenArguments:
+        """Return these arguments and others, which have other names."""
+        return FrozenArguments(self.key | others.key, self.opaque + others.opaque)
+
 
 def freeze_arguments(arguments: Mapping[str, Any]) -> FrozenArguments:
     """Turn the arguments of a search into a part of a cache key.

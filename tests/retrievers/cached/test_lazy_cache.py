@@ -96,6 +96,7 @@ def test_every_knob_that_the_cache_knows_reaches_it() -> None:
         "cache",
         "filter_key",
         "guard",
+        "ignores",
         "normalize_text",
         "pickle_cache",
         "sole_writer",

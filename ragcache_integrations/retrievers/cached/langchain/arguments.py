@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import Any
+from typing import Any, Final
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -30,24 +30,20 @@ __all__ = [
     "check_staged_arguments",
     "check_store_arguments",
     "child_config",
-    "configurable_of",
     "configured",
     "is_blocking",
     "read_call",
     "read_wrapped_arguments",
-    "settings_of",
+    "whole_config",
 ]
 
+_HANDED_ON: Final = ("configurable", "metadata")
 _OWN = ("k", "namespace", "filter_key", "search_type")
 _NAMED = {Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
 # What the methods are called to which a store's search may pass its arguments on.
 _SEARCHES = ("similarity_search", "max_marginal_relevance_search")
 # Parameters of a search that no caller of a retriever gives.
 _POSITIONAL = {"self", "query", "embedding", "run_manager"}
-# What LangGraph notes in every run's configuration for its own use, and what differs from one run
-# or conversation to the next.
-_BOOKKEEPING_PREFIXES = ("__", "checkpoint_")
-_BOOKKEEPING = {"thread_id", "run_id"}
 
 
 @dataclass(slots=True)
@@ -221,9 +217,7 @@ def _check(
             raise ConfigurationError(msg)
 
 
-_CONFIGURABLE: ContextVar[Mapping[str, Any] | None] = ContextVar(
-    "ragcache_retriever_configurable", default=None
-)
+_CONFIG: ContextVar[RunnableConfig | None] = ContextVar("ragcache_retriever_config", default=None)
 
 
 @contextmanager
@@ -233,11 +227,11 @@ def configured(config: RunnableConfig | None) -> Iterator[None]:
     LangChain hands a retriever's own method no configuration. It does not reach what is wrapped
     either, unless a chain is around them.
     """
-    token = _CONFIGURABLE.set((config or {}).get("configurable"))
+    token = _CONFIG.set(config)
     try:
         yield
     finally:
-        _CONFIGURABLE.reset(token)
+        _CONFIG.reset(token)
 
 
 def child_config(
@@ -246,23 +240,20 @@ def child_config(
 ) -> RunnableConfig:
     """Return a call's configuration for the wrapped retriever, with the run's callbacks."""
     child = RunnableConfig(callbacks=run.get_child())
-    if config is not None and config.get("configurable") is not None:
-        child["configurable"] = config["configurable"]
+    for name in _HANDED_ON:
+        if config is not None and config.get(name) is not None:
+            child[name] = config[name]
     return child
 
 
-def configurable_of(config: RunnableConfig | None) -> dict[str, Any]:
-    """Return the ``configurable`` values of the enclosing run and the call."""
-    return {**ensure_config(config).get("configurable", {}), **(_CONFIGURABLE.get() or {})}
+def whole_config(config: RunnableConfig | None) -> RunnableConfig:
+    """Return the ``configurable`` values and the metadata of the enclosing run and the call.
 
-
-def settings_of(configurable: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a configuration may change what a wrapped retriever finds.
-
-    It may read anything, such as the user's id in ``config["configurable"]``.
+    The callbacks are the call's own.
     """
-    return {
-        f"configurable.{name}": value
-        for name, value in configurable.items()
-        if name not in _BOOKKEEPING and not name.startswith(_BOOKKEEPING_PREFIXES)
-    }
+    around, call = ensure_config(config), _CONFIG.get() or {}
+    return RunnableConfig(
+        callbacks=(config or {}).get("callbacks"),
+        configurable={**around.get("configurable", {}), **(call.get("configurable") or {})},
+        metadata={**around.get("metadata", {}), **(call.get("metadata") or {})},
+    )

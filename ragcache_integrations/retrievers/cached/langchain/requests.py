@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from langchain_core.documents import Document
 from langchain_core.retrievers import RetrieverLike
@@ -15,10 +15,12 @@ from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
+from ragcache_integrations.retrievers.embedder import Embedding
 from ragcache_integrations.retrievers.keys import (
     FrozenArguments,
     Naming,
     Snapshots,
+    StepWatch,
     freeze_arguments,
     nameless_values,
     opaque_values,
@@ -34,10 +36,9 @@ from .arguments import (
     Call,
     check_staged_arguments,
     check_store_arguments,
-    configurable_of,
     is_blocking,
     read_wrapped_arguments,
-    settings_of,
+    whole_config,
 )
 from .searches import Arguments, AsyncSearch, StoreSearches, TextSearch
 
@@ -93,18 +94,19 @@ class WrappedRequests(Requests):
     def __init__(self, knobs: CacheKnobs, retriever: RetrieverLike) -> None:
         super().__init__(knobs, wrapped_settings(retriever))
         self._retriever = retriever
+        self._watch = StepWatch(knobs.ignores)
 
     @override
     def make(self, call: Call) -> Request[Document]:
         """Make the request of one call; see :class:`Requests`."""
         retriever, outer = self._retriever, call.config()
         arguments = read_wrapped_arguments(retriever, call)
-        configurable = configurable_of(outer)
+        around = self._watch.surroundings(whole_config(outer))
         namespace = self._namespace(call)
 
         def key() -> tuple[Hashable, tuple[str, ...]]:
-            settings = wrapped_settings(retriever) | settings_of(configurable) | arguments
-            return self._key(call, namespace, freeze_arguments(settings))
+            frozen = freeze_arguments(wrapped_settings(retriever) | arguments)
+            return self._key(call, namespace, frozen.with_others(around.frozen))
 
         before, opaque = key()
         blocks = bool(arguments) and is_blocking(retriever)
@@ -112,26 +114,34 @@ class WrappedRequests(Requests):
         def request(
             config: RunnableConfig | None, unobserved: Request[Document] | None
         ) -> Request[Document]:
+            def search(_: Embedding, __: int) -> Sequence[Document]:
+                with around.watched():
+                    return retriever.invoke(call.query, config, **arguments)
+
+            async def asearch(_: Embedding, __: int) -> Sequence[Document]:
+                with around.watched():
+                    return await retriever.ainvoke(call.query, config, **arguments)
+
             return Request(
                 (call.query,),
-                lambda _, __: retriever.invoke(call.query, config, **arguments),
-                None
-                if blocks
-                else lambda _, __: retriever.ainvoke(call.query, config, **arguments),
+                search,
+                None if blocks else asearch,
                 k=_first(call.k, self._knobs.k),
                 key=before,
                 namespace=namespace,
                 opaque=opaque,
-                is_current=lambda: key()[0] == before,
+                alone=around.private,
+                flight=around.flight,
+                is_current=lambda: not around.spoilt() and key()[0] == before,
                 ranked=False,
                 annotate=self._knobs.annotate,
                 unobserved=unobserved,
             )
 
-        callbacks = (outer or {}).get("callbacks")
-        observed = RunnableConfig(configurable=configurable, callbacks=callbacks)
-        unobserved = RunnableConfig(configurable=configurable, callbacks=[])
-        return request(observed, request(unobserved, None))
+        observed, unobserved = around.config, {**around.config, "callbacks": []}
+        return request(
+            cast("RunnableConfig", observed), request(cast("RunnableConfig", unobserved), None)
+        )
 
 
 class _Plan(NamedTuple):

@@ -23,6 +23,8 @@ from ragcache_integrations.retrievers.keys import (
     Naming,
     Snapshot,
     Snapshots,
+    StepWatch,
+    Surroundings,
     freeze_arguments,
     nameless_values,
     opaque_values,
@@ -80,6 +82,8 @@ class Requests:
         default = index is not None and search_kwargs.get(QUERY_MODE, "default") == "default"
         self._ranked = (self._staged is not None or default) and not facts.by_text
         self._own = opaque_values(self._settable())
+        # An index is asked for what its arguments say. What else is wrapped may read anything.
+        self._watch = None if index or self._staged else StepWatch(knobs.ignores)
         self._snapshots = Snapshots()
         self._blocks = _blocks(wrapped)
         self._bring: VectorSearch[Sequence[NodeWithScore]] | None = None
@@ -102,7 +106,8 @@ class Requests:
         REQUESTS.set_namespace(current_run(), self._knobs.namespace, and_around=True)
 
         snapshot, search_kwargs = self._snapshots.of(self._search_kwargs), self._search_kwargs
-        frozen = self._frozen(query, snapshot)
+        around = None if self._watch is None else self._watch.surroundings()
+        frozen = self._frozen(query, snapshot, around)
         key, opaque = self._request_key(frozen)
         copies = (lambda: search_kwargs) if opaque else snapshot.copies()
 
@@ -149,11 +154,18 @@ class Requests:
         # Vectors that come along are worth a thread.
         if self._blocks or (self._bring is not None and self._abring is None):
             request.asearch = request.aplain = None
+        if around is not None:
+            _watch(request, around)
         if self._index is None:
-            request.is_current = lambda: self._frozen(query, snapshot).key == frozen.key
+            request.is_current = lambda: (
+                not (around is not None and around.spoilt())
+                and self._frozen(query, snapshot, around).key == frozen.key
+            )
         return request if self._staged is None else _in_stages(request, self._staged, interval)
 
-    def _frozen(self, query: QueryBundle, snapshot: Snapshot) -> FrozenArguments:
+    def _frozen(
+        self, query: QueryBundle, snapshot: Snapshot, around: Surroundings | None
+    ) -> FrozenArguments:
         settable = self._settable() if self._index is None else {}
         arguments = dict(settable)
         if query.image_path is not None:
@@ -161,9 +173,8 @@ class Requests:
         if self._knobs.tolerance == 0:
             # A bundle may bring other texts to embed, and a wrapped retriever read this one.
             arguments["query_str"] = content_id(query.query_str)
-        others = freeze_arguments(arguments)
-        search = snapshot.frozen
-        return FrozenArguments(search.key | others.key, search.opaque + others.opaque)
+        frozen = snapshot.frozen.with_others(freeze_arguments(arguments))
+        return frozen if around is None else frozen.with_others(around.frozen)
 
     def _request_key(self, frozen: FrozenArguments) -> tuple[Hashable, tuple[str, ...]]:
         filter_key = self._knobs.filter_key
@@ -198,6 +209,23 @@ def check_search_kwargs(
         msg = f"unknown search_kwargs {', '.join(unknown)}: allowed are {allowed}"
         raise ConfigurationError(msg)
     return dict(search_kwargs)
+
+
+def _watch(request: Request[NodeWithScore], around: Surroundings) -> None:
+    """Have a request's searches note what they use that its key does not say."""
+    search, asearch = request.search, request.asearch
+
+    def watched(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
+        with around.watched():
+            return search(embedding, count)
+
+    async def awatched(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
+        assert asearch is not None  # noqa: S101 - checked below
+        with around.watched():
+            return await asearch(embedding, count)
+
+    request.search, request.asearch = watched, None if asearch is None else awatched
+    request.alone, request.flight = around.private, around.flight
 
 
 def _in_stages(
