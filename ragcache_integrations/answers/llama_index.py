@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -9,16 +10,25 @@ from collections.abc import (
     Callable,
     Generator,
     Iterable,
+    Iterator,
 )
+from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
+import llama_index.core.instrumentation as instrument
 import numpy as np
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.base.llms.types import CompletionResponse
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    CompletionResponse,
+    TextBlock,
+    ThinkingBlock,
+)
 from llama_index.core.base.response.schema import (
     RESPONSE_TYPE,
     AsyncStreamingResponse,
@@ -27,14 +37,31 @@ from llama_index.core.base.response.schema import (
     StreamingResponse,
 )
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.instrumentation.events.exception import ExceptionEvent
+from llama_index.core.instrumentation.events.llm import (
+    LLMChatEndEvent,
+    LLMChatInProgressEvent,
+    LLMCompletionEndEvent,
+    LLMCompletionInProgressEvent,
+)
+from llama_index.core.llms import callbacks as llm_callbacks
 from llama_index.core.prompts.mixin import PromptDictType, PromptMixinType
-from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, QueryType
+from llama_index.core.schema import (
+    BaseNode,
+    MetadataMode,
+    NodeWithScore,
+    QueryBundle,
+    QueryType,
+)
+from typing_extensions import override
 
 from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
 from ragcache_integrations.core.checks import check_flag
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.saved_values import decode_value, encode_value
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.keys import (
     Surroundings,
@@ -43,21 +70,35 @@ from ragcache_integrations.retrievers.keys import (
     window_of,
 )
 
+from . import finish
 from .changes import CHANGED, ChangeWatch
 from .controls import AnswerControls
 from .core import AnswerCore
 from .documents import document_identity
 from .entries import Question, Vector
+from .finish import (
+    EMPTY,
+    attributes_of,
+    forget_usage,
+    is_blank,
+    is_something,
+    unfinished,
+    why_unkept,
+)
 from .flow import AnswerFlow, Lookup, same_text, says_same
 from .knobs import AnswerKnobArguments, AnswerKnobs
 from .records import AnswerCodec
 from .types import AnswerExplanation, AnswerTrace, unkept_explanation
 
-__all__ = ["ANSWER_CACHE_METADATA", "AnswerCache"]
+__all__ = ["ANSWER_CACHE_METADATA", "AnswerCache", "HeardModels", "renewed", "why_none"]
 
 ANSWER_CACHE_METADATA = "answer_cache"
 """Key of the :class:`~ragcache_integrations.answers.AnswerTrace` in the metadata of a response."""
 
+_EMPTY = frozenset(("empty response", "none"))
+"""What LlamaIndex answers if there are no nodes, or no answer."""
+_FAILED = "its model failed"
+_UNADDED = "its stream had something else than text, which may be all of the answer so far"
 _INCOMPARABLE = "a node's metadata hold values that can't be compared"
 
 Nodes = list[NodeWithScore]
@@ -79,6 +120,134 @@ class _Stored:
     def text(self) -> str:
         """The text of the answer."""
         return str(self.response)
+
+
+class HeardModels:
+    """Hears how the answers of models ended, by LlamaIndex's events.
+
+    Events come in the context in which the model was called, and in contexts that were copied from
+    it, such as those of tasks.
+    """
+
+    def __init__(self) -> None:
+        self._failed = False
+        self._reason: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why what was answered is no answer; ``None``: it is one, as far as models report."""
+        return _FAILED if self._reason is None and self._failed else self._reason
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear what happens in this context."""
+        if _HANDLER not in _MODELS.event_handlers:
+            _MODELS.add_event_handler(_HANDLER)
+        token = _LISTENERS.set((*_LISTENERS.get(), self))
+        try:
+            yield
+        finally:
+            _LISTENERS.reset(token)
+
+    def hear(self, event: BaseEvent) -> None:
+        """Take an event."""
+        if isinstance(event, LLMChatInProgressEvent | LLMCompletionInProgressEvent):
+            # Providers name the reason in any of the last pieces.
+            self._reason = self._reason or unfinished(event.response.raw)
+        elif isinstance(event, LLMChatEndEvent | LLMCompletionEndEvent):
+            self._failed = False
+            self._reason = self._reason or _why_no_response(event.response)
+        elif isinstance(event, ExceptionEvent):
+            self._failed = True
+
+
+# Of the events of models alone: the root's handlers would have every search report itself.
+_MODELS = instrument.get_dispatcher(llm_callbacks.__name__)  # type: ignore[attr-defined]  # re-exported untyped
+_LISTENERS: ContextVar[tuple[HeardModels, ...]] = ContextVar("listeners", default=())
+
+
+class _Handler(BaseEventHandler):
+    """Hears all models of the process, as LlamaIndex has no way to remove a handler."""
+
+    @classmethod
+    @override
+    def class_name(cls) -> str:
+        return "RAGCacheAnswerHandler"
+
+    @override
+    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
+        for listener in _LISTENERS.get():
+            listener.hear(event)
+
+
+_HANDLER = _Handler()
+
+
+def _why_no_response(response: ChatResponse | CompletionResponse | None) -> str | None:
+    """Return why what a model said is no answer; ``None``: it is one."""
+    if response is None:
+        return "its model said nothing"
+    message = response.message if isinstance(response, ChatResponse) else None
+    more = {} if message is None else message.additional_kwargs
+    reason = unfinished([response.raw, response.additional_kwargs, more])
+    if reason is not None:
+        return reason
+    if isinstance(response, CompletionResponse):
+        return "its model said nothing" if is_blank(response.text) else None
+    return _why_no_message(response.message)
+
+
+def _why_no_message(message: ChatMessage) -> str | None:
+    others = [block for block in message.blocks if not isinstance(block, TextBlock | ThinkingBlock)]
+    said = others or message.additional_kwargs.get("tool_calls") or is_something(message.content)
+    return None if said else EMPTY
+
+
+def why_none(answer: object) -> str | None:
+    """Return why what a query engine or a tool returned is no answer; ``None``: it is one."""
+    return finish.why_none(answer, _why_no_object)
+
+
+def _why_no_object(value: Any) -> str | None:
+    """Return why an object of LlamaIndex's is no answer, see :func:`why_none`."""
+    reason: str | None = None
+    if isinstance(value, StreamingResponse | AsyncStreamingResponse):
+        reason = "it is a stream"
+    elif isinstance(value, ChatResponse | CompletionResponse):
+        reason = _why_no_response(value)
+    elif isinstance(value, ChatMessage):
+        reason = unfinished(value.additional_kwargs) or _why_no_message(value)
+    elif isinstance(value, Response | PydanticResponse):
+        said = value.response
+        empty = isinstance(said, str) and said.strip().casefold() in _EMPTY
+        reason = EMPTY if empty else unfinished(_told(value.metadata)) or why_none(said)
+    elif not isinstance(value, BaseNode | NodeWithScore):
+        return None
+    return reason or ""
+
+
+def _told(metadata: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the metadata of a response, without those of its nodes."""
+    return {key: value for key, value in (metadata or {}).items() if not isinstance(value, dict)}
+
+
+def renewed(answer: Any) -> Any:
+    """Return a copy of an answer that is served again, which reports that no tokens were used."""
+    copied = deepcopy(answer)
+    _forget_usage(copied)
+    return copied
+
+
+def _forget_usage(value: Any, depth: int = 4) -> None:
+    if isinstance(value, ChatResponse | CompletionResponse | ChatMessage):
+        forget_usage(getattr(value, "raw", None))
+        forget_usage(value.additional_kwargs)
+    elif isinstance(value, Response | PydanticResponse):
+        forget_usage(value.metadata)
+    if depth and not isinstance(value, str):
+        parts = value if isinstance(value, list | tuple) else attributes_of(value).values()
+        for part in list(parts):
+            _forget_usage(part, depth - 1)
 
 
 class AnswerCache(AnswerControls, QueryEngine):
@@ -113,6 +282,8 @@ class AnswerCache(AnswerControls, QueryEngine):
         judge: Called in the background for two answers whose texts differ, with a dict of
             ``question``, ``answer``, ``other_question`` and ``other_answer``; returns whether they
             say the same, or a text that begins with *yes*.
+        keep: Returns whether a response is kept, given without its nodes; ``None``: each that is
+            an answer, and neither empty, cut off nor filtered, as far as it and its models report.
         callback_manager: As for any query engine.
         **knobs: See :class:`~ragcache_integrations.answers.AnswerKnobs`.
 
@@ -121,7 +292,7 @@ class AnswerCache(AnswerControls, QueryEngine):
             type, or the query engine does not retrieve and synthesize in two steps.
     """
 
-    _argument_names = ("query_engine", "embed_model", "same_answer", "judge")
+    _argument_names = ("query_engine", "embed_model", "same_answer", "judge", "keep")
 
     def __init__(
         self,
@@ -130,6 +301,7 @@ class AnswerCache(AnswerControls, QueryEngine):
         embed_model: BaseEmbedding | None = None,
         same_answer: Callable[[str, str], bool] | None = None,
         judge: Callable[[dict[str, str]], object] | None = None,
+        keep: Callable[[Response | PydanticResponse], object] | None = None,
         callback_manager: CallbackManager | None = None,
         **knobs: Unpack[AnswerKnobArguments],
     ) -> None:
@@ -137,13 +309,13 @@ class AnswerCache(AnswerControls, QueryEngine):
         if not isinstance(embed_model, BaseEmbedding | None):
             msg = f"embed_model must be a BaseEmbedding or None, got {embed_model!r:.100}"
             raise ConfigurationError(msg)
-        for name, function in (("same_answer", same_answer), ("judge", judge)):
+        for name, function in (*(("same_answer", same_answer), ("judge", judge), ("keep", keep)),):
             if function is not None and not callable(function):
                 msg = f"{name} must be a function or None, got {function!r:.100}"
                 raise ConfigurationError(msg)
         self._query_engine = query_engine
         self._embed_model = embed_model
-        self._same_answer, self._judge = same_answer, judge
+        self._same_answer, self._judge, self._keep = same_answer, judge, keep
         checked = self._knobs = read_knobs(AnswerKnobs, knobs)
         self._namespace = checked.namespace
         same = partial(_same, same_answer or same_text)
@@ -185,13 +357,14 @@ class AnswerCache(AnswerControls, QueryEngine):
         if lookup.entry is not None:
             self._flow.check(lookup, partial(self._answer_again, query, nodes))
             return _served(lookup.entry.answer, nodes, lookup.trace)
-        with around.watched():
+        heard = HeardModels()
+        with heard.listening(), around.watched():
             response = self._query_engine.synthesize(query, nodes)
         if isinstance(response, StreamingResponse):
             pieces = around.each(response.response_gen)
-            response.response_gen = self._heard(lookup, pieces, response.metadata)
+            response.response_gen = self._heard(lookup, pieces, response.metadata, heard)
         else:
-            self._keep(lookup, _stored(response))
+            self._put(lookup, _stored(response), heard)
         return _noted(response, lookup.trace)
 
     async def _arespond(self, query: QueryBundle) -> RESPONSE_TYPE:
@@ -206,16 +379,17 @@ class AnswerCache(AnswerControls, QueryEngine):
             answer = partial(self._answer_again, query, nodes)
             self._flow.check(lookup, answer, partial(self._aanswer_again, query, nodes))
             return _aserved(lookup.entry.answer, nodes, lookup.trace)
-        with around.watched():
+        heard = HeardModels()
+        with heard.listening(), around.watched():
             response = await self._query_engine.asynthesize(query, nodes)
         if isinstance(response, AsyncStreamingResponse):
             apieces = around.aeach(response.response_gen)
-            response.response_gen = self._aheard(lookup, apieces, response.metadata)
+            response.response_gen = self._aheard(lookup, apieces, response.metadata, heard)
         elif isinstance(response, StreamingResponse):
             pieces = around.each(response.response_gen)
-            response.response_gen = self._heard(lookup, pieces, response.metadata)
+            response.response_gen = self._heard(lookup, pieces, response.metadata, heard)
         else:
-            await self._akeep(lookup, _stored(response))
+            await self._aput(lookup, _stored(response), heard)
         return _noted(response, lookup.trace)
 
     # The question, with all that its answer depends on
@@ -302,49 +476,103 @@ class AnswerCache(AnswerControls, QueryEngine):
     # The answer
 
     def _answer_again(self, query: QueryBundle, nodes: Nodes) -> _Stored:
-        response = self._query_engine.synthesize(query, nodes)
-        if isinstance(response, StreamingResponse):
-            response.get_response()
-        return _stored(response)
+        heard = HeardModels()
+        with heard.listening():
+            response = self._query_engine.synthesize(query, nodes)
+            if isinstance(response, StreamingResponse):
+                response.get_response()
+        return self._checked(_stored(response), heard)
 
     async def _aanswer_again(self, query: QueryBundle, nodes: Nodes) -> _Stored:
-        response = await self._query_engine.asynthesize(query, nodes)
-        if isinstance(response, AsyncStreamingResponse):
-            return _stored(await response.get_response())
-        if isinstance(response, StreamingResponse):
-            response.get_response()
-        return _stored(response)
+        heard = HeardModels()
+        with heard.listening():
+            response = await self._query_engine.asynthesize(query, nodes)
+            if isinstance(response, AsyncStreamingResponse):
+                response = await response.get_response()
+            elif isinstance(response, StreamingResponse):
+                response.get_response()
+        return self._checked(_stored(response), heard)
+
+    def _checked(self, answer: _Stored, heard: HeardModels) -> _Stored:
+        reason = self._why_none(answer, heard)
+        if reason is not None:
+            msg = f"the answer can't be compared: {reason}"
+            raise RAGCacheError(msg)
+        return answer
 
     def _heard(
-        self, lookup: Lookup[_Stored], stream: Iterable[str], metadata: Any
+        self,
+        lookup: Lookup[_Stored],
+        given: Iterable[str],
+        metadata: Any,
+        heard: HeardModels,
     ) -> Generator[str, None, None]:
         """Pass a stream on, and keep it once it has ended."""
-        pieces = []
-        for piece in stream:
+        pieces: list[str] = []
+        stream = iter(given)
+        ended = object()
+        while True:
+            with heard.listening():  # the model answers when it is asked for the next piece
+                piece: Any = next(stream, ended)
+            if piece is ended:
+                break
             pieces.append(piece)
             yield piece
-        whole = Response("".join(pieces), metadata=metadata)
-        self._keep(lookup, replace(_stored(whole), streams=True))
+        whole = self._whole(pieces, metadata)
+        if whole is not None:
+            self._put(lookup, whole, heard)
 
     async def _aheard(
-        self, lookup: Lookup[_Stored], stream: AsyncIterable[str], metadata: Any
+        self,
+        lookup: Lookup[_Stored],
+        given: AsyncIterable[str],
+        metadata: Any,
+        heard: HeardModels,
     ) -> AsyncGenerator[str]:
         """Async version of :meth:`_heard`."""
-        pieces = []
-        async for piece in stream:
+        pieces: list[str] = []
+        stream = aiter(given)
+        ended = object()
+        while True:
+            with heard.listening():
+                piece: Any = await anext(stream, ended)
+            if piece is ended:
+                break
             pieces.append(piece)
             yield piece
-        whole = Response("".join(pieces), metadata=metadata)
-        await self._akeep(lookup, replace(_stored(whole), streams=True))
+        whole = self._whole(pieces, metadata)
+        if whole is not None:
+            await self._aput(lookup, whole, heard)
 
-    def _keep(self, lookup: Lookup[_Stored], answer: _Stored) -> None:
-        if self._is_current(lookup):
+    def _whole(self, pieces: list[str], metadata: Any) -> _Stored | None:
+        """Return the answer of a stream; ``None`` where its pieces are no texts."""
+        if not all(isinstance(piece, str) for piece in pieces):
+            self._flow.leave_out(_UNADDED)
+            return None
+        whole = Response("".join(pieces), metadata=metadata)
+        return replace(_stored(whole), streams=True)
+
+    def _put(self, lookup: Lookup[_Stored], answer: _Stored, heard: HeardModels) -> None:
+        if self._may_keep(lookup, answer, heard):
             self._flow.keep(lookup, answer)
 
-    async def _akeep(self, lookup: Lookup[_Stored], answer: _Stored) -> None:
-        """Async version of :meth:`_keep`."""
-        if self._is_current(lookup):
+    async def _aput(self, lookup: Lookup[_Stored], answer: _Stored, heard: HeardModels) -> None:
+        """Async version of :meth:`_put`."""
+        if self._may_keep(lookup, answer, heard):
             await self._flow.akeep(lookup, answer)
+
+    def _may_keep(self, lookup: Lookup[_Stored], answer: _Stored, heard: HeardModels) -> bool:
+        reason = self._why_none(answer, heard)
+        if reason is not None:
+            self._flow.leave_out(reason)
+            return False
+        return self._is_current(lookup)
+
+    def _why_none(self, answer: _Stored, heard: HeardModels) -> str | None:
+        """Return why this is no answer; ``None``: it is one."""
+        if self._keep is not None:
+            return why_unkept(self._keep, answer.response)
+        return heard.reason or why_none(answer.response)
 
     def _is_current(self, lookup: Lookup[_Stored]) -> bool:
         """Whether no setting has changed meanwhile: before the answer, or after it."""
@@ -428,6 +656,13 @@ def _metadata(response: RESPONSE_TYPE) -> dict[str, Any]:
     return deepcopy(response.metadata or {})
 
 
+def _served_metadata(response: RESPONSE_TYPE) -> dict[str, Any]:
+    """Copy the metadata of a response for a hit, which used no tokens."""
+    metadata = _metadata(response)
+    forget_usage(metadata)
+    return metadata
+
+
 def _noted(response: RESPONSE_TYPE, trace: AnswerTrace) -> RESPONSE_TYPE:
     """Note in a response what happened to its question."""
     response.metadata = {**(response.metadata or {}), ANSWER_CACHE_METADATA: trace}
@@ -435,7 +670,7 @@ def _noted(response: RESPONSE_TYPE, trace: AnswerTrace) -> RESPONSE_TYPE:
 
 
 def _served(answer: _Stored, nodes: Nodes, trace: AnswerTrace) -> RESPONSE_TYPE:
-    metadata = _metadata(answer.response)
+    metadata = _served_metadata(answer.response)
     if answer.streams:
         return _noted(StreamingResponse(_pieces(answer), nodes, metadata), trace)
     return _noted(_copy(answer.response, nodes, metadata), trace)
@@ -443,7 +678,7 @@ def _served(answer: _Stored, nodes: Nodes, trace: AnswerTrace) -> RESPONSE_TYPE:
 
 def _aserved(answer: _Stored, nodes: Nodes, trace: AnswerTrace) -> RESPONSE_TYPE:
     if answer.streams:
-        metadata = _metadata(answer.response)
+        metadata = _served_metadata(answer.response)
         return _noted(AsyncStreamingResponse(_apieces(answer), nodes, metadata), trace)
     return _served(answer, nodes, trace)
 

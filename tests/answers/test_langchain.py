@@ -29,6 +29,8 @@ from langchain_core.runnables import (
     RunnablePassthrough,
 )
 from langchain_core.vectorstores import InMemoryVectorStore
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
 from ragcache_integrations.answers.changes import CHANGED
@@ -566,6 +568,76 @@ def test_copies_share_answers_where_what_they_do_is_the_same(cached: AnswerCache
 def given_pickled() -> AnswerCache:
     prompt = ChatPromptTemplate.from_template("{question}")
     return AnswerCache(chain=prompt, retriever=Other(), documents_key="context")
+
+
+class Service:
+    """An application's object, a method of which answers."""
+
+    def __init__(self) -> None:
+        self.settings = {"greeting": ["Hello"]}
+        self.asked: list[str] = []
+
+    def answer(self, inputs: dict[str, Any]) -> str:
+        self.asked.append(inputs["input"])
+        return greet(self.settings["greeting"][0], inputs["input"])
+
+
+SIGNS = {"end": "."}
+
+
+def greet(*words: str) -> str:
+    return " ".join(words) + SIGNS["end"]
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
+async def test_what_a_service_depends_on_is_noticed(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service()
+    cached = given_documents(lambda inputs: service.answer(inputs).strip())
+
+    async def ask() -> Any:
+        if how == "invoke":
+            return cached.invoke("rome")
+        if how == "ainvoke":
+            return await cached.ainvoke("rome")
+        if how == "stream":
+            return "".join(cached.stream("rome"))
+        return "".join([piece async for piece in cached.astream("rome")])
+
+    assert [await ask() for _ in range(2)] == ["Hello rome."] * 2
+    service.settings["greeting"][0] = "Hi"
+    assert [await ask() for _ in range(2)] == ["Hi rome."] * 2
+    monkeypatch.setitem(SIGNS, "end", "!")
+    assert [await ask() for _ in range(2)] == ["Hi rome!"] * 2
+    assert len(service.asked) == cached.stats().hits == 3
+
+
+@pytest.mark.parametrize("saver", [None, InMemorySaver()])
+def test_what_the_steps_of_a_graph_depend_on_is_noticed(
+    saver: InMemorySaver | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(greet(state["messages"][-1].text))]}
+
+    graph: Any = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer")
+    given: Runnable[Any, Any] = RunnableLambda(
+        lambda inputs: {"messages": [HumanMessage(inputs["input"])]}
+    )
+    find: Runnable[str, list[Document]] = RunnableLambda(lambda _: [Document("rome", id="1")])
+    chain = given | graph.compile(checkpointer=saver)
+    cached = AnswerCache(
+        chain=chain, retriever=find, documents_key="context", ignores=["thread_id"]
+    )
+    run: RunnableConfig = {"configurable": {"thread_id": "1"}}
+    names = set()
+    for sign in ".!":
+        monkeypatch.setitem(SIGNS, "end", sign)
+        for _ in range(3):
+            answered = cached.invoke("rome", run)["messages"][-1]
+            assert answered.text == f"rome{sign}"
+            names.add(answered.id)
+    assert (cached.stats().hits, len(names)) == (4, 6)
 
 
 @pytest.mark.parametrize(("text", "other"), UNREAD)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, ClassVar
 
 import pytest
 from llama_index.core import PromptTemplate, VectorStoreIndex
@@ -16,6 +17,7 @@ from llama_index.core.llms import (
     CustomLLM,
     LLMMetadata,
 )
+from llama_index.core.llms.callbacks import llm_completion_callback
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import QueryBundle, TextNode
@@ -64,6 +66,117 @@ class Model(CustomLLM):
             yield CompletionResponse(text=text, delta=piece)
 
 
+class Told(CustomLLM):
+    """Tells how each of its answers ended, as providers do."""
+
+    answers: list[tuple[str, str]]
+    _given: Iterator[tuple[str, str]] = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        super().model_post_init(context)
+        self._given = iter(self.answers)
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata()
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:
+        text, reason = next(self._given)
+        return CompletionResponse(text=text, raw={"choices": [{"finish_reason": reason}]})
+
+    @llm_completion_callback()
+    def stream_complete(
+        self, prompt: str, formatted: bool = False, **_: Any
+    ) -> CompletionResponseGen:
+        text, reason = next(self._given)
+        yield CompletionResponse(text=text, delta=text)
+        yield CompletionResponse(text=text, delta="", raw={"choices": [{"finish_reason": reason}]})
+        yield CompletionResponse(text=text, delta="", raw={"choices": []})
+
+
+BAD = [("first,", "length"), ("", "stop"), (" ", "content_filter"), ("I", "abort")]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("bad", BAD)
+async def test_what_is_no_answer_is_asked_again(
+    index: VectorStoreIndex, bad: tuple[str, str], streaming: bool, asynchronous: bool
+) -> None:
+    told = Told(answers=[bad, ("five", "stop"), ("never", "stop")])
+    cached = AnswerCache(engine_of(index, told, streaming=streaming))
+
+    async def ask() -> str:
+        response = await cached.aquery("rome") if asynchronous else cached.query("rome")
+        if isinstance(response, AsyncStreamingResponse):
+            return str(await response.get_response())
+        return str(response)
+
+    await ask()
+    assert (cached.stats().entries, cached.stats().unkept) == (0, 1)
+    assert [await ask() for _ in range(2)] == ["five", "five"]
+    assert cached.stats().hits == 1
+
+
+def test_an_empty_response_is_not_kept(index: VectorStoreIndex, model: Model) -> None:
+    engine = engine_of(index, model)
+    cached = AnswerCache(engine, tolerance=0)
+    index.delete_nodes([text.split()[0] for text in TEXTS])
+    assert [str(cached.query("rome")) for _ in range(2)] == ["Empty Response"] * 2
+    assert (cached.stats().entries, cached.stats().unkept) == (0, 2)
+
+
+def test_keep_decides_instead(index: VectorStoreIndex) -> None:
+    told = Told(answers=[("first,", "length"), ("five", "stop")])
+    cached = AnswerCache(engine_of(index, told), keep=lambda response: "," in str(response))
+    assert [str(cached.query("rome")) for _ in range(2)] == ["first,", "first,"]
+
+
+async def test_a_check_in_the_background_learns_nothing_of_what_is_no_answer(
+    index: VectorStoreIndex,
+) -> None:
+    told = Told(answers=[("five", "stop"), ("f", "length"), ("f", "length")])
+    cached = AnswerCache(engine_of(index, told), start_tolerance=0.7)
+    cached.query("rome is it nice")
+    assert str(cached.query("rome is it pretty")) == "five"
+    wait_until(lambda: cached.stats().failed_checks == 1)
+    await cached.aquery("rome is it lovely")
+    await asyncio.to_thread(wait_until, lambda: cached.stats().failed_checks == 2)
+    assert cached.stats().wrong == 0
+
+
+class Growing(BaseSynthesizer):
+    """Streams its whole answer so far, again and again, as structured output comes."""
+
+    def _get_prompts(self) -> dict[str, Any]:
+        return {}
+
+    def _update_prompts(self, prompts: dict[str, Any]) -> None: ...
+
+    def get_response(self, query_str: str, text_chunks: Any, **_: Any) -> Any:
+        return (piece for piece in ([1], [1, 2]))
+
+    async def aget_response(self, query_str: str, text_chunks: Any, **_: Any) -> Any:
+        async def pieces() -> AsyncIterator[Any]:
+            for piece in ([1], [1, 2]):
+                yield piece
+
+        return pieces()
+
+
+async def test_a_stream_of_something_else_than_text_is_not_kept(
+    index: VectorStoreIndex, model: Model
+) -> None:
+    engine = engine_of(index, model, response_synthesizer=Growing(llm=model, streaming=True))
+    cached = AnswerCache(engine)
+    response: Any = cached.query("rome")
+    assert list(response.response_gen) == [[1], [1, 2]]
+    response = await cached.aquery("rome")
+    assert [piece async for piece in response.response_gen] == [[1], [1, 2]]
+    assert (cached.stats().entries, cached.stats().unkept) == (0, 2)
+
+
 @pytest.fixture
 def model() -> Model:
     return Model()
@@ -75,7 +188,7 @@ def index() -> VectorStoreIndex:
     return VectorStoreIndex(nodes, embed_model=llama_index_embeddings())
 
 
-def engine_of(index: VectorStoreIndex, model: Model, **settings: Any) -> RetrieverQueryEngine:
+def engine_of(index: VectorStoreIndex, model: CustomLLM, **settings: Any) -> RetrieverQueryEngine:
     retriever = ApproximateCacheRetriever.from_index(index, k=1)
     return RetrieverQueryEngine.from_args(retriever, llm=model, **settings)
 
@@ -292,6 +405,64 @@ def test_a_judges_no_is_no(engine: RetrieverQueryEngine) -> None:
     cached.query("rome is it nice")
     cached.query("rome is it pretty")
     wait_until(lambda: cached.stats().wrong == 1)
+
+
+class Writer(CustomLLM):
+    """A model of an application, with code of its own."""
+
+    sign: ClassVar[str] = "."
+    _count: int = PrivateAttr(default=0)
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata()
+
+    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:
+        self._count += 1
+        return CompletionResponse(text=written(prompt.split(maxsplit=1)[0]) + self.sign)
+
+    def stream_complete(
+        self, prompt: str, formatted: bool = False, **_: Any
+    ) -> CompletionResponseGen:
+        text = self.complete(prompt).text
+        yield CompletionResponse(text=text, delta=text)
+
+
+STYLE = {"greeting": "Hello"}
+
+
+def written(word: str) -> str:
+    return f"{STYLE['greeting']} {word}"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_what_a_models_own_code_names_is_noticed(
+    index: VectorStoreIndex,
+    streaming: bool,
+    asynchronous: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = {"word": "rome"}
+    prompt = PromptTemplate("{word}", function_mappings={"word": lambda **_: words["word"]})
+    model = Writer()
+    engine = engine_of(index, model, streaming=streaming, text_qa_template=prompt)
+    cached = AnswerCache(engine)
+
+    async def ask() -> str:
+        response = await cached.aquery("rome") if asynchronous else cached.query("rome")
+        if isinstance(response, AsyncStreamingResponse):
+            return str(await response.get_response())
+        return str(response)
+
+    assert [await ask() for _ in range(2)] == ["Hello rome."] * 2
+    monkeypatch.setitem(STYLE, "greeting", "Hi")
+    assert [await ask() for _ in range(2)] == ["Hi rome."] * 2
+    words["word"] = "oslo"
+    assert [await ask() for _ in range(2)] == ["Hi oslo."] * 2
+    monkeypatch.setattr(Writer, "sign", "!")
+    assert [await ask() for _ in range(2)] == ["Hi oslo!"] * 2
+    assert (model._count, cached.stats().hits) == (4, 4)
 
 
 @pytest.mark.parametrize(("text", "other"), UNREAD)

@@ -46,6 +46,19 @@ ANSWERS = [
 ]
 
 
+KEPT = [answer for answer in ANSWERS if answer not in (None, "")]
+
+
+def same_but_new(served: Any, answer: Any) -> bool:
+    """Whether a served answer is another's, as a new message: its ids and usage are its own."""
+    own = ("id", "usage_metadata", "tool_calls")
+    if not isinstance(answer, AIMessage):
+        return bool(served == answer)
+    calls = [[{**call, "id": ""} for call in each.tool_calls] for each in (served, answer)]
+    other = served.model_copy(update={name: getattr(answer, name) for name in own})
+    return other == answer and calls[0] == calls[1] and (not answer.id or served.id != answer.id)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "answers.npz"
@@ -71,7 +84,7 @@ def cache_of(answer: Any, text: str = "the city of rome", **settings: Any) -> An
 NEVER = RuntimeError("the chain was called")
 
 
-@pytest.mark.parametrize("answer", [answer for answer in ANSWERS if answer is not None])
+@pytest.mark.parametrize("answer", KEPT)
 def test_what_a_chain_answered_is_served_by_another_process(answer: Any, path: Path) -> None:
     first = cache_of(answer)
     first.invoke("rome is it nice")
@@ -79,7 +92,7 @@ def test_what_a_chain_answered_is_served_by_another_process(answer: Any, path: P
     second = cache_of(NEVER)
     assert second.load(path, tag=TAG) == 1
     served = second.invoke("rome is it pretty")
-    assert served == answer
+    assert same_but_new(served, answer)
     assert type(served) is type(answer)
     assert second.stats().hits == 1
 

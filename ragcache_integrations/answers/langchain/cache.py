@@ -27,9 +27,9 @@ from typing_extensions import override
 
 from ragcache_integrations.answers.changes import CHANGED, ChangeWatch
 from ragcache_integrations.answers.controls import AnswerControls
-from ragcache_integrations.answers.copies import copy_answer
 from ragcache_integrations.answers.core import AnswerCore
 from ragcache_integrations.answers.entries import Question, Vector
+from ragcache_integrations.answers.finish import why_unkept
 from ragcache_integrations.answers.flow import AnswerFlow, Lookup
 from ragcache_integrations.answers.knobs import AnswerKnobs
 from ragcache_integrations.answers.records import AnswerCodec
@@ -38,7 +38,7 @@ from ragcache_integrations.answers.types import (
     AnswerTrace,
     unkept_explanation,
 )
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.keys import (
@@ -51,9 +51,20 @@ from ragcache_integrations.retrievers.keys import (
 )
 from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
 
-from .heard_documents import HeardDocuments, identities_of
+from .heard import HeardRun, identities_of
+from .messages import names_in, renewed
 from .plain import CODEC
-from .values import Pieces, as_piece, is_conversation, judge_outputs, read_input, same_output
+from .values import (
+    INPUT_KEYS,
+    WATCHED,
+    Pieces,
+    as_piece,
+    is_conversation,
+    judge_outputs,
+    read_input,
+    same_output,
+    why_none,
+)
 
 __all__ = ["ANSWER_CACHE_EVENT", "AnswerCache"]
 
@@ -66,6 +77,12 @@ _OTHER_DOCUMENTS = (
     "the chain did not answer from what the retriever finds for the question. Give the chain the "
     "documents with documents_key=, or the answer cache the retriever that the chain has"
 )
+
+_GREW = (
+    "what came in pieces may be all of the answer so far, again and again, as parsers of JSON "
+    "stream it. Answers of invoke are kept, and served to streams"
+)
+_OTHER_MESSAGES = "it has messages of the conversation before it, which another one may not have"
 
 _BARE = (
     "The input has a conversation as %r, and questions are compared without it: an answer is "
@@ -122,6 +139,8 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         documents_key: Name of the documents in the dict that the chain gets; ``None``: the chain
             gets what the cache got.
         answer_key: Name of the text of the answer, where the chain returns a dict.
+        keep: Returns whether an answer is kept; ``None``: each that is one, and neither empty, cut
+            off nor filtered, as far as the answer and the chain's models say.
         same_answer: Whether two answers say the same, from which is learnt; ``None``: whether their
             texts are equal but for what cannot carry meaning.
         judge: A Runnable or a function, asked in the background whether two answers say the same
@@ -142,6 +161,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
     context_key: str | None = None
     documents_key: str | None = None
     answer_key: str | None = None
+    keep: Callable[[Any], object] | None = None
     same_answer: Callable[[Any, Any], bool] | None = None
     judge: Annotated[Runnable[Any, Any] | None, BeforeValidator(_as_runnable)] = None
 
@@ -154,7 +174,14 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         super().model_post_init(context)
         knobs = AnswerKnobs(**{name: getattr(self, name) for name in AnswerKnobs.model_fields})
         of_the_cache = knobs.model_copy(update={"namespace": ""})
-        parts = (self.chain, self.retriever, self.embeddings, self.same_answer, self.judge)
+        parts = (
+            self.chain,
+            self.retriever,
+            self.embeddings,
+            self.same_answer,
+            self.judge,
+            self.keep,
+        )
         names = (self.input_key, self.context_key, self.documents_key, self.answer_key)
         settings = (
             *map(Identity, parts),
@@ -164,7 +191,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         self._is_cut = window_of(_model_of(self.retriever, self.embeddings))
         # One watch for all copies: what one of them has seen is a change for the others, too.
         self._watch = self.shared_state.core(
-            (Identity(self.chain), "watch"), lambda: ChangeWatch(self.chain, ("langchain",))
+            (Identity(self.chain), "watch"), lambda: ChangeWatch(self.chain, WATCHED)
         )
         self._flow = self.shared_state.core(settings, lambda: self._make_flow(knobs))
 
@@ -191,7 +218,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
             self._report(run_manager, call, lookup)
             if lookup is not None and lookup.entry is not None:
                 self._flow.check(lookup, call.answer_unheard)
-                return copy_answer(lookup.entry.answer)
+                return call.served(lookup.entry.answer)
             output = call.answer()
             call.keep(lookup, output)
             return output
@@ -218,7 +245,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
             await self._areport(run_manager, call, lookup)
             if lookup is not None and lookup.entry is not None:
                 self._flow.check(lookup, call.answer_unheard, call.aanswer_unheard)
-                return copy_answer(lookup.entry.answer)
+                return call.served(lookup.entry.answer)
             output = await call.aanswer()
             await call.akeep(lookup, output)
             return output
@@ -245,7 +272,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
             self._report(run_manager, call, lookup)
             if lookup is not None and lookup.entry is not None:
                 self._flow.check(lookup, call.answer_unheard)
-                yield as_piece(copy_answer(lookup.entry.answer))
+                yield as_piece(call.served(lookup.entry.answer))
                 return
             pieces = Pieces()
             for piece in call.around.each(call.stream()):
@@ -278,7 +305,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
             await self._areport(run_manager, call, lookup)
             if lookup is not None and lookup.entry is not None:
                 self._flow.check(lookup, call.answer_unheard, call.aanswer_unheard)
-                yield as_piece(copy_answer(lookup.entry.answer))
+                yield as_piece(call.served(lookup.entry.answer))
                 return
             pieces = Pieces()
             async for piece in call.around.aeach(call.astream()):
@@ -361,7 +388,7 @@ class _Call:
         self._namespace = cache.namespace if namespace is None else namespace
         self._text, self._others = read_input(value, cache.input_key)
         key = cache.context_key
-        turns = None if key is None else self._others.pop(key, None)
+        turns = self._turns = None if key is None else self._others.pop(key, None)
         self._context = context_text(turns)
         self._roles, self._form = turns_form(turns)
         self._whole = in_context(self._text, self._context)
@@ -375,7 +402,8 @@ class _Call:
         if conversation:
             self._flow.warn(_BARE % (conversation, conversation))
         self._version = self._watch.version()
-        self._heard = HeardDocuments()
+        self._heard = HeardRun()
+        self._streams = False
         ours = isinstance(cache.retriever, ApproximateCacheRetriever)
         # Others have tenants of their own, by filter or otherwise.
         self._of_tenant = {"namespace": self._namespace} if ours and self._namespace else {}
@@ -475,13 +503,7 @@ class _Call:
         return {**inputs, key: [copy_model(document) for document in self._documents]}
 
     def _heard_config(self) -> RunnableConfig:
-        config: RunnableConfig = self.around.config
-        if self._cache.documents_key is not None:
-            return config
-        callbacks: Any = config["callbacks"]  # of this run, whose children inherit it
-        callbacks = callbacks.copy()
-        callbacks.add_handler(self._heard, inherit=True)
-        return patch_config(config, callbacks=callbacks)
+        return self._heard.within(self.around.config)
 
     def answer(self) -> Any:
         """Answer the question."""
@@ -499,6 +521,7 @@ class _Call:
 
     def stream(self) -> Iterator[Any]:
         """Answer the question in pieces."""
+        self._streams = True
         with self.around.watched():
             return self._cache.chain.stream(
                 self._for_chain(), self._heard_config(), **self._arguments
@@ -506,22 +529,46 @@ class _Call:
 
     def astream(self) -> AsyncIterator[Any]:
         """Async version of :meth:`stream`."""
+        self._streams = True
         with self.around.watched():
             return self._cache.chain.astream(
                 self._for_chain(), self._heard_config(), **self._arguments
             )
 
     def answer_unheard(self) -> Any:
-        """Answer the question once more, in a run of its own that no callbacks of the call hear."""
-        return self._cache.chain.invoke(self._for_chain(), self._silent, **self._arguments)
+        """Answer the question once more, in a run of its own that no callbacks of the call hear.
+
+        Raises:
+            RAGCacheError: What came is no answer.
+        """
+        heard = HeardRun()
+        config = heard.within(self._silent)
+        return self._checked(
+            heard, self._cache.chain.invoke(self._for_chain(), config, **self._arguments)
+        )
 
     async def aanswer_unheard(self) -> Any:
         """Async version of :meth:`answer_unheard`."""
-        return await self._cache.chain.ainvoke(self._for_chain(), self._silent, **self._arguments)
+        heard = HeardRun()
+        config = heard.within(self._silent)
+        return self._checked(
+            heard, await self._cache.chain.ainvoke(self._for_chain(), config, **self._arguments)
+        )
+
+    def _checked(self, heard: HeardRun, output: Any) -> Any:
+        reason = self._why_none(heard, output)
+        if reason is not None:
+            msg = f"the answer can't be compared: {reason}"
+            raise RAGCacheError(msg)
+        return output
 
     @property
     def _silent(self) -> RunnableConfig:
         return patch_config(self._config, callbacks=None) | {"callbacks": []}
+
+    def served(self, answer: Any) -> Any:
+        """Return an earlier answer as a new one."""
+        return renewed(answer, names_in(self._others))
 
     def keep(self, lookup: Lookup[Any] | None, output: Any) -> None:
         """Keep an answer, if it is known what it depends on."""
@@ -534,16 +581,30 @@ class _Call:
             await self._flow.akeep_copy(lookup, output)
 
     def _is_known(self, lookup: Lookup[Any] | None, output: Any) -> TypeGuard[Lookup[Any]]:
-        """Whether it is known what an answer depends on; it is left out otherwise."""
-        if lookup is None or output is None:
+        """Whether this is an answer, and it is known what it depends on; if not, it is left out."""
+        if lookup is not None and self._streams and (output is None or self._heard.grew):
+            self._flow.leave_out(_GREW)
+        elif lookup is None or output is None:
             self._flow.leave_out()
         elif self._cache.documents_key is None and not self._heard.only(lookup.question.documents):
             self._flow.leave_out(_OTHER_DOCUMENTS, f"it had {self._heard.told()}")
+        elif (reason := self._why_none(self._heard, output)) is not None:
+            self._flow.leave_out(reason)
+        elif names_in(output) & names_in(self._turns) - names_in(self._others):
+            self._flow.leave_out(_OTHER_MESSAGES)
         elif self._watch.version() != self._version:
             self._flow.leave_out(CHANGED)
         else:
             return True
         return False
+
+    def _why_none(self, heard: HeardRun, output: Any) -> str | None:
+        """Return why this is no answer; ``None``: it is one."""
+        if self._cache.keep is not None:
+            return why_unkept(self._cache.keep, output)
+        given = self._value if isinstance(self._value, Mapping) else ()
+        names = {*given, *INPUT_KEYS, self._cache.documents_key}
+        return heard.reason or why_none(output, self._cache.answer_key, names)
 
 
 def _model_of(retriever: object, embeddings: Embeddings | None) -> Embeddings | None:

@@ -5,21 +5,36 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from langchain_core.documents import Document
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
     BaseMessage,
     BaseMessageChunk,
+    RemoveMessage,
+    ToolMessage,
     message_chunk_to_message,
 )
 from langchain_core.runnables import AddableDict, Runnable
 
+from ragcache_integrations.answers import finish
 from ragcache_integrations.answers.copies import copy_answer
 from ragcache_integrations.answers.entries import Question
+from ragcache_integrations.answers.finish import (
+    ANSWER_KEYS,
+    EMPTY,
+    attributes_of,
+    is_blank,
+    unfinished,
+)
 from ragcache_integrations.answers.flow import plain_answer, same_text, says_same
 from ragcache_integrations.errors import ConfigurationError
 
+from .messages import messages_in, nameless
+
 __all__ = [
+    "INPUT_KEYS",
+    "WATCHED",
     "Pieces",
     "as_piece",
     "is_conversation",
@@ -27,10 +42,19 @@ __all__ = [
     "read_input",
     "same_output",
     "text_of",
+    "why_no_message",
+    "why_none",
 ]
 
-_INPUT_KEYS = ("input", "question", "query")
-_THOUGHTS = frozenset({"text", "thinking", "reasoning", "tool_use", "tool_call", "function_call"})
+WATCHED = ("langchain", "langgraph")
+"""Beginnings of the names of modules whose objects a chain is made of."""
+INPUT_KEYS = ("input", "question", "query")
+"""Names under which the question of an input is looked for."""
+_THOUGHTS = frozenset(
+    ("text", "thinking", "redacted_thinking", "reasoning", "reasoning_content", "refusal")
+)
+"""Types of the parts of a message that say nothing, or nothing but the text that is looked at."""
+_COMPARED = frozenset({"text", "thinking", "reasoning", "tool_use", "tool_call", "function_call"})
 """Types of blocks that say nothing besides a message's text and its calls of tools."""
 
 
@@ -43,7 +67,7 @@ def read_input(value: Any, key: str | None) -> tuple[str, dict[str, Any]]:
     if isinstance(value, str):
         return value, {}
     if isinstance(value, Mapping):
-        names = _INPUT_KEYS if key is None else (key,)
+        names = INPUT_KEYS if key is None else (key,)
         for name in names:
             if isinstance(value.get(name), str):
                 return value[name], {other: value[other] for other in value if other != name}
@@ -62,7 +86,11 @@ def is_conversation(value: object) -> bool:
 
 
 class Pieces:
-    """Adds the pieces of a stream."""
+    """Adds the pieces of a stream, where the sum is what ``invoke`` returns for sure.
+
+    That is so for texts, messages and dicts of LangChain's with such values. A value that comes
+    once is whole.
+    """
 
     def __init__(self) -> None:
         self._whole: Any = None
@@ -83,7 +111,7 @@ class Pieces:
         """The whole answer as ``invoke`` would return it; ``None`` where there is none."""
         if self._fails:
             return None
-        if isinstance(self._whole, dict):
+        if isinstance(self._whole, AddableDict):
             return {name: _unchunked(value) for name, value in self._whole.items()}
         return _unchunked(self._whole)
 
@@ -97,17 +125,20 @@ def _sum(whole: Any, piece: Any) -> Any:
     """Add a piece of a stream to those before it.
 
     Raises:
-        TypeError: They are no such pieces.
-        ValueError: It may be all of the answer so far, as LangChain's parsers of JSON return it.
+        TypeError: They are no such pieces: one may be all of the answer so far.
     """
-    if isinstance(whole, AddableDict):
-        return AddableDict({**whole, **{name: _value(whole, piece, name) for name in piece}})
-    if isinstance(whole, int | float) or (
-        isinstance(whole, str | list) and whole and piece[: len(whole)] == whole
+    if isinstance(whole, BaseMessageChunk) and isinstance(piece, BaseMessageChunk):
+        return whole + piece
+    if (
+        isinstance(whole, str)
+        and isinstance(piece, str)
+        and not (whole and piece.startswith(whole))
     ):
-        msg = f"{piece!r:.100} may be the whole answer so far"
-        raise ValueError(msg)
-    return whole + piece
+        return whole + piece
+    if isinstance(whole, AddableDict) and isinstance(piece, AddableDict):
+        return AddableDict({**whole, **{name: _value(whole, piece, name) for name in piece}})
+    msg = f"{piece!r:.100} may be all of the answer so far"
+    raise TypeError(msg)
 
 
 def _value(whole: dict[str, Any], piece: dict[str, Any], name: str) -> Any:
@@ -115,10 +146,7 @@ def _value(whole: dict[str, Any], piece: dict[str, Any], name: str) -> Any:
     before, value = whole.get(name), piece[name]
     if before is None or value is None:
         return before if value is None else value
-    try:
-        return _sum(before, value)
-    except TypeError:  # no value that comes in pieces
-        return value
+    return _sum(before, value)
 
 
 def as_piece(answer: Any) -> Any:
@@ -134,7 +162,7 @@ def text_of(answer_key: str | None, answer: Any) -> str | None:
     if isinstance(answer, BaseMessage):
         return str(answer.text)
     if isinstance(answer, dict):
-        names = ("answer", "output", "result", "text") if answer_key is None else (answer_key,)
+        names = ANSWER_KEYS if answer_key is None else (answer_key,)
         values = [answer[name] for name in names if name in answer]
         return text_of(None, values[0]) if values else None
     return answer if isinstance(answer, str) else None
@@ -156,7 +184,7 @@ def same_output(
     """
     text, other_text = text_of(answer_key, answer), text_of(answer_key, other)
     if text is None or other_text is None:
-        return bool(answer == other)
+        return bool(nameless(answer) == nameless(other))
     apart = _besides_text(answer_key, answer, echoed) == _besides_text(answer_key, other, echoed)
     return apart and same_text(text, other_text)
 
@@ -166,7 +194,7 @@ def _besides_text(answer_key: str | None, answer: Any, echoed: Collection[str | 
     if isinstance(answer, BaseMessage):
         calls = [(call["name"], call["args"]) for call in getattr(answer, "tool_calls", ())]
         blocks = answer.content if isinstance(answer.content, list) else []
-        return calls, [block for block in blocks if _block_type(block) not in _THOUGHTS]
+        return calls, [block for block in blocks if _block_type(block) not in _COMPARED]
     if isinstance(answer, dict):
         messages = {
             name: _besides_text(None, value, ())
@@ -176,7 +204,7 @@ def _besides_text(answer_key: str | None, answer: Any, echoed: Collection[str | 
         values = {
             name: plain_answer(value) if isinstance(value, str) else value
             for name, value in answer.items()
-            if isinstance(value, str | int | float) and name not in {*_INPUT_KEYS, *echoed}
+            if isinstance(value, str | int | float) and name not in {*INPUT_KEYS, *echoed}
         }
         return messages, values if answer_key is None else {}
     return None
@@ -205,3 +233,59 @@ def judge_outputs(
     )
     text = text_of(None, verdict)
     return says_same(verdict if text is None else text)
+
+
+def why_none(
+    answer: Any, answer_key: str | None = None, inputs: Collection[Any] = ()
+) -> str | None:
+    """Return why what a chain, a tool or a node returned is no answer; ``None``: it is one.
+
+    Args:
+        answer: What it returned.
+        answer_key: Name of the answer in a dict, if it is known.
+        inputs: Names of what it was given, which it may return, too.
+    """
+    for message in messages_in(answer):
+        if isinstance(message, AIMessage | ToolMessage):
+            reason = _why_ended(message)
+        else:
+            reason = unfinished(message) if isinstance(message, Mapping) else None
+        if reason is not None:
+            return reason
+    return finish.why_none(answer, _why_no_object, answer_key, inputs)
+
+
+def _why_no_object(value: Any) -> str | None:
+    """Return why an object of LangChain's or LangGraph's is no answer, see :func:`why_none`."""
+    if isinstance(value, list) and value and isinstance(value[-1], BaseMessage):
+        value = value[-1]  # of a conversation, what was said last
+    if isinstance(value, BaseMessage):
+        return why_no_message(value) or ""
+    if isinstance(value, Document):
+        return ""
+    if type(value).__name__ == "Command":  # LangGraph need not be installed
+        update = attributes_of(value).get("update")
+        return "" if update is None else why_none(update) or ""
+    return None
+
+
+def why_no_message(message: BaseMessage) -> str | None:
+    """Return why a message is no answer; ``None``: it is one."""
+    if isinstance(message, RemoveMessage):
+        return None
+    calls = getattr(message, "tool_calls", None) or message.additional_kwargs.get("audio")
+    reason = _why_ended(message)
+    if reason is not None or calls or not is_blank(str(message.text)):
+        return reason
+    blocks = message.content if isinstance(message.content, list) else []
+    kinds = {block.get("type") for block in blocks if isinstance(block, dict)}
+    return None if kinds - _THOUGHTS else EMPTY
+
+
+def _why_ended(message: BaseMessage) -> str | None:
+    """Return why a message was not finished, by what its provider reports."""
+    if getattr(message, "invalid_tool_calls", None):
+        return "a tool call of it can't be read"
+    if isinstance(message, ToolMessage) and message.status == "error":
+        return "a tool failed"
+    return unfinished([message.response_metadata, message.additional_kwargs])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sized
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
-from ragcache_integrations.answers.copies import copy_answer
+from ragcache_integrations.answers.changes import CHANGED, ChangeWatch
 from ragcache_integrations.answers.core import AnswerCore
 from ragcache_integrations.answers.entries import Question, Vector
 from ragcache_integrations.answers.flow import AnswerFlow, Lookup
@@ -15,9 +16,26 @@ from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import Surroundings, freeze_arguments, window_of
 
-__all__ = ["ToolCalls", "check_parts", "is_something"]
+__all__ = ["Results", "ToolCalls", "check_parts"]
 
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Results(Generic[R]):
+    """How a framework treats the results of one call.
+
+    Attributes:
+        why_none: Returns why a result is none that may be kept; ``None``: it may.
+        served: Returns a copy of an earlier result for its new receiver; ``None`` where the tool
+            has to be called instead.
+        refers: Whether a result refers to something that is not compared, such as a message of the
+            conversation by its id; it is not kept then.
+    """
+
+    why_none: Callable[[R], str | None]
+    served: Callable[[R], R | None]
+    refers: Callable[[R], bool] = lambda _: False
 
 
 class ToolCalls(Generic[R]):
@@ -29,8 +47,9 @@ class ToolCalls(Generic[R]):
         query_argument: Name of the argument that is compared as a question is; all others, and all
             where it is ``None``, must be equal.
         knobs: The settings of the cache, see :class:`AnswerKnobs`.
-        keep: Returns whether a result may be kept.
+        keep: Returns whether a result may be kept; ``None``: each that is one.
         same: Whether two results are the same.
+        watch: Says whether the tool has changed.
         model: What embeds queries, or ``None``.
 
     Attributes:
@@ -46,8 +65,9 @@ class ToolCalls(Generic[R]):
         names: Collection[str],
         query_argument: str | None,
         knobs: AnswerKnobArguments,
-        keep: Callable[[R], object],
+        keep: Callable[[R], object] | None,
         same: Callable[[R, R], bool],
+        watch: ChangeWatch,
         model: object = None,
     ) -> None:
         if query_argument is not None and query_argument not in names:
@@ -60,6 +80,7 @@ class ToolCalls(Generic[R]):
         self._query_argument = query_argument
         self._namespace = checked.namespace
         self._keep = keep
+        self._watch = watch
         self._leaves_out = window_of(model)
         self.flow = AnswerFlow[R](AnswerCore(checked), same)
 
@@ -92,7 +113,7 @@ class ToolCalls(Generic[R]):
             self.flow.core.count("unkept")
             return None
         scope = (self._namespace, frozen.key, nameless.key, around.frozen.key)
-        return Question(text, frozenset(), scope)
+        return Question(text, frozenset(), scope, version=self._watch.version())
 
     def serve(
         self,
@@ -101,6 +122,7 @@ class ToolCalls(Generic[R]):
         embed: Callable[[str], Vector] | None,
         call: Callable[[], R],
         again: Callable[[], R],
+        results: Results[R],
     ) -> R:
         """Return the result of an earlier call, or call.
 
@@ -110,6 +132,7 @@ class ToolCalls(Generic[R]):
             embed: Embeds the query; ``None`` where only the same words count.
             call: Calls the tool.
             again: Calls it in the background, unheard.
+            results: How its results are treated.
 
         Raises:
             Exception: Any error of the tool or the embedding model.
@@ -118,12 +141,13 @@ class ToolCalls(Generic[R]):
             return call()
         embedded = None if embed is None else partial(self._embed, embed, question.text)
         lookup = self.flow.look_up(question, embedded, around)
-        if lookup.entry is not None:
+        served = None if lookup.entry is None else results.served(lookup.entry.answer)
+        if served is not None:
             self.flow.check(lookup, again)
-            return copy_answer(lookup.entry.answer)
+            return served
         with around.watched():
             result = call()
-        return self._kept(lookup, result)
+        return self._kept(lookup, result, results)
 
     async def aserve(
         self,
@@ -133,18 +157,20 @@ class ToolCalls(Generic[R]):
         acall: Callable[[], Awaitable[R]],
         again: Callable[[], R],
         aagain: Callable[[], Coroutine[Any, Any, R]],
+        results: Results[R],
     ) -> R:
         """Async version of :meth:`serve`."""
         if question is None:
             return await acall()
         embedded = None if aembed is None else partial(self._aembed, aembed, question.text)
         lookup = await self.flow.alook_up(question, embedded, around)
-        if lookup.entry is not None:
+        served = None if lookup.entry is None else results.served(lookup.entry.answer)
+        if served is not None:
             self.flow.check(lookup, again, aagain)
-            return copy_answer(lookup.entry.answer)
+            return served
         with around.watched():
             result = await acall()
-        return self._kept(lookup, result)
+        return self._kept(lookup, result, results)
 
     def _embed(self, embed: Callable[[str], Vector], text: str) -> Vector | None:
         """Embed a query; ``None`` where the model does not read all of it."""
@@ -156,17 +182,15 @@ class ToolCalls(Generic[R]):
         embedding = await aembed(text)
         return None if self._leaves_out(text) else embedding
 
-    def _kept(self, lookup: Lookup[R], result: R) -> R:
-        if self._keep(result):
-            self.flow.keep_copy(lookup, result)
-        else:
+    def _kept(self, lookup: Lookup[R], result: R, results: Results[R]) -> R:
+        kept = results.why_none(result) is None if self._keep is None else self._keep(result)
+        if not kept or results.refers(result):
             self.flow.leave_out()
+        elif self._watch.version() != lookup.question.version:
+            self.flow.leave_out(CHANGED)
+        else:
+            self.flow.keep_copy(lookup, result)
         return result
-
-
-def is_something(result: object) -> bool:
-    """Whether a result is not empty."""
-    return result is not None and not (isinstance(result, Sized) and len(result) == 0)
 
 
 def check_parts(keep: object, name: str, model: object, kind: type) -> None:

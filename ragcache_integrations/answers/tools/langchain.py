@@ -24,13 +24,22 @@ from langchain_core.tools import BaseTool, InjectedToolCallId
 from pydantic import PrivateAttr
 from typing_extensions import override
 
+from ragcache_integrations.answers.changes import ChangeWatch
 from ragcache_integrations.answers.entries import Question, Vector
 from ragcache_integrations.answers.knobs import AnswerKnobArguments
+from ragcache_integrations.answers.langchain.heard import HeardRun
+from ragcache_integrations.answers.langchain.messages import (
+    chosen_names,
+    nameless,
+    names_in,
+    renewed,
+)
+from ragcache_integrations.answers.langchain.values import WATCHED, why_none
 from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import Surroundings
 
-from .calls import ToolCalls, check_parts, is_something
+from .calls import Results, ToolCalls, check_parts
 
 __all__ = ["CachedNode", "CachedTool", "cached_node", "cached_tool"]
 
@@ -78,12 +87,14 @@ class CachedTool(BaseTool):
         arguments |= zip(self.args, texts, strict=False)  # a text alone is the first argument
         around = self._calls.flow.watch.surroundings(_child_config(config, run_manager))
         call, silent = self._call(arguments), _silent(config)
+        heard = HeardRun()
         return self._calls.serve(
             self._calls.question(arguments, around),
             around,
             _embed_with(self._embeddings),
-            lambda: self._result(self._tool.invoke(call, around.config)),
+            lambda: self._result(self._tool.invoke(call, heard.within(around.config))),
             lambda: self._result(self._tool.invoke(call, silent)),
+            self._results(arguments, heard),
         )
 
     async def _arun(
@@ -96,6 +107,7 @@ class CachedTool(BaseTool):
         arguments |= zip(self.args, texts, strict=False)  # as above
         around = self._calls.flow.watch.surroundings(_child_config(config, run_manager))
         call, silent = self._call(arguments), _silent(config)
+        heard = HeardRun()
 
         async def invoke(config: RunnableConfig) -> Any:
             return self._result(await self._tool.ainvoke(call, config))
@@ -104,9 +116,18 @@ class CachedTool(BaseTool):
             self._calls.question(arguments, around),
             around,
             _aembed_with(self._embeddings),
-            lambda: invoke(around.config),
+            lambda: invoke(heard.within(around.config)),
             lambda: self._result(self._tool.invoke(call, silent)),
             partial(invoke, silent),
+            self._results(arguments, heard),
+        )
+
+    def _results(self, arguments: dict[str, Any], heard: HeardRun) -> Results[Any]:
+        artifacts = self.response_format != "content"
+        own = names_in(arguments)
+        return Results(
+            lambda result: heard.reason or why_none(result[0] if artifacts else result),
+            lambda result: renewed(result, own),
         )
 
     def _call(self, arguments: dict[str, Any]) -> Any:
@@ -153,7 +174,8 @@ def cached_tool(
         tool: The tool: one that only reads, and whose results may be as old as ``ttl``.
         query_argument: Name of the argument that is a text; ``None``: all arguments must be equal.
         embeddings: Embeds queries; ``None``: only the same words count.
-        keep: Returns whether a result is to be kept; ``None``: each that is not empty.
+        keep: Returns whether a result is to be kept; ``None``: each that is neither empty nor an
+            error, nor of a model whose answer was cut off or filtered.
         **knobs: See :class:`~ragcache_integrations.answers.AnswerKnobs`.
 
     Raises:
@@ -167,16 +189,19 @@ def cached_tool(
         msg = f"{tool.name} gets the id of each call, so its results depend on more"
         raise ConfigurationError(msg)
     check_parts(keep, "embeddings", embeddings, Embeddings)
-    judge = keep or is_something
-    artifacts = tool.response_format != "content"
-
-    def keeps(result: Any) -> bool:
-        return bool(judge(result[0] if artifacts else result))
-
+    keeps = keep
+    if keep is not None and tool.response_format != "content":
+        keeps = _of_content(keep)
+    watch = ChangeWatch(tool, WATCHED)
     calls = ToolCalls[Any](
-        tool.name, list(tool.args), query_argument, knobs, keeps, _same, embeddings
+        tool.name, list(tool.args), query_argument, knobs, keeps, _same, watch, embeddings
     )
     return CachedTool(tool, calls, embeddings)
+
+
+def _of_content(keep: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Return a function of a result with its artifact."""
+    return lambda result: keep(result[0])
 
 
 def _gets_call_id(tool: BaseTool) -> bool:
@@ -209,19 +234,20 @@ class CachedNode(Runnable[Any, Any]):
 
     @override
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        config = ensure_config(config)
+        config, heard = ensure_config(config), HeardRun()
         around = self._calls.flow.watch.surroundings(config)
         return self._calls.serve(
             self._question(input, around, kwargs),
             around,
             _embed_with(self._embeddings),
-            lambda: self._node.invoke(input, around.config, **kwargs),
+            lambda: self._node.invoke(input, heard.within(around.config), **kwargs),
             lambda: self._node.invoke(input, _silent(config), **kwargs),
+            self._results(input, heard),
         )
 
     @override
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        config = ensure_config(config)
+        config, heard = ensure_config(config), HeardRun()
         around = self._calls.flow.watch.surroundings(config)
 
         async def again() -> Any:
@@ -231,19 +257,36 @@ class CachedNode(Runnable[Any, Any]):
             self._question(input, around, kwargs),
             around,
             _aembed_with(self._embeddings),
-            lambda: self._node.ainvoke(input, around.config, **kwargs),
+            lambda: self._node.ainvoke(input, heard.within(around.config), **kwargs),
             lambda: self._node.invoke(input, _silent(config), **kwargs),
             again,
+            self._results(input, heard),
         )
 
     def _question(
         self, state: Any, around: Surroundings, arguments: dict[str, Any]
     ) -> Question | None:
+        return self._calls.question(self._read(state), around, arguments)
+
+    def _read(self, state: Any) -> dict[str, Any]:
         # What the state does not have is left out: a node may take it for something else than None.
         mapping = isinstance(state, Mapping)
         has, get = (operator.contains, operator.getitem) if mapping else (hasattr, getattr)
-        read = {name: get(state, name) for name in self._reads if has(state, name)}
-        return self._calls.question(read, around, arguments)
+        return {name: get(state, name) for name in self._reads if has(state, name)}
+
+    def _results(self, state: Any, heard: HeardRun) -> Results[Any]:
+        own = names_in(self._read(state))
+        others = names_in(state) - own
+
+        def served(result: Any) -> Any:
+            # A chosen id that the state has may mean that message, which the result replaces.
+            return None if chosen_names(result) & others else renewed(result, own)
+
+        return Results(
+            lambda result: heard.reason or why_none(result),
+            served,
+            lambda result: bool(names_in(result) & others),
+        )
 
 
 def cached_node(
@@ -272,7 +315,7 @@ def cached_node(
         reads: Names of the state's values that its result depends on, and nothing else.
         query_argument: Name of the one that is a text; ``None``: all must be equal.
         embeddings: Embeds queries; ``None``: only the same words count.
-        keep: Returns whether a result is to be kept; ``None``: each that is not empty.
+        keep: Returns whether a result is to be kept; ``None``: as for :func:`cached_tool`.
         **knobs: See :class:`~ragcache_integrations.answers.AnswerKnobs`.
 
     Raises:
@@ -289,8 +332,9 @@ def cached_node(
             raise ConfigurationError(msg)
         node = RunnableLambda(node)
     check_parts(keep, "embeddings", embeddings, Embeddings)
+    watch = ChangeWatch(node, WATCHED)
     calls = ToolCalls[Any](
-        node.get_name(), reads, query_argument, knobs, keep or is_something, _same, embeddings
+        node.get_name(), reads, query_argument, knobs, keep, _same, watch, embeddings
     )
     return CachedNode(node, tuple(reads), calls, embeddings)
 
@@ -322,4 +366,4 @@ def _child_config(
 
 
 def _same(one: Any, other: Any) -> bool:
-    return bool(one == other)
+    return bool(nameless(one) == nameless(other))

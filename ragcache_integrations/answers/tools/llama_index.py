@@ -18,13 +18,15 @@ from llama_index.core.tools import (
 from llama_index.core.tools.function_tool import FunctionTool
 from typing_extensions import override
 
+from ragcache_integrations.answers.changes import ChangeWatch
 from ragcache_integrations.answers.entries import Question, Vector
 from ragcache_integrations.answers.knobs import AnswerKnobArguments
+from ragcache_integrations.answers.llama_index import HeardModels, renewed, why_none
 from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import Surroundings
 
-from .calls import ToolCalls, check_parts, is_something
+from .calls import Results, ToolCalls, check_parts
 
 __all__ = ["CachedTool", "cached_tool"]
 
@@ -55,20 +57,34 @@ class CachedTool(AsyncBaseTool):
 
     @override
     def call(self, *args: Any, **kwargs: Any) -> ToolOutput:
-        call = partial(self._tool.call, *args, **kwargs)
+        again = partial(self._tool.call, *args, **kwargs)
         embed = None if self._embed_model is None else self._embed
         around = self._calls.flow.watch.surroundings()
+        heard = HeardModels()
+
+        def call() -> ToolOutput:
+            with heard.listening():
+                return again()
+
         question = self._question(args, kwargs, around)
-        return self._calls.serve(question, around, embed, call, call)
+        return self._calls.serve(question, around, embed, call, again, _results(heard))
 
     @override
     async def acall(self, *args: Any, **kwargs: Any) -> ToolOutput:
         call = partial(self._tool.call, *args, **kwargs)
-        acall = partial(self._tool.acall, *args, **kwargs)
+        aagain = partial(self._tool.acall, *args, **kwargs)
         aembed = None if self._embed_model is None else self._aembed
         around = self._calls.flow.watch.surroundings()
+        heard = HeardModels()
+
+        async def acall() -> ToolOutput:
+            with heard.listening():
+                return await aagain()
+
         question = self._question(args, kwargs, around)
-        return await self._calls.aserve(question, around, aembed, acall, call, acall)
+        return await self._calls.aserve(
+            question, around, aembed, acall, call, aagain, _results(heard)
+        )
 
     def _embed(self, text: str) -> Vector:
         assert self._embed_model is not None  # noqa: S101 - passed on only if there is a model
@@ -112,7 +128,8 @@ def cached_tool(
         tool: The tool: one that only reads, and whose results may be as old as ``ttl``.
         query_argument: Name of the argument that is a text; ``None``: all arguments must be equal.
         embed_model: Embeds queries; ``None``: only the same words count.
-        keep: Returns whether a raw result is to be kept; ``None``: each that is not empty.
+        keep: Returns whether a raw result is to be kept; ``None``: each that is not empty, nor of a
+            model whose answer was cut off or filtered.
         **knobs: See :class:`~ragcache_integrations.answers.AnswerKnobs`.
 
     Raises:
@@ -128,15 +145,30 @@ def cached_tool(
     schema = tool.metadata.fn_schema
     names = [] if schema is None else list(schema.model_fields)
     check_parts(keep, "embed_model", embed_model, BaseEmbedding)
-    judge = keep or is_something
-
-    def keeps(output: ToolOutput) -> bool:
-        return not output.is_error and bool(judge(output.raw_output))
-
     calls = ToolCalls[ToolOutput](
-        str(tool.metadata.name), names, query_argument, knobs, keeps, _same, embed_model
+        str(tool.metadata.name),
+        names,
+        query_argument,
+        knobs,
+        None if keep is None else _of_output(keep),
+        _same,
+        ChangeWatch(tool, ("llama_index",)),
+        embed_model,
     )
     return CachedTool(adapt_to_async_tool(tool), calls, embed_model)
+
+
+def _of_output(keep: Callable[[Any], bool]) -> Callable[[ToolOutput], bool]:
+    """Return a function of a tool's output, whose errors are never kept."""
+    return lambda output: not output.is_error and bool(keep(output.raw_output))
+
+
+def _results(heard: HeardModels) -> Results[ToolOutput]:
+    def why(output: ToolOutput) -> str | None:
+        reason = "the tool failed" if output.is_error else heard.reason
+        return reason or why_none(output.raw_output)
+
+    return Results(why, renewed)
 
 
 def _same(one: ToolOutput, other: ToolOutput) -> bool:

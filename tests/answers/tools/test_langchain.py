@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import ToolMessage
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import InjectedToolArg, InjectedToolCallId, ToolException, tool
 
@@ -208,6 +209,67 @@ def hand_over(query: str, call: Annotated[str, InjectedToolCallId]) -> str:
 def test_a_tool_that_gets_the_id_of_its_call_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="hand_over gets the id of each call"):
         cached_tool(hand_over)
+
+
+async def test_messages_that_a_tool_returns_are_new_ones() -> None:
+    def write(query: str) -> list[AIMessage]:
+        """Write an answer."""
+        CALLS.append(query)
+        return [AIMessage(query, id="lc_run--1")]
+
+    cached = cached_tool(tool(write))
+    served = [cached.invoke({"query": "rome"}), await cached.ainvoke({"query": "rome"})]
+    assert len({message.id for [message] in served}) == 2
+    call = {"type": "tool_call", "name": "write", "args": {"query": "rome"}}
+    for name in "ab":
+        assert cached.invoke({**call, "id": name}).tool_call_id == name
+    assert CALLS == ["rome"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_tool_whose_model_was_cut_off_is_asked_again(asynchronous: bool) -> None:
+    cut = AIMessage("first,", response_metadata={"finish_reason": "length"})
+    model = GenericFakeChatModel(messages=iter([cut, AIMessage("five"), AIMessage("never")]))
+
+    @tool
+    def ask(query: str) -> str:
+        """Ask a model."""
+        return model.invoke(query).text
+
+    cached = cached_tool(ask)
+    found = []
+    for _ in range(3):
+        call = {"query": "fees"}
+        found.append(await cached.ainvoke(call) if asynchronous else cached.invoke(call))
+    assert found == ["first,", "five", "five"]
+
+
+def test_blank_texts_and_errors_in_results_are_asked_again() -> None:
+    results = iter([" ", {"error": "timeout"}, {"found": []}, "five", "never"])
+
+    @tool
+    def ask(query: str) -> Any:
+        """Ask somebody."""
+        return next(results)
+
+    cached = cached_tool(ask)
+    assert [cached.invoke({"query": "fees"}) for _ in range(5)][3:] == ["five", "five"]
+
+
+async def test_what_a_tool_depends_on_is_noticed() -> None:
+    style = {"greeting": "Hello"}
+
+    @tool
+    def ask(query: str) -> str:
+        """Ask somebody."""
+        return f"{style['greeting']} {query}"
+
+    cached = cached_tool(ask)
+    for greeting in ("Hello", "Hi"):
+        style["greeting"] = greeting
+        assert cached.invoke({"query": "rome"}) == f"{greeting} rome"
+        assert await cached.ainvoke({"query": "rome"}) == f"{greeting} rome"
+    assert cached.stats().hits == 2
 
 
 @pytest.mark.parametrize(("text", "other"), UNREAD)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from llama_index.core.base.response.schema import Response
+from llama_index.core.llms import CompletionResponse
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.tools import FunctionTool, call_tool_with_selection
 from llama_index.core.workflow import Context
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llama_index import MiniLMEmbeddings, cached_tool
+from tests.answers.test_llama_index import Told
 from tests.answers.traffic import UNREAD, llama_index_embeddings
 
 CALLS: list[Any] = []
@@ -103,6 +106,60 @@ def test_arguments_without_a_name_are_others_than_those_with_one() -> None:
     for _ in range(2):
         assert cached.call("a", "b").raw_output == [("a", "b"), {}]
         assert cached.call("a", **{"1": "b"}).raw_output == [("a",), {"1": "b"}]
+    assert cached.stats().hits == 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_tool_whose_model_was_cut_off_is_asked_again(asynchronous: bool) -> None:
+    model = Told(answers=[("first,", "length"), ("five", "stop"), ("never", "stop")])
+
+    def ask(query: str) -> str:
+        """Ask a model."""
+        return str(model.complete(query))
+
+    cached = cached_tool(FunctionTool.from_defaults(ask))
+    found = []
+    for _ in range(3):
+        output = await cached.acall(query="fees") if asynchronous else cached.call(query="fees")
+        found.append(output.raw_output)
+    assert found == ["first,", "five", "five"]
+
+
+def test_an_engine_that_found_nothing_is_asked_again() -> None:
+    answers = iter([Response("Empty Response"), Response(" "), Response("five"), Response("no")])
+
+    def ask(query: str) -> Response:
+        """Ask an engine."""
+        return next(answers)
+
+    cached = cached_tool(FunctionTool.from_defaults(ask))
+    found = [str(cached.call(query="fees").raw_output) for _ in range(4)]
+    assert found[2:] == ["five", "five"]
+
+
+def test_a_served_response_of_a_model_used_no_tokens() -> None:
+    raw = {"finish_reason": "stop", "usage": {"total_tokens": 3}}
+    answer = CompletionResponse(text="five", raw=raw, additional_kwargs={"total_tokens": 3})
+    cached = cached_tool(FunctionTool.from_defaults(lambda query: answer, name="ask"))
+    assert cached.call(query="fees").raw_output.additional_kwargs == {"total_tokens": 3}
+    served = cached.call(query="fees").raw_output
+    assert served.raw == {"finish_reason": "stop", "usage": {"total_tokens": 0}}
+    assert served.additional_kwargs == {"total_tokens": 0}
+    assert raw["usage"] == {"total_tokens": 3}
+
+
+async def test_what_a_tool_depends_on_is_noticed() -> None:
+    style = {"greeting": "Hello"}
+
+    def ask(query: str) -> str:
+        """Ask somebody."""
+        return f"{style['greeting']} {query}"
+
+    cached = cached_tool(FunctionTool.from_defaults(ask))
+    for greeting in ("Hello", "Hi"):
+        style["greeting"] = greeting
+        assert cached.call(query="rome").raw_output == f"{greeting} rome"
+        assert (await cached.acall(query="rome")).raw_output == f"{greeting} rome"
     assert cached.stats().hits == 2
 
 

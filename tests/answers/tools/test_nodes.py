@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, TypedDict
+from uuid import uuid4
 
 import pytest
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
-from langgraph.graph import START, StateGraph
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.runtime import Runtime
+from langgraph.types import Command
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import cached_node, hint_steps
@@ -131,3 +137,95 @@ def test_nodes_that_depend_on_more_are_refused() -> None:
         cached_node(Search(), reads=["question"], query_argument="words")
     with pytest.raises(ConfigurationError, match="keep must be a function or None, got 3"):
         cached_node(Search(), reads=["question"], keep=3)  # type: ignore[arg-type]
+
+
+def talk(node: Any, *questions: str) -> list[BaseMessage]:
+    """Ask questions in one conversation; return its messages."""
+
+    class Conversation(MessagesState):
+        question: str
+
+    graph: Any = StateGraph(Conversation).add_node("answer", node).add_edge(START, "answer")
+    app = graph.compile(checkpointer=InMemorySaver())
+    for question in questions:
+        given = {"messages": [HumanMessage(question)], "question": question}
+        state = app.invoke(given, {"configurable": {"thread_id": "1"}})
+    return list(state["messages"])
+
+
+@pytest.mark.parametrize("wrap", [list, lambda messages: Command(update={"messages": messages})])
+def test_a_hit_is_a_new_message_of_the_conversation(wrap: Any) -> None:
+    count = iter(range(9))
+
+    def answer(state: Any) -> Any:
+        said = wrap([AIMessage(f"{state['question']} {next(count)}", id=f"lc_run--{uuid4()}")])
+        return said if isinstance(said, Command) else {"messages": said}
+
+    node = cached_node(answer, reads=["question"])
+    messages = talk(node, "fees", "hours", "fees")
+    assert [each.text for each in messages] == [
+        *("fees", "fees 0", "hours", "hours 1", "fees", "fees 0"),
+    ]
+    assert node.stats().hits == 1
+
+
+def test_a_message_that_replaces_an_earlier_one_of_the_state() -> None:
+    def summarize(state: Any) -> Any:
+        return {"messages": [AIMessage(f"about {state['question']}", id="summary")]}
+
+    node = cached_node(summarize, reads=["question"])
+    messages = talk(node, "fees", "hours", "fees")
+    assert [each.text for each in messages] == ["fees", "about fees", "hours", "fees"]
+
+
+def test_what_refers_to_messages_that_are_not_read_is_not_kept() -> None:
+    def forget(state: Any) -> Any:
+        return {"messages": [RemoveMessage(id=state["messages"][0].id)]}
+
+    node = cached_node(forget, reads=["question"], keep=lambda _: True)
+    assert [each.text for each in talk(node, "fees", "fees", "fees")] == []
+    assert (node.stats().hits, node.stats().unkept) == (0, 3)
+    all_of_them = cached_node(
+        lambda _: {"messages": [RemoveMessage(id=REMOVE_ALL_MESSAGES)]}, reads=["question"]
+    )
+    assert talk(all_of_them, "fees", "fees") == []
+    assert all_of_them.stats().hits == 1
+
+
+def test_what_refers_to_messages_that_are_read_stays() -> None:
+    def forget(state: Any) -> Any:
+        return {"messages": [RemoveMessage(id=state["messages"][0].id)]}
+
+    node = cached_node(forget, reads=["messages"])
+    state = {"messages": [HumanMessage("fees", id="1")]}
+    for _ in range(2):
+        assert node.invoke(state)["messages"][0].id == "1"
+    assert node.stats().hits == 1
+
+
+async def test_a_node_whose_model_was_cut_off_is_asked_again() -> None:
+    cut = AIMessage("first,", response_metadata={"finish_reason": "length"})
+    model = GenericFakeChatModel(messages=iter([cut, cut, AIMessage("five"), AIMessage("never")]))
+
+    def answer(state: Any) -> Any:
+        return {"found": [model.invoke(state["question"]).text]}
+
+    node = cached_node(answer, reads=["question"])
+    graph: Any = graph_of(node)
+    found = [
+        graph.invoke({"question": "fees"})["found"],
+        node.invoke({"question": "fees"})["found"],
+    ]
+    found += [(await node.ainvoke({"question": "fees"}))["found"] for _ in range(2)]
+    assert found == [["first,"], ["first,"], ["five"], ["five"]]
+
+
+def test_what_a_node_depends_on_is_noticed() -> None:
+    style = {"greeting": "Hello"}
+    node = cached_node(lambda state: {"found": [style["greeting"]]}, reads=["question"])
+    graph = graph_of(node)
+    for greeting in ("Hello", "Hi"):
+        style["greeting"] = greeting
+        for _ in range(2):
+            assert graph.invoke({"question": "rome"})["found"] == [greeting]
+    assert node.stats().hits == 2

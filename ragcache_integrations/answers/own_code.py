@@ -1,0 +1,351 @@
+"""The application's own code: which it is, what its functions name, and what they write.
+
+A function of a chain may count its calls, or remember its questions. What it writes itself is no
+setting. What it only reads is one. Its byte code says which is which: it is there for every
+function, unlike its source.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+__all__ = [
+    "Notes",
+    "Uses",
+    "is_own_class",
+    "is_own_code",
+    "is_own_module",
+    "remembered",
+    "uses_of",
+]
+
+_OURS = ("ragcache_integrations", "ragcache_reader")
+_FRAMEWORKS = ("langchain", "langgraph", "llama_index", "pydantic")
+_FOLDERS = frozenset(("site-packages", "dist-packages"))
+_PYTHONS = tuple(
+    {str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")}
+)
+_WRITES = frozenset(
+    (
+        *("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault"),
+        *("pop", "popleft", "popitem", "remove", "discard", "clear", "sort", "reverse", "subtract"),
+        *("move_to_end", "rotate", "__setitem__", "intersection_update", "difference_update"),
+    )
+)
+"""Methods that change a container."""
+_FIELD = re.compile(r"\{[^{}]*\}")
+"""A place in a text that is formatted, such as "{0.text}"."""
+_ATTRIBUTE = re.compile(r"\.([^\W\d]\w*)")
+_LEAVES = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "RETURN", "RAISE", "RERAISE")
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+_ALL = object()
+"""In the place of a key: any of them."""
+_NONE: frozenset[Any] = frozenset()
+_KEEP_TOP = (
+    *("POP_", "STORE_", "DELETE_", "JUMP", "RETURN", "RESUME", "NOP", "CACHE", "PRECALL"),
+    *("KW_NAMES", "MAKE_CELL", "COPY_FREE_VARS", "NOT_TAKEN", "EXTENDED_ARG"),
+)
+"""Beginnings of instructions that leave nothing of their own on the stack."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def remembered(function: F) -> F:
+    """Remember what a function of classes, code or names returns, of the last of them."""
+    return cast("F", functools.lru_cache(1 << 14)(function))  # whose type takes no classes
+
+
+@dataclass(slots=True)
+class Notes:
+    """What code writes while it runs.
+
+    Attributes:
+        assigned: Names of attributes and variables.
+        changed: Keys that are written of containers, by the names of these.
+    """
+
+    assigned: set[str] = field(default_factory=set)
+    changed: dict[str, set[Any]] = field(default_factory=dict)
+
+    def add(self, other: Notes) -> None:
+        """Take over what other code writes."""
+        self.assigned |= other.assigned
+        for name, keys in other.changed.items():
+            self.changed.setdefault(name, set()).update(keys)
+
+    def keys_of(self, name: str | None) -> frozenset[Any] | None:
+        """Return the keys of a container that are written; ``None``: it as a whole."""
+        keys = _NONE if name is None else self.changed.get(name, _NONE)
+        return None if _ALL in keys else frozenset(keys)
+
+    def write(self, symbol: Any, key: Any = _ALL) -> None:
+        """Note that a container is changed, which the code found under a name."""
+        if isinstance(symbol, _Item):
+            symbol, key = symbol.name, _ALL
+        if isinstance(symbol, str):
+            self.changed.setdefault(symbol, set()).add(key)
+
+
+@dataclass(slots=True)
+class Uses:
+    """What a function's code names.
+
+    Attributes:
+        globals: Names of globals.
+        names: Names of attributes, whosever.
+        imports: Modules that it imports.
+        notes: What it writes.
+    """
+
+    globals: list[str] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    imports: list[str] = field(default_factory=list)
+    notes: Notes = field(default_factory=Notes)
+
+    def add(self, other: Uses) -> None:
+        """Take over what other code names."""
+        self.globals = list(dict.fromkeys(self.globals + other.globals))
+        self.names |= other.names
+        self.imports += other.imports
+        self.notes.add(other.notes)
+
+
+@remembered
+def uses_of(code: types.CodeType) -> Uses:
+    """Return what a function's code names, with the functions within it."""
+    return _uses_of(code)
+
+
+def _uses_of(code: types.CodeType) -> Uses:
+    uses = Uses()
+    _Reading(uses).go(dis.get_instructions(code))
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            uses.add(_uses_of(inner))
+        elif isinstance(inner, str):
+            places = _FIELD.findall(inner)
+            uses.names.update(name for place in places for name in _ATTRIBUTE.findall(place))
+    # Variables of its own are no one's setting.
+    uses.notes.assigned -= set(code.co_cellvars) - set(code.co_freevars) - uses.names
+    return uses
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """An item of a container that the code found under a name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    value: Any
+
+
+class _Reading:
+    """Reads instructions in their order, with the names of what is on the stack.
+
+    What it can't follow, such as a container that is handed to another function, only hides that
+    something is written: the chain is then taken for changed by its answers.
+    """
+
+    def __init__(self, uses: Uses) -> None:
+        self._uses = uses
+        self._stack: list[Any] = []
+        self._locals: dict[str, Any] = {}
+
+    def go(self, instructions: Iterable[dis.Instruction]) -> None:
+        stacks: dict[Any, list[Any]] = {}
+        left = False  # the code before, by a jump or a return
+        for instruction in instructions:
+            other = stacks.get(instruction.offset)
+            if other is not None:  # either branch comes here
+                same = len(other) == len(self._stack) and not left
+                pairs = zip(other, self._stack, strict=True) if same else ()
+                self._stack = [a if a == b else None for a, b in pairs] if same else list(other)
+            self._read(instruction)
+            if instruction.opcode in _JUMPS:
+                stacks.setdefault(instruction.argval, list(self._stack))
+            left = instruction.opname.startswith(_LEAVES)
+
+    def _read(self, instruction: dis.Instruction) -> None:
+        read = getattr(self, f"_{instruction.opname.lower()}", None)
+        if read is not None:
+            read(instruction)
+        else:
+            self._other(instruction)
+
+    def _pop(self) -> Any:
+        return self._stack.pop() if self._stack else None
+
+    def _other(self, instruction: dis.Instruction) -> None:
+        effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
+        for _ in range(-effect):
+            self._pop()
+        self._stack.extend([None] * effect)
+        if self._stack and not instruction.opname.startswith(_KEEP_TOP):
+            self._stack[-1] = None
+
+    def _named(self, instruction: dis.Instruction) -> None:
+        self._other(instruction)
+        if self._stack:
+            self._stack[-1] = instruction.argval
+
+    def _load_deref(self, instruction: dis.Instruction) -> None:
+        self._stack.append(instruction.argval)
+
+    def _load_global(self, instruction: dis.Instruction) -> None:
+        self._uses.globals.append(instruction.argval)
+        self._uses.names.add(instruction.argval)
+        self._named(instruction)
+
+    def _load_fast(self, instruction: dis.Instruction) -> None:
+        self._stack.append(self._locals.get(instruction.argval))
+
+    _load_fast_check = _load_fast
+    _load_fast_borrow = _load_fast
+
+    def _store_fast(self, instruction: dis.Instruction) -> None:
+        value = self._pop()
+        self._locals[instruction.argval] = None if isinstance(value, _Constant) else value
+
+    _load_name = _load_global
+    _load_classderef = _load_deref
+
+    def _load_const(self, instruction: dis.Instruction) -> None:
+        self._stack.append(_Constant(instruction.argval))
+
+    _load_small_int = _load_const
+
+    def _load_attr(self, instruction: dis.Instruction) -> None:
+        name = instruction.argval
+        self._uses.names.add(name)
+        if name in _WRITES and self._stack:
+            self._uses.notes.write(self._stack[-1])
+        self._named(instruction)
+
+    _load_method = _load_attr
+
+    def _load_super_attr(self, instruction: dis.Instruction) -> None:
+        self._uses.names.add(instruction.argval)
+        self._other(instruction)
+
+    def _store_fast_load_fast(self, _: dis.Instruction) -> None:
+        self._pop()
+        self._stack.append(None)
+
+    def _match_class(self, instruction: dis.Instruction) -> None:
+        self._uses.names.add("__match_args__")
+        self._other(instruction)
+
+    def _import_name(self, instruction: dis.Instruction) -> None:
+        self._uses.imports.append(instruction.argval)
+        self._other(instruction)
+
+    def _import_from(self, instruction: dis.Instruction) -> None:
+        self._uses.names.add(instruction.argval)
+        self._other(instruction)
+
+    def _copy(self, instruction: dis.Instruction) -> None:
+        place = instruction.arg or 1
+        self._stack.append(self._stack[-place] if len(self._stack) >= place else None)
+
+    def _swap(self, instruction: dis.Instruction) -> None:
+        place = instruction.arg or 1
+        if len(self._stack) >= place:
+            stack = self._stack
+            stack[-1], stack[-place] = stack[-place], stack[-1]
+
+    def _binary_op(self, instruction: dis.Instruction) -> None:
+        if instruction.argrepr == "[]":  # since Python 3.14
+            self._binary_subscr(instruction)
+        else:
+            self._other(instruction)
+
+    def _binary_subscr(self, _: dis.Instruction) -> None:
+        self._pop()
+        symbol = self._pop()
+        self._stack.append(_Item(symbol) if isinstance(symbol, str) else symbol)
+
+    def _store_subscr(self, instruction: dis.Instruction) -> None:
+        key, symbol = self._pop(), self._pop()
+        known = isinstance(key, _Constant) and isinstance(key.value, str | int)
+        self._uses.notes.write(symbol, key.value if known else _ALL)
+        if instruction.opname == "STORE_SUBSCR":
+            self._pop()
+
+    _delete_subscr = _store_subscr
+
+    def _store_slice(self, instruction: dis.Instruction) -> None:
+        if len(self._stack) >= 3:  # noqa: PLR2004 - container, start and stop
+            self._uses.notes.write(self._stack[-3])
+        self._other(instruction)
+
+    def _store_attr(self, instruction: dis.Instruction) -> None:
+        self._uses.notes.assigned.add(instruction.argval)
+        self._other(instruction)
+
+    _delete_attr = _store_attr
+    _store_global = _store_attr
+    _delete_global = _store_attr
+    _store_deref = _store_attr
+    _delete_deref = _store_attr
+
+
+def is_own_code(function: types.FunctionType) -> bool:
+    """Whether a function is the application's, and no library's."""
+    return _is_own_file(function.__code__.co_filename, function.__module__ or "")
+
+
+@remembered
+def is_own_module(name: str) -> bool:
+    """Whether a module is the application's, and no library's."""
+    module = sys.modules.get(name)
+    return _is_own_file(getattr(module, "__file__", None) or "", name)
+
+
+@remembered
+def is_own_class(kind: type) -> bool:
+    """Whether a class is the application's, and no library's."""
+    if kind.__module__ not in sys.modules:  # as those of some extensions, which have no functions
+        written = any(isinstance(value, types.FunctionType) for value in vars(kind).values())
+        return written and kind.__module__ != "_wrappers"
+    return is_own_module(kind.__module__)
+
+
+@remembered
+def _is_own_file(file: str, module: str) -> bool:
+    package = module.partition(".")[0]
+    if package in sys.stdlib_module_names or package in {"builtins", *_OURS}:
+        return False
+    if package.startswith(_FRAMEWORKS):
+        return False
+    if not file or file.startswith("<"):  # made by exec, in a notebook or an interpreter
+        return not file.startswith("<frozen")
+    path = Path(file)
+    if not _FOLDERS.isdisjoint(path.parts):
+        return _is_installed_from_a_folder(package)
+    return not str(path.resolve()).startswith(_PYTHONS)
+
+
+@remembered
+def _is_installed_from_a_folder(package: str) -> bool:
+    """Whether a package was installed by ``pip install .``, as applications are in containers."""
+    try:
+        found = metadata.distribution(package)
+    except (metadata.PackageNotFoundError, ValueError):
+        return False
+    # Conda names a folder for each package, which it built it in.
+    by_conda = (found.read_text("INSTALLER") or "").strip() == "conda"
+    return not by_conda and '"file:' in (found.read_text("direct_url.json") or "")
