@@ -31,6 +31,7 @@ from ragcache_integrations.query_cache.files import decode_learning, encode_lear
 from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance, TenantTolerances
 from ragcache_integrations.retrievers.keys import (
     QuestionMarks,
+    may_share,
     question_difference,
     question_marks,
 )
@@ -179,13 +180,14 @@ class AnswerCore(Generic[A]):
             among: As for :meth:`find`.
 
         Returns:
-            ``None`` where there is no entry of its key.
+            ``None`` where there is no entry of its key, or the guard sees a difference in all that
+            are near.
         """
         key = self.key_of(question)
         unit = unit_vector(embedding)
         with self._lock:
             group = self._live(key) if among is None else among
-            near = None if group is None else group.nearest(unit)
+            near = None if group is None else group.nearest(unit, self._guard_of(question))
             if near is None:
                 return None
             entry, distance = near
@@ -384,7 +386,7 @@ class AnswerCore(Generic[A]):
             if same is not None:
                 reason = "the same words were answered from the same documents"
                 return _explanation(same.question.text, 0.0, tolerance, reason, hit=True)
-            near = None if group is None else group.nearest(unit)
+            near = None if group is None else group.nearest(unit, self._guard_of(question))
             if near is not None:
                 entry, distance = near
                 return _explain_near(entry, distance, tolerance)
@@ -425,6 +427,12 @@ class AnswerCore(Generic[A]):
         """Return what must be equal for an answer to be shared: plain data."""
         marks: QuestionMarks = question_marks(question.whole) if self.knobs.guard else ()
         return question.scope, question.version, question.documents, marks
+
+    def _guard_of(self, question: Question) -> Callable[[CachedAnswer[A]], bool] | None:
+        """Return what says whether the guard lets an entry of the same key answer a question."""
+        if not self.knobs.guard:
+            return None
+        return lambda entry: may_share(question.whole, entry.question.whole)
 
     def _keys(self, question: Question) -> tuple[str, Hashable]:
         """Return the normalised words, and the key."""

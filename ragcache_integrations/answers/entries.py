@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -130,15 +130,39 @@ class Group(Generic[A]):
                 self._rows[last] = row
         return entry
 
-    def nearest(self, unit: Vector | None) -> tuple[CachedAnswer[A], float] | None:
-        """Return the entry whose question is nearest, and its distance."""
+    _MOST_ASKED = 16
+    """Of the nearest entries, how many are asked about."""
+
+    def nearest(
+        self, unit: Vector | None, may_answer: Callable[[CachedAnswer[A]], bool] | None = None
+    ) -> tuple[CachedAnswer[A], float] | None:
+        """Return the entry whose question is nearest, and its distance.
+
+        Args:
+            unit: The question's embedding, of unit length.
+            may_answer: Whether an entry may answer it; ``None``: any entry.
+        """
         keys = self._keys[: len(self._embedded)]
         if unit is None or not len(keys) or unit.size != keys.shape[1]:
             return None
         # The products say which are near, and the differences how near.
         products = keys @ unit
-        rows = np.flatnonzero(products >= products.max() - self._SLACK)
-        return nearest([self._embedded[row] for row in rows.tolist()], unit)
+        least = products.max() - self._SLACK
+        rows = np.flatnonzero(products >= least).tolist()
+        if may_answer is not None:
+            rows = [row for row in rows[: self._MOST_ASKED] if may_answer(self._embedded[row])]
+            if not rows:
+                rows = self._next_nearest(products, least, may_answer)
+        return nearest([self._embedded[row] for row in rows], unit)
+
+    def _next_nearest(
+        self, products: Vector, below: float, may_answer: Callable[[CachedAnswer[A]], bool]
+    ) -> list[int]:
+        farther = np.flatnonzero(products < below)
+        for row in farther[np.argsort(-products[farther])][: self._MOST_ASKED].tolist():
+            if may_answer(self._embedded[row]):
+                return [row]
+        return []
 
 
 def words_of(question: Question) -> str:

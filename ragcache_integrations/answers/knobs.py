@@ -43,8 +43,9 @@ class AnswerKnobs(BaseModel):
         largest_tolerance: With ``tolerance="auto"``: no distance above it is used.
         check_rate: With ``tolerance="auto"``: the share of hits in other words that are answered
             again in the background, in the long run, to see that they are still right.
-        guard: Whether numbers, dates, negations, opposites, comparisons, units, names and what is
-            asked for must be the same in both questions, see
+        guard: Whether a question gets an earlier one's answer only if it differs from it in nothing
+            that matters: numbers, dates, negations, opposites, comparisons, units, names, what is
+            asked for, the order of words, or one word that is not known to mean the same; see
             :func:`~ragcache_integrations.retrievers.keys.question_difference`.
         capacity: The most answers that are kept. The least recently used goes first.
         ttl: Seconds after which an answer is forgotten; ``None`` for never.

@@ -8,7 +8,7 @@ is evicted or too old.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,7 @@ def replay(
     keys: Sequence[int],
     labels: Sequence[int],
     tolerances: Sequence[float] = TOLERANCES,
+    may_share: Callable[[int, int], bool] | None = None,
 ) -> Replay:
     """Ask questions in their order.
 
@@ -70,20 +71,25 @@ def replay(
         labels: A number for each question, equal where the answers are; -1 where the answer is not
             known.
         tolerances: The largest distances at which answers are served, ascending.
+        may_share: Whether two questions, by their places, may share an answer; ``None``: always.
     """
     count = len(words)
     named, keyed, labelled = (np.asarray(numbers, int) for numbers in (words, keys, labels))
     sources = np.full((len(tolerances), count), -1)
     for key in np.unique(keyed):
         rows = np.flatnonzero(keyed == key)
-        found = _sources(vectors[rows], named[rows], np.asarray(tolerances))
+        found = _sources(vectors[rows], named[rows], np.asarray(tolerances), rows, may_share)
         sources[:, rows] = np.where(found < 0, -1, rows[found])
     judged = (sources >= 0) & (labelled >= 0) & (labelled[sources] >= 0)
     return Replay(sources, judged, judged & (labelled != labelled[sources]))
 
 
 def _sources(
-    vectors: NDArray[np.floating[Any]], words: NDArray[np.int_], tolerances: NDArray[np.float64]
+    vectors: NDArray[np.floating[Any]],
+    words: NDArray[np.int_],
+    tolerances: NDArray[np.float64],
+    numbers: NDArray[np.int_],
+    may_share: Callable[[int, int], bool] | None,
 ) -> NDArray[np.int_]:
     """Return the question whose answer each is served at each tolerance, or -1."""
     count = len(vectors)
@@ -96,6 +102,11 @@ def _sources(
         distances[words[block, None] == words[None, : block.stop]] = 0
         rows, columns = np.nonzero(np.tril(distances <= tolerances[-1], start - 1))  # the earlier
         near_distances = distances[rows, columns]
+        if may_share is not None:
+            pairs = zip(numbers[start + rows].tolist(), numbers[columns].tolist(), strict=True)
+            shares = [may_share(*pair) for pair in pairs]
+            shared = (near_distances == 0) | np.fromiter(shares, bool, len(shares))
+            rows, columns, near_distances = rows[shared], columns[shared], near_distances[shared]
         order = np.lexsort((columns, near_distances, rows))
         ends = np.searchsorted(rows, np.arange(len(distances) + 1))
         for row, places in enumerate(map(slice, ends, ends[1:]), start):

@@ -10,6 +10,7 @@ from pathlib import Path
 from ragcache_integrations.core.checks import check_number
 from ragcache_integrations.embeddings import MiniLM
 from ragcache_integrations.retrievers.keys import (
+    may_share,
     normalize_text,
     question_marks,
     window_of,
@@ -50,18 +51,24 @@ def report_on_log(path: Path, error: float = 0.01, *, show_progress: bool = Fals
     words = _numbers(normalize_text(question.text) for question in questions)
     labels = _labels(questions, judge)
 
-    def rule(key: Callable[[LoggedQuestion], Hashable]) -> Rule:
+    def rule(
+        key: Callable[[LoggedQuestion], Hashable],
+        guard: Callable[[int, int], bool] | None = None,
+    ) -> Rule:
         keys = _numbers((key(question), alone[question.text]) for question in questions)
-        replayed = replay(vectors, words, keys, labels)
+        replayed = replay(vectors, words, keys, labels, may_share=guard)
         proof = prove(replayed.wrong_counts(), error)
         return Rule(replayed, proof if can_be_wrong(questions, judge) else Proof(None, None, None))
+
+    def guard(one: int, other: int) -> bool:
+        return may_share(questions[one].text, questions[other].text)
 
     return Findings(
         name=path.name,
         questions=questions,
         judge=judge,
         error=error,
-        guarded=rule(partial(_guarded_key, judge)),
+        guarded=rule(partial(_guarded_key, judge), guard),
         plain=rule(attrgetter("tenant")),
         skipped=log.skipped,
         remarks=log.remarks,

@@ -17,7 +17,7 @@ from ragcache_integrations.errors import CacheFileError
 
 from .base import BaseQueryCache
 from .certificates import UNIT_SLACK
-from .entries import NOWHERE, Contents, DocumentVectors
+from .entries import NOWHERE, Contents, DocumentVectors, Entry
 from .files import capture, check_arguments, read, write
 from .insertions import Insertions
 from .kernels import kernels
@@ -33,6 +33,7 @@ from .types import (
     Metric,
     QueryCacheStats,
     VectorSource,
+    Wording,
 )
 from .validation import as_query, check_key, check_vector, check_vectors
 
@@ -216,7 +217,9 @@ class QueryCache(BaseQueryCache[T]):
         near = slot >= 0 and 2 * distance <= table.reach.radius[slot] < math.inf
         return k * (most if near else settings.rerank_factor)
 
-    def lookup(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
+    def lookup(
+        self, q: ArrayLike, k: int, key: Hashable = None, *, wording: Wording | None = None
+    ) -> Hit[T] | None:
         """Find what was fetched for a query close to ``q``.
 
         Args:
@@ -224,6 +227,8 @@ class QueryCache(BaseQueryCache[T]):
             k: How many candidates are wanted; fewer come back only where the store had no more.
             key: Namespace, filter and everything else that changes the store's answer. Entries of
                 another key never match.
+            wording: The query's words. An entry whose words it does not accept never matches,
+                unless all of its answer is proven to be the store's.
 
         Raises:
             ConfigurationError: ``q``, ``k`` or ``key`` cannot be used.
@@ -274,9 +279,17 @@ class QueryCache(BaseQueryCache[T]):
             if sequence > written:
                 continue
             look, distance = Look(table, query, k, now), math.sqrt(square)
+            if wording is not None and not self._accepts(table.entries[slot], sequence, wording):
+                return self._conclusions.of_other_words(look, partition, wording)
             valid, hit = self._conclusions.conclude(look, slot, sequence, distance, ranked, count)
             if valid:
                 return hit
+
+    def _accepts(self, entry: Entry[T] | None, sequence: int, wording: Wording) -> bool:
+        """Return whether an entry may answer, as far as its words decide."""
+        if entry is None or entry.sequence != sequence:
+            return True
+        return self._settings.required_bound == 1.0 or wording.accepts(entry.text)
 
     def lookup_batch(self, queries: ArrayLike, k: int, key: Hashable = None) -> list[Hit[T] | None]:
         """Batched version of :meth:`lookup`, which takes less time per query.
@@ -315,13 +328,16 @@ class QueryCache(BaseQueryCache[T]):
             hits.append(hit if valid else self.lookup(query, k, key))
         return hits
 
-    def explain(self, q: ArrayLike, k: int, key: Hashable = None) -> Explanation:
+    def explain(
+        self, q: ArrayLike, k: int, key: Hashable = None, *, wording: Wording | None = None
+    ) -> Explanation:
         """Explain why a query hits or misses. Is not counted as a lookup.
 
         Args:
             q: As for :meth:`lookup`.
             k: As for :meth:`lookup`.
             key: As for :meth:`lookup`.
+            wording: As for :meth:`lookup`.
         """
         query = check_vector(q, self._settings.dim)
         self._vectors.prepare_query(query)  # says what is wrong with it
@@ -330,7 +346,8 @@ class QueryCache(BaseQueryCache[T]):
         contents = self._contents
         with contents.lock:
             look = Look(contents.table, query, k, contents.clock())
-            return self._decisions.explain(look, contents.partition(key), key)
+            asked = None if self._settings.required_bound == 1.0 else wording
+            return self._decisions.explain(look, contents.partition(key), key, asked)
 
     def insert(
         self,
@@ -343,6 +360,7 @@ class QueryCache(BaseQueryCache[T]):
         store_version: int | None = None,
         ranked: bool = True,
         vectors: ArrayLike | None = None,
+        wording: Wording | None = None,
     ) -> bool:
         """Remember what a search found. An entry of the same embedding and key is replaced.
 
@@ -361,6 +379,7 @@ class QueryCache(BaseQueryCache[T]):
                 of the store ends the entry.
             vectors: The candidates' vectors, shape (len(candidates), dim), where the search brought
                 them along. Otherwise they are read through the cache's ``vectors``.
+            wording: The query's words, for lookups that have some, too.
 
         Returns:
             Whether the entry was inserted.
@@ -371,11 +390,25 @@ class QueryCache(BaseQueryCache[T]):
                 nothing was changed.
         """
         return self._insertions.insert(
-            q, candidates, key, k, store_version, vectors, complete=complete, ranked=ranked
+            q,
+            candidates,
+            key,
+            k,
+            store_version,
+            vectors,
+            complete=complete,
+            ranked=ranked,
+            wording=wording,
         )
 
     def report(
-        self, q: ArrayLike, k: int, candidates: Sequence[Candidate[T]], key: Hashable = None
+        self,
+        q: ArrayLike,
+        k: int,
+        candidates: Sequence[Candidate[T]],
+        key: Hashable = None,
+        *,
+        wording: Wording | None = None,
     ) -> bool | None:
         """Pass ``tolerance="auto"`` the store's result for a query that the cache answered.
 
@@ -386,12 +419,13 @@ class QueryCache(BaseQueryCache[T]):
             k: The number of documents, as for the lookup.
             candidates: The store's k documents, best first.
             key: The cache key, as for the lookup.
+            wording: The query's words, as for the lookup.
 
         Returns:
             Whether the answer had at least ``target_recall``; ``None`` where the entry is gone or
             the tolerance is fixed.
         """
-        return self._insertions.report(q, k, candidates, key)
+        return self._insertions.report(q, k, candidates, key, wording)
 
     def delete(self, q: ArrayLike, key: Hashable = None) -> bool:
         """Drop the entry of exactly this embedding and key; return whether there was one."""

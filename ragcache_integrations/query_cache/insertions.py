@@ -24,7 +24,7 @@ from .entries import (
 )
 from .reading import Decisions, Learning, Look
 from .settings import Settings
-from .types import Candidate
+from .types import Candidate, Wording
 from .validation import check_key
 
 __all__ = ["Insertions"]
@@ -72,6 +72,7 @@ class Insertions(Generic[T]):
         *,
         complete: bool,
         ranked: bool,
+        wording: Wording | None = None,
     ) -> bool:
         """See :meth:`.cache.QueryCache.insert`."""
         contents = self._contents
@@ -103,13 +104,20 @@ class Insertions(Generic[T]):
                     if rows is None:
                         continue
                     readable = table.rank(query, documents, rows)
-                entry = Entry(key, checked, readable, complete, contents.clock(), 0, ranked)
+                text = "" if wording is None else wording.text
+                entry = Entry(key, checked, readable, complete, contents.clock(), 0, ranked, text)
                 if self._decisions.learnt is not None and version == contents.changes.version:
-                    self._learn(query, entry, k or max(len(checked), 1), served=False)
+                    wanted = k or max(len(checked), 1)
+                    self._learn(query, entry, wanted, wording, served=False)
                 return self._put(query, entry, version)
 
     def report(
-        self, q: ArrayLike, k: int, candidates: Sequence[Candidate[T]], key: Hashable
+        self,
+        q: ArrayLike,
+        k: int,
+        candidates: Sequence[Candidate[T]],
+        key: Hashable,
+        wording: Wording | None = None,
     ) -> bool | None:
         """See :meth:`.cache.QueryCache.report`."""
         query = self._vectors.prepare_query(q)
@@ -123,7 +131,7 @@ class Insertions(Generic[T]):
             if self._settings.vectors is not None and not table.pool.missing(documents):
                 readable = table.rank(query, documents)
             entry = Entry(key, tuple(candidates), readable, complete=False, born=0, sequence=0)
-            return self._learn(query, entry, k, served=True)
+            return self._learn(query, entry, k, wording, served=True)
 
     def _usable(
         self, vectors: ArrayLike, documents: Sequence[DocumentKey], held: Sequence[DocumentKey]
@@ -149,11 +157,13 @@ class Insertions(Generic[T]):
             return missing, self._nothing
         return missing, self._vectors.read([key[0] for key in missing], among=among)
 
-    def _learn(self, query: Vectors, truth: Entry[T], k: int, *, served: bool) -> bool | None:
+    def _learn(
+        self, query: Vectors, truth: Entry[T], k: int, wording: Wording | None, *, served: bool
+    ) -> bool | None:
         """Learn from what the store said; as in :meth:`report`."""
         contents = self._contents
         look = Look(contents.table, query, k, contents.clock())
-        return self._learning.learn(look, truth, served=served)
+        return self._learning.learn(look, truth, wording, served=served)
 
     def _put(self, query: Vectors, entry: Entry[T], version: int) -> bool:
         """Put an entry into the table, up to date; return whether that could be."""

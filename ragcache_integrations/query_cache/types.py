@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -20,6 +20,7 @@ __all__ = [
     "QueryCacheStats",
     "VectorSource",
     "VectorsPendingError",
+    "Wording",
     "unanswered",
 ]
 
@@ -54,6 +55,22 @@ class VectorSource(Protocol):
 
 class VectorsPendingError(LookupError):
     """Vectors cannot be read now; who inserted the entry will insert it again with them."""
+
+
+class Wording(NamedTuple):
+    """The words of a query, and which other words may be answered alike.
+
+    Attributes:
+        text: The words. They are kept with what is inserted.
+        same: Returns whether two texts may share an answer.
+    """
+
+    text: str
+    same: Callable[[str, str], bool]
+
+    def accepts(self, text: str) -> bool:
+        """Return whether an entry with these words may answer the query."""
+        return self.same(self.text, text)
 
 
 class Candidate(NamedTuple, Generic[T]):

@@ -59,7 +59,7 @@ def test_the_victims_own_words_are_never_overwritten() -> None:
 
 
 def test_a_check_finds_a_forged_answer_and_closes_its_distance() -> None:
-    cached = cache(start_tolerance=0.7)
+    cached = cache(start_tolerance=0.7, guard=False)
     assert cached.invoke(FORGED) == "call mallory"
     cached.invoke(VICTIM)  # which is checked, as is every hit before anything is proven
     wait_until(lambda: cached.stats().wrong == 1)

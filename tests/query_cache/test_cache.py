@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Hit, Metric, QueryCache
+from ragcache_integrations.query_cache.types import Wording
 
 RNG = np.random.default_rng(0)
 
@@ -403,3 +405,60 @@ def test_many_threads_get_no_wrong_answer() -> None:
         for vector in vectors:
             cache.delete(vector, key=tenant)
     assert len(cache) == cache.stats().vectors == 0
+
+
+class TestWordings:
+    """Queries with words are answered by entries of words that they accept."""
+
+    @staticmethod
+    def wording(text: str) -> Wording:
+        return Wording(text, lambda one, other: one[:1] == other[:1])
+
+    def cache(self, **settings: Any) -> QueryCache[str]:
+        cache = QueryCache[str](dim=2, capacity=9, **{"tolerance": 0.5, **settings})
+        cache.insert([1.0, 0.0], candidates("a"), wording=self.wording("apple"))
+        cache.insert([1.0, 0.1], candidates("b"), wording=self.wording("bread"))
+        cache.insert([1.0, 0.2], candidates("c"))
+        return cache
+
+    def test_the_nearest_that_is_accepted_answers(self) -> None:
+        cache = self.cache()
+        assert ids(hit(cache.lookup([1.0, 0.0], 1, wording=self.wording("beer")))) == ["b"]
+        assert ids(hit(cache.lookup([1.0, 0.2], 1, wording=self.wording("ale")))) == ["a"]
+        assert cache.lookup([1.0, 0.0], 1, wording=self.wording("cake")) is None
+        assert ids(hit(cache.lookup([1.0, 0.2], 1))) == ["c"]
+        stats = cache.stats()
+        assert (stats.lookups, stats.hits) == (4, 3)
+
+    def test_one_beyond_the_tolerance_does_not(self) -> None:
+        cache = self.cache(tolerance=0.05)
+        assert cache.lookup([1.0, 0.0], 1, wording=self.wording("beer")) is None
+
+    def test_one_that_serves_fewer_does_not(self) -> None:
+        assert self.cache().lookup([1.0, 0.0], 2, wording=self.wording("beer")) is None
+
+    def test_explanations_say_so(self) -> None:
+        cache = self.cache()
+        explained = cache.explain([1.0, 0.0], 1, wording=self.wording("cake"))
+        assert (explained.hit, explained.distance) == (False, 0.0)
+        assert "of other words" in explained.reason
+        explained = cache.explain([1.0, 0.0], 1, wording=self.wording("beer"))
+        assert explained.hit
+        assert explained.distance == pytest.approx(0.1)
+
+    def test_nothing_is_learnt_of_entries_that_would_not_answer(self) -> None:
+        cache = self.cache(tolerance="auto")
+        for number in range(50):
+            cache.insert(
+                [1.0, 0.001 * number], candidates(f"{number}"), wording=self.wording(f"{number}")
+            )
+        learning = cache.stats().learning
+        assert learning is not None
+        assert learning.labels < 50
+
+    def test_files_keep_them(self, tmp_path: Path) -> None:
+        self.cache().save(tmp_path / "cache.npz")
+        loaded = QueryCache[str](dim=2, capacity=9, tolerance=0.5)
+        loaded.load(tmp_path / "cache.npz")
+        assert ids(hit(loaded.lookup([1.0, 0.0], 1, wording=self.wording("beer")))) == ["b"]
+        assert loaded.lookup([1.0, 0.0], 1, wording=self.wording("cake")) is None

@@ -52,6 +52,7 @@ class Entry(Generic[T]):
         ranked: The candidates are the nearest documents in the order of their distances. If not, a
             document that goes may change the answer though it is not part of it: a search for
             diversity weighs documents against each other that it does not return.
+        text: The words of the query, where they are compared, see :class:`.Wording`.
     """
 
     key: Hashable
@@ -61,6 +62,7 @@ class Entry(Generic[T]):
     born: int
     sequence: int
     ranked: bool = True
+    text: str = ""
 
 
 class NewEntry(NamedTuple, Generic[T]):

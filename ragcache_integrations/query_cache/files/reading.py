@@ -143,6 +143,7 @@ class _Rows(Generic[T]):
         }
         self.documents = documents
         cache_keys = [decode_key(key) for key in header["cache_keys"]]
+        self.wordings = header["wordings"]
 
         def column(name: str, kind: type[np.generic], length: int) -> NDArray[Any]:
             array = arrays[name]
@@ -167,6 +168,9 @@ class _Rows(Generic[T]):
             return array
 
         count = len(self.keys)
+        if len(self.wordings) != count or not all(isinstance(text, str) for text in self.wordings):
+            msg = f"its wordings must be {count} strings"
+            raise ValueError(msg)
         self.stamps = column("stamps", np.int64, count)
         self.serves = numbers("serves", count, NEVER + 1)
         self.ages = numbers("ages", count, NEVER + 1)
@@ -250,6 +254,7 @@ def _table(
             born,
             0,
             rows.ranked[row],
+            rows.wordings[row],
         )
         expires = NEVER if settings.ttl is None else min(born + lasts, NEVER)
         new = NewEntry(rows.keys[row], entry, rows.radius[row], rows.newest[row], expires)

@@ -183,6 +183,7 @@ def write(
         "longest": snapshot.longest,
         "learning": snapshot.learning,
         "cache_keys": [encode_key(key) for key in cache_keys],
+        "wordings": [entry.text for entry in entries],
         "names": list(names),
     }
     arrays["header"] = _as_bytes(json.dumps(header))

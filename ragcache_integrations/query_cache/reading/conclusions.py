@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.query_cache.entries import Contents
 from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.query_cache.types import Hit
+from ragcache_integrations.query_cache.types import Hit, Wording
 
 from .answers import Answers, Look, Match
 from .decisions import Decisions
@@ -88,6 +88,21 @@ class Conclusions(Generic[T]):
                 contents.counts["proven"] += 1
             table.keys.touch(slot)
         return True, hit
+
+    def of_other_words(self, look: Look[T], partition: int, wording: Wording) -> Hit[T] | None:
+        """Answer from the nearest entry whose words may be answered alike, and count that."""
+        contents = self._contents
+        while True:
+            with contents.lock:
+                match = None
+                if look.table is contents.table:
+                    match = self._decisions.next_accepted(look, partition, wording)
+                if match is None:
+                    contents.counts["lookups"] += 1
+                    return None
+            valid, hit = self._weigh(look, match)
+            if valid:
+                return hit
 
     def _weigh(self, look: Look[T], match: Match[T]) -> tuple[bool, Hit[T] | None]:
         """Version of :meth:`conclude` for caches in which more than the distance decides."""

@@ -6,17 +6,22 @@ import math
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from ragcache_integrations.core.checks import as_number
 from ragcache_integrations.query_cache.entries import Entry
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.tolerance import TenantTolerances
-from ragcache_integrations.query_cache.types import Explanation, Hit, unanswered
+from ragcache_integrations.query_cache.types import Explanation, Hit, Wording, unanswered
 
 from .answers import Answers, Look, Match, Used
 
 __all__ = ["Decisions"]
 
 T = TypeVar("T")
+
+_MOST_ASKED = 16
+"""Of the nearest entries, how many have their words compared."""
 
 
 class Decisions(Generic[T]):
@@ -105,7 +110,9 @@ class Decisions(Generic[T]):
                 hit = None
         return hit, fresh, used
 
-    def explain(self, look: Look[T], partition: int, key: Hashable) -> Explanation:
+    def explain(
+        self, look: Look[T], partition: int, key: Hashable, wording: Wording | None = None
+    ) -> Explanation:
         """Explain why a lookup hits or misses. The cache's lock is held."""
         table, query, k, now = look
         entries = table.keys.eligible(partition, k, now)
@@ -117,12 +124,35 @@ class Decisions(Generic[T]):
         entry = table.entry(slot)
         assert entry is not None  # noqa: S101 - found under the lock
         match = Match(slot, entry, distance)
+        if wording is not None and not wording.accepts(entry.text):
+            other = self.next_accepted(look, partition, wording)
+            if other is None:
+                reason = f"the nearest entry is at distance {distance:.4g}, but of other words"
+                tolerance = self.limit_of(entry)
+                return Explanation(False, reason, distance, tolerance, None, entries)  # noqa: FBT003
+            match = other
+            entry, distance = match.entry, match.distance
         hit, fresh, _ = self.decide(look, match)
         plain = self._answers.of_entry(look, match)
         reason = self.reason(hit, plain.recall_bound, fresh, match)
         bound = plain.recall_bound if hit is None else hit.recall_bound
         limit = self.limit_of(entry)
         return Explanation(hit is not None, reason, distance, limit, bound, entries)
+
+    def next_accepted(self, look: Look[T], partition: int, wording: Wording) -> Match[T] | None:
+        """Return the nearest entry whose words may be answered alike. The cache's lock is held."""
+        table = look.table
+        prepared = table.keys.prepare(look.query).astype(np.float64)
+        for slot in table.keys.neighbours(look.query, partition, look.now, _MOST_ASKED):
+            entry = table.entry(slot)
+            if entry is None or (len(entry.candidates) < look.k and not entry.complete):
+                continue
+            distance = float(np.linalg.norm(table.keys.key(slot) - prepared))
+            if distance > self.limit:
+                return None
+            if wording.accepts(entry.text):
+                return Match(slot, entry, distance)
+        return None
 
     def suffices(self, hit: Hit[T]) -> bool:
         """Whether a hit is proven to be no violation, for a tolerance that is learnt."""

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from ragcache_integrations.query_cache.entries import NOWHERE, Entry
 from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.query_cache.types import Hit, Metric
+from ragcache_integrations.query_cache.types import Hit, Metric, Wording
 
 from .answers import Answers, Look, Match
 from .decisions import Decisions
@@ -31,12 +31,15 @@ class Learning(Generic[T]):
         self._answers = answers
         self._decisions = decisions
 
-    def learn(self, look: Look[T], truth: Entry[T], *, served: bool) -> bool | None:
+    def learn(
+        self, look: Look[T], truth: Entry[T], wording: Wording | None, *, served: bool
+    ) -> bool | None:
         """Compare what the nearest entry answers with what the store said.
 
         Args:
             look: The query.
             truth: What the store said for it, under its cache key.
+            wording: Its words; an entry of other ones says nothing.
             served: Whether the cache answered so.
 
         Returns:
@@ -48,7 +51,12 @@ class Learning(Generic[T]):
         entry = table.entry(slot) if slot >= 0 else None
         if learnt is None or entry is None:
             return None
-        match, cap = Match(slot, entry, distance), table.reach.cap
+        match: Match[T] | None = Match(slot, entry, distance)
+        if wording is not None and not wording.accepts(entry.text):
+            match = self._decisions.next_accepted(look, partition, wording)
+        if match is None:
+            return None
+        (slot, entry, distance), cap = match, table.reach.cap
         would_be_served = served or distance <= cap[slot]
         if not would_be_served or not self._answers.fresh(look, match):
             return None

@@ -23,6 +23,7 @@ from ragcache_integrations.query_cache.types import (
     Hit,
     Metric,
     VectorSource,
+    Wording,
 )
 from ragcache_integrations.query_cache.validation import check_ids
 
@@ -176,7 +177,9 @@ class RedisQueryCache(BaseQueryCache[T]):
         """Have a thread drop every entry; from now on this process gets no older answers."""
         self._debts.add(range(self._names.shards))
 
-    def lookup(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
+    def lookup(
+        self, q: ArrayLike, k: int, key: Hashable = None, *, wording: Wording | None = None
+    ) -> Hit[T] | None:
         """Find what was fetched for a query close to ``q``. One round trip.
 
         Of a Redis Cluster with ``multi_probe``, one to each shard that has one of the buckets.
@@ -187,29 +190,38 @@ class RedisQueryCache(BaseQueryCache[T]):
             key: Namespace, filter and everything else that changes the store's answer. It consists
                 of ``None``, bool, int, float, str, bytes, types, enum members, and tuples and
                 frozensets of these.
+            wording: The query's words. An entry whose words it does not accept never matches,
+                unless all of its answer is proven to be the store's.
 
         Raises:
             ConfigurationError: ``q``, ``k`` or ``key`` cannot be used.
         """
-        return self._run(self._operations.lookup(q, k, key))
+        return self._run(self._operations.lookup(q, k, key, wording))
 
-    async def alookup(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
+    async def alookup(
+        self, q: ArrayLike, k: int, key: Hashable = None, *, wording: Wording | None = None
+    ) -> Hit[T] | None:
         """Async version of :meth:`lookup`."""
-        return await self._arun(self._operations.lookup(q, k, key))
+        return await self._arun(self._operations.lookup(q, k, key, wording))
 
-    def explain(self, q: ArrayLike, k: int, key: Hashable = None) -> Explanation:
+    def explain(
+        self, q: ArrayLike, k: int, key: Hashable = None, *, wording: Wording | None = None
+    ) -> Explanation:
         """Explain why a query hits or misses. Is not counted as a lookup.
 
         Args:
             q: As for :meth:`lookup`.
             k: As for :meth:`lookup`.
             key: As for :meth:`lookup`.
+            wording: As for :meth:`lookup`.
         """
-        return self._run(self._operations.explain(q, k, key))
+        return self._run(self._operations.explain(q, k, key, wording))
 
-    async def aexplain(self, q: ArrayLike, k: int, key: Hashable = None) -> Explanation:
+    async def aexplain(
+        self, q: ArrayLike, k: int, key: Hashable = None, *, wording: Wording | None = None
+    ) -> Explanation:
         """Async version of :meth:`explain`."""
-        return await self._arun(self._operations.explain(q, k, key))
+        return await self._arun(self._operations.explain(q, k, key, wording))
 
     def insert(
         self,
@@ -220,6 +232,7 @@ class RedisQueryCache(BaseQueryCache[T]):
         k: int | None = None,
         complete: bool = False,
         store_version: int | None = None,
+        wording: Wording | None = None,
     ) -> bool:
         """Remember what a search found. An entry of the same embedding and key is replaced.
 
@@ -232,6 +245,7 @@ class RedisQueryCache(BaseQueryCache[T]):
             complete: The store had no more to give: the entry answers every k.
             store_version: :attr:`store_version` as it was before the search began; ``None``: the
                 store has not changed since.
+            wording: The query's words, for lookups that have some, too. They are kept in Redis.
 
         Returns:
             Whether the entry was inserted, as far as is known.
@@ -240,7 +254,9 @@ class RedisQueryCache(BaseQueryCache[T]):
             ConfigurationError: An argument cannot be used, or ``vectors`` gave unusable ones.
             Exception: Any error of ``vectors`` other than a ``LookupError``.
         """
-        plan = self._operations.insert(q, candidates, key, k, store_version, complete=complete)
+        plan = self._operations.insert(
+            q, candidates, key, k, store_version, wording, complete=complete
+        )
         return self._run(plan)
 
     async def ainsert(
@@ -252,9 +268,12 @@ class RedisQueryCache(BaseQueryCache[T]):
         k: int | None = None,
         complete: bool = False,
         store_version: int | None = None,
+        wording: Wording | None = None,
     ) -> bool:
         """Async version of :meth:`insert`."""
-        plan = self._operations.insert(q, candidates, key, k, store_version, complete=complete)
+        plan = self._operations.insert(
+            q, candidates, key, k, store_version, wording, complete=complete
+        )
         return await self._arun(plan)
 
     def delete(self, q: ArrayLike, key: Hashable = None) -> bool:

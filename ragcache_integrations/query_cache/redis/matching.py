@@ -33,7 +33,7 @@ from ragcache_integrations.query_cache.entries import (
 from ragcache_integrations.query_cache.kernels import COLUMNS, EXPIRES, SEQUENCE, SERVES
 from ragcache_integrations.query_cache.reading import Answers, Decisions, Look, Match
 from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.query_cache.types import Candidate, Hit
+from ragcache_integrations.query_cache.types import Candidate, Hit, Wording
 
 from .records import (
     Record,
@@ -160,7 +160,14 @@ class Matching(Generic[T]):
         self._one_bucket = np.zeros(1, dtype=np.int32)
 
     def find(
-        self, query: Vectors, k: int, fetched: Sequence[Fetched], now: int, *, far: bool = False
+        self,
+        query: Vectors,
+        k: int,
+        fetched: Sequence[Fetched],
+        now: int,
+        wording: Wording | None = None,
+        *,
+        far: bool = False,
     ) -> Outcome[T]:
         """Find what answers a query.
 
@@ -169,6 +176,7 @@ class Matching(Generic[T]):
             k: How many documents are requested.
             fetched: Entries of one cache key.
             now: The server's time, in microseconds.
+            wording: The query's words; entries whose words it does not accept are left out.
             far: Look at the nearest entry however far it is, and count those that serve.
 
         Raises:
@@ -179,6 +187,8 @@ class Matching(Generic[T]):
         reach = math.inf if far or required is not None else tolerance
         table: EntryTable[T] = EntryTable(self._settings, self._kernels, 0.0)
         entries = self._entries(table, query, k, fetched, now, reach, outcome)
+        if wording is not None and required != 1.0:
+            entries = (read for read in entries if wording.accepts(read.new.entry.text))
         serves = (read for read in entries if read.serves >= k)
         first = next(serves, None)
         if first is None or (first.distance > tolerance and not far):
@@ -335,7 +345,7 @@ class Matching(Generic[T]):
             documents = document_keys(candidates)
             table.pool.acquire(tuple(dict.fromkeys(documents)), vectors)
             readable = table.rank(record.key, documents)
-        entry = Entry(_PARTITION, candidates, readable, record.complete, born, 0)
+        entry = Entry(_PARTITION, candidates, readable, record.complete, born, 0, text=record.text)
         caught_up = fetched.known.changes.catch_up(
             entry, record.key, record.version, self._settings.metric
         )

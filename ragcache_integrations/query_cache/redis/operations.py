@@ -15,7 +15,7 @@ from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.query_cache.entries import check_candidates
 from ragcache_integrations.query_cache.kernels import kernels
 from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.query_cache.types import COUNTED, Candidate, Explanation, Hit
+from ragcache_integrations.query_cache.types import COUNTED, Candidate, Explanation, Hit, Wording
 from ragcache_integrations.query_cache.validation import as_query, check_key
 
 from .link import UnreachableError
@@ -111,7 +111,9 @@ class Operations(Generic[T]):
                 **self._counts,
             )
 
-    def lookup(self, q: ArrayLike, k: int, key: Hashable) -> Plan[Hit[T] | None]:
+    def lookup(
+        self, q: ArrayLike, k: int, key: Hashable, wording: Wording | None
+    ) -> Plan[Hit[T] | None]:
         """Look a query up, and count that."""
         query, k, requests = self._ask(q, k, key)
         try:
@@ -119,16 +121,18 @@ class Operations(Generic[T]):
         except UnreachableError as error:
             self._count(lookups=1, **{"failed" if error.called else "skipped": 1})
             return None
-        return self._conclude(query, k, requests, replies)
+        return self._conclude(query, k, requests, replies, wording)
 
-    def explain(self, q: ArrayLike, k: int, key: Hashable) -> Plan[Explanation]:
+    def explain(
+        self, q: ArrayLike, k: int, key: Hashable, wording: Wording | None
+    ) -> Plan[Explanation]:
         """Explain why a query hits or misses."""
         query, k, requests = self._ask(q, k, key, noting=False)
         try:
             replies = yield requests
         except UnreachableError:
             return self._explanation(None)
-        return self._explanation(self._find(query, k, requests, replies, far=True))
+        return self._explanation(self._find(query, k, requests, replies, wording, far=True))
 
     def insert(
         self,
@@ -137,6 +141,7 @@ class Operations(Generic[T]):
         key: Hashable,
         k: int | None,
         store_version: int | None,
+        wording: Wording | None,
         *,
         complete: bool,
     ) -> Plan[bool]:
@@ -157,7 +162,8 @@ class Operations(Generic[T]):
         try:
             self._take(first, (yield first))
             number = shards.number if store_version is None else store_version
-            request = self._insertion(query, checked, key, number, complete=complete)
+            text = "" if wording is None else wording.text
+            request = self._insertion(query, checked, key, number, text, complete=complete)
             reply = None if request is None else (yield [request])[0]
         except UnreachableError:
             return self._count_lost()
@@ -213,10 +219,15 @@ class Operations(Generic[T]):
         return query, k, self.requests.lookups(prepared, key, noting=noting)
 
     def _conclude(
-        self, query: Vectors, k: int, requests: list[Request], replies: list[Any]
+        self,
+        query: Vectors,
+        k: int,
+        requests: list[Request],
+        replies: list[Any],
+        wording: Wording | None,
     ) -> Hit[T] | None:
         """Answer a lookup, and count it."""
-        outcome = self._find(query, k, requests, replies)
+        outcome = self._find(query, k, requests, replies, wording)
         if outcome is None:
             self._count(lookups=1, failed=1)
             return None
@@ -245,6 +256,7 @@ class Operations(Generic[T]):
         k: int,
         requests: list[Request],
         replies: list[Any],
+        wording: Wording | None,
         *,
         far: bool = False,
     ) -> Outcome[T] | None:
@@ -254,7 +266,7 @@ class Operations(Generic[T]):
             return None
         entries, now = taken
         try:
-            return self.matching.find(query, k, entries, now, far=far)
+            return self.matching.find(query, k, entries, now, wording, far=far)
         except Exception:  # an error of the store's: the search that follows will raise it
             logger.log(self._level(), _UNREAD, exc_info=True)
             return None
@@ -325,6 +337,7 @@ class Operations(Generic[T]):
         candidates: tuple[Candidate[T], ...],
         key: Hashable,
         number: int,
+        text: str,
         *,
         complete: bool,
     ) -> Request | None:
@@ -335,6 +348,7 @@ class Operations(Generic[T]):
             candidates: What the search found.
             key: The cache key.
             number: :attr:`.shards.Shards.number` before the search.
+            text: The words of the query, or nothing.
             complete: The store had no more documents.
         """
         state = self.requests.shards.version_at(self.requests.shard_of(query), number)
@@ -345,7 +359,7 @@ class Operations(Generic[T]):
             (candidate.id, candidate.fingerprint, _score(candidate)) for candidate in candidates
         )
         radius = self.matching.radius(query, candidates, complete=complete)
-        record = Record(query, documents, complete, version, radius)
+        record = Record(query, documents, complete, version, radius, text)
         encoded = encode_record(record)
         if decode_record(_NO_TIME + encoded, self._settings.dim) is None:
             return None  # too large, for example: no process would accept it as an entry

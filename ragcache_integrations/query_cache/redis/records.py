@@ -1,8 +1,8 @@
 """Entries and changes as Redis keeps them: numbers and ids, no document's text.
 
 An entry is the time of its insertion, which Redis writes before it (16 digits, microseconds), a
-header, the query's embedding, and a list of its documents. What is not exactly so, by its length
-and checksum, is no entry: Redis is written to by others, too.
+header, the query's embedding, and its words (if lookups compare them) with a list of its documents.
+What is not exactly so, by its length and checksum, is no entry: Redis is written to by others, too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LARGEST_LIST = 1 << 20
 LARGEST_BUCKET = 1 << 25
 """Bytes of a bucket, half of what one operation may read."""
 
-_FORMAT = b"RQ1 "
+_FORMAT = b"RQ2 "
 _STAMP = 16  # bytes
 # Format, checksum of what follows it, dimension, bytes of the list, complete, version, radius.
 _HEADER = struct.Struct("<4sIII?xxxQd")
@@ -62,6 +62,7 @@ class Record:
         complete: The store had no more documents.
         version: The shard's, as known before the search began.
         radius: Within which of the key every document is known.
+        text: The words of the query, where they are compared.
     """
 
     key: Vectors
@@ -69,11 +70,13 @@ class Record:
     complete: bool
     version: int
     radius: float
+    text: str = ""
 
 
 def encode_record(record: Record) -> bytes:
     """Return an entry as Redis keeps it, without the time of its insertion."""
-    listed = json.dumps(record.documents, separators=(",", ":")).encode("ascii")
+    fields = (record.text, record.documents)
+    listed = json.dumps(fields, separators=(",", ":")).encode("ascii")
     key = record.key.astype("<f4").tobytes()
     header = _HEADER.pack(
         _FORMAT, 0, record.key.size, len(listed), record.complete, record.version, record.radius
@@ -118,13 +121,13 @@ def decode_record(value: bytes, dim: int) -> tuple[Record, int] | None:
     if not np.isfinite(vector).all():
         return None
     try:
-        listed = json.loads(value[_STAMP + _HEADER.size + 4 * dim :])
+        text, listed = json.loads(value[_STAMP + _HEADER.size + 4 * dim :])
         documents = tuple(_document(*fields) for fields in listed)
     except (TypeError, ValueError, RecursionError):
         return None
-    if not documents and not complete:
+    if not isinstance(text, str) or not (documents or complete):
         return None
-    return Record(vector, documents, complete, version, radius), int(value[:_STAMP])
+    return Record(vector, documents, complete, version, radius, text), int(value[:_STAMP])
 
 
 def _document(

@@ -88,7 +88,9 @@ class Answers(Generic[T]):
         if question.private:
             return None
         started = time.perf_counter()
-        hit = question.cache.lookup(question.query, question.k, question.key)
+        hit = question.cache.lookup(
+            question.query, question.k, question.key, wording=question.wording
+        )
         question.lookup_seconds += time.perf_counter() - started
         return hit
 

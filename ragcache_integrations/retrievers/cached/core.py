@@ -286,5 +286,11 @@ class RetrieverCore(Generic[T]):
 
     def _explainer(self, question: Question[T]) -> Callable[[], Explanation]:
         if not question.private:
-            return partial(question.cache.explain, question.query, question.k, question.key)
+            return partial(
+                question.cache.explain,
+                question.query,
+                question.k,
+                question.key,
+                wording=question.wording,
+            )
         return partial(unanswered, question.private, question.cache.tolerance)

@@ -128,8 +128,9 @@ class CacheKnobs(BaseModel):
             part of the cache key of all questions.
         ignores: For a wrapped retriever: names of what surrounds a call although no documents
             depend on it, such as a request's id in a context variable, or ``thread_id``.
-        guard: Whether numbers, dates, negations, opposites, comparisons, units, names and what is
-            asked for must be the same in a question as in the earlier one whose documents it gets,
+        guard: Whether a question gets an earlier one's documents only if it differs from it in
+            nothing that matters: numbers, dates, negations, opposites, comparisons, units, names,
+            what is asked for, the order of words, or one word that is not known to mean the same;
             see :func:`~ragcache_integrations.retrievers.keys.question_difference`.
         normalize_text: Whether to ignore, when questions are embedded and compared, differences
             that cannot carry meaning: white space, canonical Unicode spellings (NFC), the capital

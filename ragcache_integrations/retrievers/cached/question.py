@@ -15,6 +15,7 @@ from ragcache_integrations.core.single_flight import Role
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Hit, QueryCache
 from ragcache_integrations.query_cache.redis import DocumentSource
+from ragcache_integrations.query_cache.types import Wording
 from ragcache_integrations.retrievers.embedder import Embedding
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
@@ -60,6 +61,7 @@ class Question(Generic[T]):
         k: The most documents to return.
         wanted: How many to ask the store for; 0 where it cannot be asked for a number.
         key: The request's key, with the text's where its embedding does not identify it.
+        wording: Its words, where they are compared with those of an entry.
         private: Why neither the cache may answer this question nor keep its answer; empty where
             both are allowed.
         embedded_by: How it got its embedding.
@@ -76,6 +78,7 @@ class Question(Generic[T]):
     k: int
     wanted: int
     key: Hashable
+    wording: Wording | None
     private: str
     embedded_by: Role
     started: float

@@ -12,8 +12,14 @@ import numpy as np
 
 from ragcache_integrations.core.single_flight import Role
 from ragcache_integrations.core.threads import in_executor
+from ragcache_integrations.query_cache.types import Wording
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
-from ragcache_integrations.retrievers.keys import FollowUpWarning, TextIdentity, normalize_text
+from ragcache_integrations.retrievers.keys import (
+    FollowUpWarning,
+    TextIdentity,
+    may_share,
+    normalize_text,
+)
 from ragcache_integrations.retrievers.retrieval import Request, Source, check_question
 
 from .knobs import CacheKnobs
@@ -55,6 +61,7 @@ class Questions(Generic[T]):
         self._embedder = embedder
         self._executor = executor
         self._normalizes = knobs.normalize_text
+        self._guards = knobs.guard
         self._identity = TextIdentity(source.window, exact=knobs.tolerance == 0, guard=knobs.guard)
         self._warned_of_opaque = False
         self._follow_ups = FollowUpWarning()
@@ -129,7 +136,11 @@ class Questions(Generic[T]):
         cache = self._caches.for_query(query)
         wanted = request.k or self._source.k or 0
         # Which part of the text a model read is not known of an embedding from the request.
-        wording = self._identity.of(self._texts(request), embedded=request.embedding is None)
+        texts = self._texts(request)
+        identity = self._identity.of(texts, embedded=request.embedding is None)
+        wording = None
+        if self._guards and texts:
+            wording = Wording("\n".join(texts), may_share)
         for text in request.texts:
             self._follow_ups.hear(text)
         if request.opaque and not self._warned_of_opaque:
@@ -147,7 +158,8 @@ class Questions(Generic[T]):
             version=cache.store_version,
             k=sys.maxsize if request.whole or not wanted else wanted,
             wanted=wanted if self._source.k else 0,
-            key=request.key if wording is None else (request.key, wording),
+            key=request.key if identity is None else (request.key, identity),
+            wording=wording,
             private=why_private(request, query, shared=self._caches.shared),
             embedded_by=embedded_by,
             started=started,

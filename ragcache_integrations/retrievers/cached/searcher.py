@@ -160,6 +160,7 @@ class Searcher(Generic[T]):
             k=None if unlimited else question.k,
             complete=complete,
             store_version=question.version,
+            wording=question.wording,
             **others,
         )
         if not [document for document in candidates if document.id == document.fingerprint]:
@@ -188,4 +189,6 @@ class Searcher(Generic[T]):
         cache = in_memory(question.cache)
         if cache.store_version == question.version:  # else it is another store's answer
             candidates = candidates_of(self._source, documents)
-            cache.report(question.query, question.k, candidates, question.key)
+            cache.report(
+                question.query, question.k, candidates, question.key, wording=question.wording
+            )

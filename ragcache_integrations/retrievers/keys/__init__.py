@@ -13,7 +13,7 @@ from .cache_keys import (
     tenant_of,
 )
 from .question_context import FollowUpWarning, context_text, in_context, turns_form
-from .question_guard import QuestionMarks, question_difference, question_marks
+from .question_guard import QuestionMarks, may_share, question_difference, question_marks
 from .snapshots import Snapshot, Snapshots
 from .surroundings import StepWatch, Surroundings
 from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
@@ -36,6 +36,7 @@ __all__ = [
     "freeze_arguments",
     "in_context",
     "marks_of",
+    "may_share",
     "nameless_values",
     "namespace_mark",
     "normalize_text",

@@ -2,12 +2,13 @@
 
 "Revenue in 2023" and "revenue in 2024", "how to enable" and "how to disable" are neighbours to an
 embedding model. So the guard reads a question's *marks*: what is asked for, numbers, dates,
-negations, opposites, comparisons, units and names. Questions are the same to it only where all
-marks are. It knows words, not meanings: it takes some rephrasings for other questions, which costs
-a hit, and it doesn't see a difference that no mark shows, such as two names in lower case.
+negations, opposites, comparisons, units and names. Marks are compared as a whole, so they can be a
+part of a cache key: entries of other marks are not even looked at.
 
-Marks are compared as a whole, so they can be a part of a cache key: entries of other marks are not
-even looked at.
+Marks don't show every difference. So questions in English whose marks are the same are compared
+with each other, word by word (:mod:`.question_pairs`), before one gets the other's answer; in other
+languages all words are marks (:mod:`.question_languages`). It knows words, not meanings: it takes
+some rephrasings for other questions, which costs a hit.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from decimal import Decimal
 from functools import lru_cache
 from itertools import pairwise
 
+from .question_languages import is_english, words_of_other_languages
+from .question_pairs import english_difference
 from .question_words import (
     ADVERBS,
     ASKED_FOR,
     AUXILIARIES,
     COMPARISONS,
-    COURTESIES,
     DATES,
     FUNCTION_WORDS,
     NEGATIONS,
@@ -34,16 +36,17 @@ from .question_words import (
     SCALES,
     TENS,
     UNITS,
+    without_courtesies,
 )
 
-__all__ = ["QuestionMarks", "question_difference", "question_marks", "unify_unicode"]
+__all__ = ["QuestionMarks", "may_share", "question_difference", "question_marks", "unify_unicode"]
 
 QuestionMarks = tuple[tuple[str, ...], ...]
 """The marks of a question by kind, in the order of :data:`KINDS`; last what must be spelt alike."""
 
 KINDS = (
     *("what is asked for", "numbers", "dates", "negations", "opposites"),
-    *("comparison", "units", "names"),
+    *("comparison", "units", "names", "words"),
 )
 
 _LONGEST = 4_000
@@ -77,6 +80,8 @@ def unify_unicode(text: str) -> str:
 
     NFKC alone takes 10² for 102.
     """
+    if text.isascii():
+        return text
     return unicodedata.normalize("NFKC", text.translate(_POWERS))
 
 
@@ -87,34 +92,47 @@ def question_marks(text: str) -> QuestionMarks:
     in lower case has no names.
 
     Args:
-        text: The question, in English. In other languages only figures, symbols, identifiers and
-            names are marks.
+        text: The question. If it is not in English, its words are its only marks.
     """
-    marks = _marks(unify_unicode(text).replace("\u2019", "'").replace("\u2212", "-"))
-    return (*marks, tuple(sorted(_spellings(text))))
+    return (*_marks(_plain_text(text)), tuple(sorted(_spellings(text))))
 
 
 def question_difference(text: str, other: str) -> str | None:
     """Return in words how two questions differ, such as ``numbers: 2023 / 2024``.
 
     Returns:
-        The first kind of marks that differs; ``None`` where the guard sees no difference.
+        The first kind of difference, in the marks or in the words; ``None`` if the guard sees none.
     """
     kinds = (*KINDS, "spelling")
     marks = zip(kinds, question_marks(text), question_marks(other), strict=True)
     for kind, own, others in marks:
         if own != others:
             return f"{kind}: {', '.join(own) or 'none'} / {', '.join(others) or 'none'}"
-    return None
+    one, two = _plain_text(text), _plain_text(other)
+    if one == two or max(len(one), len(two)) > _LONGEST or not is_english(one):
+        return None
+    return english_difference(one, two)
+
+
+def may_share(text: str, other: str) -> bool:
+    """Return whether two questions may share what was found for one of them."""
+    return question_difference(text, other) is None
+
+
+def _plain_text(text: str) -> str:
+    return unify_unicode(text).replace("\u2019", "'").replace("\u2212", "-")
 
 
 @lru_cache(_REMEMBERED)
 def _marks(text: str) -> QuestionMarks:
     if len(text) > _LONGEST:
         return ((text,), *((),) * (len(KINDS) - 1))
-    text = COURTESIES.sub(" ", text)
+    if not is_english(text):
+        return (*((),) * (len(KINDS) - 1), words_of_other_languages(text))
+    text = without_courtesies(text)
     tokens = list(_TOKEN.finditer(text))
-    asked_for, words = _asked_for([_plain(token[0]) for token in tokens])
+    plain = [part for token in tokens for part in _parts(_plain(token[0]))]
+    asked_for, words = _asked_for(plain)
     names = tuple(_names(text, tokens))
     compares = not COMPARISONS.isdisjoint(words)
     return (
@@ -126,6 +144,7 @@ def _marks(text: str) -> QuestionMarks:
         tuple(_content(words) if compares else (*_directions(words), *_roles(asked_for, words))),
         tuple(dict.fromkeys(UNITS[word] for word in words if word in UNITS)),
         names if compares else tuple(sorted(names)),
+        (),
     )
 
 
@@ -168,6 +187,17 @@ def _asked_for(words: list[str]) -> tuple[str, list[str]]:
             if asking in ASKED_FOR:
                 return ASKED_FOR[asking], words[:place] + words[place + length :]
     return "whether", words
+
+
+_SAID = {**NUMBERS, **DATES, **UNITS, **dict.fromkeys(NEGATIONS)}
+
+
+def _parts(word: str) -> list[str]:
+    """Return the parts of *five-a-side* and *mid-January*, and other words whole."""
+    parts = word.split("-")
+    if parts[0] in TENS or not any(part in _SAID for part in parts):
+        return [word]
+    return parts
 
 
 def _whole_numbers(words: list[str]) -> Iterator[str]:

@@ -7,26 +7,46 @@ of one side from those of the other.
 from __future__ import annotations
 
 import re
+import tomllib
+from importlib.resources import files
 
 __all__ = [
     "ADVERBS",
     "ASKED_FOR",
     "AUXILIARIES",
     "COMPARISONS",
-    "COURTESIES",
     "DATES",
+    "FILLERS",
     "FUNCTION_WORDS",
+    "GENERIC",
+    "GRAMMAR",
+    "IMPLIED",
+    "IRREGULAR",
+    "MODALS",
+    "MODERN_WORDS",
     "NEGATIONS",
     "NUMBERS",
     "OPPOSITES",
+    "OTHER_WORDS",
+    "PHRASES",
+    "PREPOSITIONS",
     "RELATIONS",
+    "RESTRICTING",
+    "SAME_WORDS",
     "SCALES",
     "TENS",
     "UNITS",
+    "WEAK_PREPOSITIONS",
+    "without_courtesies",
+    "word_set",
 ]
 
 
-def _words(text: str) -> frozenset[str]:
+_TABLES = tomllib.loads(files(__package__).joinpath("question_words.toml").read_text("utf-8"))
+
+
+def word_set(text: str) -> frozenset[str]:
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
@@ -34,6 +54,27 @@ def _first_of_line(table: str) -> dict[str, str]:
     """Return the first word of each word's line."""
     lines = (line.split() for line in table.strip().splitlines())
     return {word: words[0] for words in lines for word in words}
+
+
+def _lines(table: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(line.split()) for line in table.strip().splitlines())
+
+
+def _bases(table: str) -> dict[str, tuple[str, ...]]:
+    """Return the first word of the lines that each word is on."""
+    bases: dict[str, tuple[str, ...]] = {}
+    for base, *forms in _lines(table):
+        for word in forms:
+            bases[word] = (*bases.get(word, ()), base)
+    return bases
+
+
+def _phrases(table: str) -> tuple[re.Pattern[str], dict[str, str]]:
+    """Return what finds the phrases, and what to write in the place of each."""
+    lines = dict(line.split("=") for line in table.strip().splitlines())
+    longest_first = sorted(map(re.escape, lines), key=len, reverse=True)
+    found = re.compile(rf"(?<![\w.])(?:{'|'.join(longest_first)})(?!\w)", re.IGNORECASE)
+    return found, lines
 
 
 def _sides(table: str) -> dict[str, tuple[str, ...]]:
@@ -128,10 +169,10 @@ ad ce
 )
 """Months, days, seasons and lengths of time. Without *May*, see the guard."""
 
-NEGATIONS = _words(
+NEGATIONS = word_set(
     "no not never only none nobody nothing nowhere neither nor cannot without except excluding "
-    "unless hardly barely lack lacks lacking fail fails failed refuse refuses refused avoid avoids "
-    "dont cant wont isnt arent doesnt didnt wasnt werent couldnt shouldnt wouldnt"
+    "unless hardly barely yet lack lacks lacking fail fails failed refuse refuses refused avoid "
+    "avoids dont cant wont isnt arent doesnt didnt wasnt werent couldnt shouldnt wouldnt"
 )
 
 OPPOSITES = _sides(
@@ -326,19 +367,54 @@ ASKED_FOR = {
 }
 """What a question asks for, by the first of these words, or pairs of words, that it has."""
 
+_ALOUD = (
+    r"ok|okay|well|sorry|right|oh|um|hm+|so|now then|excuse me|btw|by the way"
+    r"|quick (?:one|question)"
+    r"|(?:just )?one (?:more|last)(?: (?:thing|question))?|(?:my |a |just a )?question(?: is)?"
+    r"|out of (?:interest|curiosity)|just (?:to be sure|curious|wondering|asking)|as a start"
+    r"|before i forget|for (?:homework|(?:a|my) (?:report|friend|talk|notes|project|homework))"
+    r"|to settle a debate|i(?:'m| am) (?:just )?(?:curious|wondering)"
+)
+"""What is said before a question, with a comma or a colon after it."""
+_AFTER = (
+    r"exactly|cheers|asap|(?:do you have )?any ideas?"
+    r"|(?:just|i'm|i am) (?:curious|wondering|asking)"
+    r"|i (?:forgot|can't remember|don't remember)|in (?:one|a) sentence|in a few words|in detail"
+    r"|as far as (?:is|you|we|i) known?|if i may ask|step by step|out of curiosity"
+)
+"""What is said at the end of a question."""
 COURTESIES = re.compile(
     r"\b(?:good (?:morning|afternoon|evening|day)|if possible|if you (?:can|could|know|may)"
-    r"|(?:can|could|would|do) you (?:please )?(?:tell me|explain|say|know)|tell me|in short|shortly"
-    r"|briefly|in brief|i was wondering|i (?:want|would like|need) to know"
-    r"|to be precise|thanks(?: in advance)?|thank you|please|hello|hi|hey)\b",
+    r"|(?:can|could|would|will|do) (?:you|someone|anyone|anybody) (?:please |kindly |maybe |just )?"
+    r"(?:tell me|explain(?: to me)?|say|know|help me (?:to )?(?:understand|find out)|clarify)"
+    r"|(?:please |kindly )?(?:tell me|let me know|help me (?:to )?(?:understand|find out)"
+    r"|explain to me|answer(?= *:))"
+    r"|does any(?:one|body) know|in short|shortly|briefly|in brief|i was wondering(?: if)?"
+    r"|please explain|i (?:want|need|would (?:like|love))(?: to)? (?:know|find out|understand|ask)"
+    r"|i'd (?:like|love) to (?:know|find out|understand|ask)|to be precise"
+    r"|thanks(?: (?:a lot|so much|in advance))?|thank you(?: (?:very|so) much)?"
+    r"|please|kindly|hello(?: there)?|hi(?: there)?|hey(?: there)?)\b"
+    rf"|^\W*(?:{_ALOUD})\s*[,:;]"
+    rf"|(?:[\s,;.-]+(?:{_AFTER}))+(?=\W*$)",
     re.IGNORECASE,
 )
 """What says nothing about the answer."""
 
+
+def without_courtesies(text: str) -> str:
+    """Return a question without :data:`COURTESIES`, of which one may hide another."""
+    for _ in range(4):
+        shorter = COURTESIES.sub(" ", text).strip(" ,;:")
+        if shorter == text:
+            break
+        text = shorter
+    return text
+
+
 COMPARISONS = frozenset({"than", "versus", "vs", "between", "compared"})
 """Words that make the order of everything else matter."""
 
-RELATIONS = _words(
+RELATIONS = word_set(
     "acquire acquires acquired attack attacks attacked beat beats beaten betray betrays "
     "betrayed bite bites bit bitten bomb bombs bombed buy buys bought cause causes caused chase "
     "chases chased colonize colonized conquer conquers conquered controls controlled defeat "
@@ -351,14 +427,65 @@ RELATIONS = _words(
 )
 """What one does to another, who might do the same to the first."""
 
-AUXILIARIES = _words(
+AUXILIARIES = word_set(
     "did do does is are was were has have had can could may might must shall should will would"
 )
 
-ADVERBS = _words("also actually ever even first just most often once really still then yet")
+ADVERBS = word_set("also actually ever even first just most often once really still then yet")
 """What may be between these, and changes nothing of who is who."""
 
-FUNCTION_WORDS = _words(
+FUNCTION_WORDS = word_set(
     "a an the of is are was were be been do does did and or to in on at by it its that this these "
     "those i my me we you your as with for from which what who there"
 )
+
+# ------------------------------------------------------- for two questions laid side by side
+
+GRAMMAR = word_set(
+    "a an the is are was were be been being am do does did done doing has have had having it its "
+    "that this these those there here i my me mine myself we us our ours you your yours they them "
+    "their theirs and so also just then even ever still too very quite really actually "
+    "exactly please any some s t re ve ll d m if while because when else one ones upon"
+)
+"""Words on which no answer turns."""
+
+FILLERS = word_set(_TABLES["fillers"])
+"""Words that may be there or not."""
+
+GENERIC = word_set(_TABLES["generic"])
+"""Nouns that often only say what kind of thing a name or a noun next to them is."""
+
+MODALS = {
+    **dict.fromkeys(("can", "could"), "can"),
+    **dict.fromkeys(("may", "might"), "may"),
+    **dict.fromkeys(("shall", "should", "ought"), "should"),
+    **dict.fromkeys(("will", "would"), "will"),
+    "must": "must",
+}
+
+PREPOSITIONS = word_set(_TABLES["prepositions"])
+WEAK_PREPOSITIONS = word_set(
+    "of in on at for about during regarding within concerning among into per"
+)
+"""Those that stand for each other, and may be missing, if nothing else is different."""
+
+IRREGULAR = _bases(_TABLES["irregular"])
+"""What a word is an irregular form of."""
+
+MODERN_WORDS = word_set(_TABLES["modern_words"])
+"""Words that are younger than the list of English words."""
+
+SAME_WORDS = _lines(_TABLES["same_words"])
+"""Lines of words that mean the same in most questions."""
+
+OTHER_WORDS = _lines(_TABLES["other_words"])
+"""Lines of words that do not mean the same, although a dictionary has a sense in which they do."""
+
+RESTRICTING = word_set(_TABLES["restricting"])
+"""Words that may not be missing in one of two questions."""
+
+IMPLIED = _bases(_TABLES["implied"])
+"""The words that each word is implied by, if it is next to them."""
+
+PHRASES = _phrases(_TABLES["phrases"])
+"""Phrases, and a word that means the same."""

@@ -13,7 +13,7 @@ from .caches import Process, ask
 
 OPERATIONS = 300
 TOPICS = ("rome", "oslo", "kyiv")
-MANNERS = ("nice", "pretty", "lovely", "fine")
+MANNERS = ("nice", "pretty", "lovely", "beautiful")
 
 
 def run(results: Queue[dict[str, Any]], url: str, versions: Any, together: Barrier) -> None:

@@ -38,34 +38,35 @@ def forged_record(
 ) -> bytes:
     """An entry with a right checksum."""
     told = DIM, len(listed), complete, version, radius
-    head: bytes = redis_records._HEADER.pack(b"RQ1 ", 0, *told)
+    head: bytes = redis_records._HEADER.pack(b"RQ2 ", 0, *told)
     body: bytes = head[8:] + embedding.astype("<f4").tobytes() + listed
-    stamp: bytes = b"%016dRQ1 " % NOW
+    stamp: bytes = b"%016dRQ2 " % NOW
     return stamp + struct.pack("<I", zlib.crc32(body)) + body
 
 
 def forged_change(listed: bytes, vectors: bytes = b"") -> bytes:
     body = vectors + listed
-    return struct.pack("<4sIII", b"RQ1 ", zlib.crc32(body), DIM, len(listed)) + body
+    return struct.pack("<4sIII", b"RQ2 ", zlib.crc32(body), DIM, len(listed)) + body
 
 
 LISTS = {
     "deep": b"[" * 100_000,
     "deep and closed": b"[" * 5000 + b"]" * 5000,
-    "huge score": b'[["id 1","f",1' + b"0" * 400 + b"]]",
-    "score of 5,000 digits": b'[["id 1","f",' + b"1" * 5000 + b"]]",
-    "true for a score": b'[["id 1","f",true]]',
-    "text for a score": b'[["id 1","f","1"]]',
+    "huge score": b'["",[["id 1","f",1' + b"0" * 400 + b"]]]",
+    "score of 5,000 digits": b'["",[["id 1","f",' + b"1" * 5000 + b"]]]",
+    "true for a score": b'["",[["id 1","f",true]]]',
+    "text for a score": b'["",[["id 1","f","1"]]]',
     "object": b'{"abc":1}',
     "text": b'"abc"',
     "texts of three letters": b'["abc","def"]',
-    "half a character": b'[["\\ud800","f",1]]',
-    "half a character in a fingerprint": b'[["id 1","\\udc00",1]]',
-    "null for an id": b'[[null,"f",1]]',
+    "half a character": b'["",[["\\ud800","f",1]]]',
+    "half a character in a fingerprint": b'["",[["id 1","\\udc00",1]]',
+    "null for an id": b'["",[[null,"f",1]]]',
+    "a number for the words": b'[1,[["id 1","f",1]]]',
     "no JSON": b"\xff" * 10,
     "nothing": b"",
     "pickle": b"\x80\x04\x95\x10.",
-    "too long": json.dumps([["x" * 100, "f", 1.0]] * 12_000).encode(),
+    "too long": json.dumps(["", [["x" * 100, "f", 1.0]] * 12_000]).encode(),
 }
 
 
@@ -134,7 +135,7 @@ def test_an_entry_cannot_know_what_nobody_knows(
     cache = filled(own_redis, shelf)
     _, _, bucket = keys_of(own_redis, cache)
     one = shelf.candidate("id 1")
-    listed = json.dumps([[one.id, one.fingerprint, 1.0]]).encode()
+    listed = json.dumps(["", [[one.id, one.fingerprint, 1.0]]]).encode()
     with own_redis.client() as client:
         (field,) = [one for one in client.hgetall(bucket) if one[:1] == b"e"]
         client.hset(bucket, field, forged_record(listed))
@@ -153,7 +154,7 @@ def test_a_unit_vector_of_another_length_is_no_entry(
     cache = filled(own_redis, shelf, guarantee="exact", tolerance=1.5)
     _, _, bucket = keys_of(own_redis, cache)
     one = shelf.candidate(shelf.store.ranked(QUERY)[0])
-    listed = json.dumps([[one.id, one.fingerprint, 1.0]]).encode()
+    listed = json.dumps(["", [[one.id, one.fingerprint, 1.0]]]).encode()
     embedding = QUERY / np.linalg.norm(QUERY) * length
     with own_redis.client() as client:
         (field,) = [one for one in client.hgetall(bucket) if one[:1] == b"e"]

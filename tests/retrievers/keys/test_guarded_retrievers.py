@@ -11,7 +11,13 @@ from ragcache_integrations.langchain import ApproximateCacheRetriever
 from ragcache_integrations.llama_index import ApproximateCacheRetriever as LlamaIndexRetriever
 from tests.support.embeddings import LangChainEmbeddings, LlamaIndexEmbeddings
 
-WORDS = [("rome in 1950", "rome in 1951", 2), ("rome is nice", "rome is pretty", 1)]
+WORDS = [
+    ("rome in 1950", "rome in 1951", 2),
+    ("rome is nice", "rome is pretty", 1),
+    ("does rome attack oslo", "does oslo attack rome", 2),
+    ("where was anna born", "where was greta born", 2),
+    ("wo ist der Hund", "wo ist der Hund nicht", 2),
+]
 
 
 def blind(_: str) -> list[float]:

@@ -1,0 +1,785 @@
+"""What two questions in English differ in, word by word.
+
+Marks (:mod:`.question_guard`) are what a single question says. Two questions can also be laid
+side by side: if they are the same but for one word, one phrase or the order of their words, the
+answer most likely turns on that. True rephrasings rarely have this shape:
+they differ in several places, or in words that mean the same. So a difference in one place counts
+unless the words are known to mean the same, and differences in several places don't, except for
+names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from importlib.resources import files
+from itertools import pairwise
+
+from .question_words import (
+    DATES,
+    FILLERS,
+    GENERIC,
+    GRAMMAR,
+    IMPLIED,
+    IRREGULAR,
+    MODALS,
+    MODERN_WORDS,
+    NEGATIONS,
+    NUMBERS,
+    OTHER_WORDS,
+    PHRASES,
+    PREPOSITIONS,
+    RESTRICTING,
+    SAME_WORDS,
+    SCALES,
+    TENS,
+    UNITS,
+    WEAK_PREPOSITIONS,
+    without_courtesies,
+    word_set,
+)
+
+__all__ = ["TOKEN", "english_difference", "is_english_word"]
+
+_REMEMBERED = 4_096
+
+TOKEN = re.compile(
+    r"""
+    (?<![^\s(\[`'"=])--?[^\W\d][\w-]*          # flags
+    | (?<![^\s(\[`'"])[.@\#!]\w[\w.-]*         # .csv, @media, #include
+    | \w+(?:[-_.'+\#@/:,]\w+)*[+\#]*            # words, numbers, identifiers
+    | (?<=\w)[^\w\s,'()"\u2013\u2014]+(?=\w)    # a?.b
+    | (?<!\S)(?![-,\u2013\u2014]\s|[?!,;:\u2026]+\W*$)[^\w\s]{1,4}(?!\S)  # ??, ::, "git add ."
+    | [+*/^=<>%$&|~\\] | [^\w\s\x00-\x7f\u2010-\u2027\u00ab\u00bb\u00a1\u00bf\u3000-\u3003]
+    """,
+    re.VERBOSE,
+)
+"""What of a question is read: words and symbols, without its punctuation."""
+
+_INNER = re.compile(r"[\d_.@/+#:\\]")
+_WH = word_set("who whom whose what which when where why how")
+_DO = word_set("do does did")
+_BE = word_set("is are was were be been being am")
+_PERSONS = {
+    **dict.fromkeys(["i", "me", "my", "mine", "myself", "we", "us", "our", "ours"], "1"),
+    **dict.fromkeys(("you", "your", "yours"), "2"),
+    **dict.fromkeys(("they", "them", "their", "theirs"), "3"),
+}
+_TIMES = {
+    **dict.fromkeys(("was", "were", "did", "had"), "past"),
+    **dict.fromkeys(("is", "are", "do", "does", "am", "will", "shall"), "not past"),
+}
+_CIRCUMSTANCES = word_set("place reason time year date")
+_ASKING_NOUNS = _CIRCUMSTANCES | word_set("person people number")
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """A word that says something.
+
+    Attributes:
+        text: The word in lower case.
+        written: The word as it is written.
+        by: The preposition that introduces it, if any.
+        forms: The word, and the words that it is an inflection of.
+        name: Whether it is a name, a code or the like: no English word.
+    """
+
+    text: str
+    written: str
+    by: str
+    forms: frozenset[str]
+    name: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A question, read word by word.
+
+    Attributes:
+        words: Its words that say something, in their order.
+        modals: What may, must or shall be.
+        asks: The first question word.
+        helped: Whether it has an auxiliary verb.
+        does: Whether that is a form of *do*.
+        passive: Whether it says who did it by *by*.
+        copula: Whether its auxiliary is a form of *be*.
+        stranded: A preposition at its end.
+        frame: The words that hold it together.
+        persons: Who is spoken of, each once in their order: 1 for *I* and *my*, 2 for *you*, 3 for
+            *they*.
+        times: Whether it says what was.
+    """
+
+    words: tuple[_Word, ...]
+    modals: frozenset[str]
+    asks: str
+    helped: bool
+    does: bool
+    passive: bool
+    copula: bool
+    stranded: str
+    frame: tuple[str, ...]
+    persons: str
+    times: frozenset[str]
+
+
+def english_difference(text: str, other: str) -> str | None:
+    """Return in words how two questions in English differ, beyond their marks.
+
+    Returns:
+        ``None`` where they differ in nothing, or in several places that may be a rephrasing.
+    """
+    # Partners may be chosen in another way from the other side.
+    turned = text > other
+    one, two = (other, text) if turned else (text, other)
+    found = _difference(_read(one), _read(two))
+    if found is None:
+        return None
+    kind, *sides = found
+    return f"{kind}: {' / '.join(side or 'none' for side in (sides[::-1] if turned else sides))}"
+
+
+def _difference(one: _Reading, two: _Reading) -> tuple[str, str, str] | None:
+    """Return the kind of difference, and what each question has of it."""
+    partners = _matched(one.words, two.words)
+    if partners is None:
+        return "words", _listed(one.words), _listed(two.words)
+    mine, theirs = partners
+    rest = [word for word, pair in zip(one.words, mine, strict=True) if pair < 0]
+    others = [word for word, pair in zip(two.words, theirs, strict=True) if pair < 0]
+    names = any(word.name for word in (*rest, *others))
+    if not names and one.frame != two.frame and _is_one_more(rest, others):
+        # "what is the job of a nurse" is "what does a nurse do"
+        mine = [_DROPPED if partner < 0 else partner for partner in mine]
+        theirs = [_DROPPED if partner < 0 else partner for partner in theirs]
+        rest, others = [], []
+    if names or _in_one_place(mine, theirs):
+        return "names" if names else "words", _listed(rest), _listed(others)
+    if not _same_modality(one, two):
+        return "modality", " ".join(sorted(one.modals)), " ".join(sorted(two.modals))
+    if _case_differs(one, two, mine):
+        return "capitals", _written(one.words), _written(two.words)
+    return None if rest or others else _difference_of_form(one, two, mine)
+
+
+def _is_one_more(rest: Sequence[_Word], others: Sequence[_Word]) -> bool:
+    """Return whether one question has a single word more, which restricts nothing."""
+    added = [*rest, *others]
+    return len(added) == 1 and added[0].forms.isdisjoint(RESTRICTING)
+
+
+def _difference_of_form(
+    one: _Reading, two: _Reading, mine: list[int]
+) -> tuple[str, str, str] | None:
+    """Return what questions of the same words differ in."""
+    if _order_differs(one, two, mine) or _persons_differ(one.persons, two.persons):
+        return "order", _listed(one.words), _listed(two.words)
+    short = min(len(one.words), len(two.words)) <= _SHORT
+    if short and one.times and two.times and one.times.isdisjoint(two.times):
+        return "time", " ".join(sorted(one.times)), " ".join(sorted(two.times))
+    return None
+
+
+_SHORT = 4
+"""Words of a question at most, for "was" or "is" to make another one of it."""
+
+
+def _written(words: Sequence[_Word]) -> str:
+    return " ".join(word.written for word in words)
+
+
+def _listed(words: Sequence[_Word]) -> str:
+    return " ".join(word.text for word in words)
+
+
+def _same_modality(one: _Reading, two: _Reading) -> bool:
+    """Return whether both ask for what is, can, must or should be.
+
+    "How do I" is also "how can I", and "how should I".
+    """
+    if one.modals == two.modals:
+        return True
+    if one.asks == two.asks == "what" and one.modals | two.modals <= {"must", "should"}:
+        return True  # "what should I bring" is "what do I need to bring"
+    asks = bool(one.asks and two.asks)
+    return asks and not (one.modals and two.modals) and (one.modals | two.modals) <= _NEUTRAL
+
+
+_NEUTRAL = {"can", "will", "should"}
+
+
+def _persons_differ(one: str, two: str) -> bool:
+    """Return whether they do, as in "can I see your address" and "can you see my address"."""
+    if {one[:1], two[:1]} == {"1", "3"}:
+        return True
+    both = {"1", "2"} <= {*one} & {*two}
+    return both and (one.index("1") < one.index("2")) != (two.index("1") < two.index("2"))
+
+
+# ---------------------------------------------------------------------------------------- reading
+
+
+@lru_cache(_REMEMBERED)
+def _read(text: str) -> _Reading:
+    whole = without_courtesies(text)
+    phrases, replacements = PHRASES
+    whole = phrases.sub(lambda found: replacements[found[0].lower()], whole)
+    tokens = list(_tokens(whole))
+    plain = [token.lower() for token in tokens]
+    asks = _asks(plain)
+    # "IT", "US" and "the Who", unless everything is in capitals.
+    acronyms = (
+        set()
+        if whole.isupper()
+        else {
+            token
+            for place, (token, word) in enumerate(zip(tokens, plain, strict=True))
+            if token != word
+            and (word in GRAMMAR or word in _WH or word in PREPOSITIONS)
+            and ((token.isupper() and len(token) > 1) or (place and plain[place - 1] == "the"))
+        }
+    )
+    variables = any(len(word) == 1 and word.isalpha() and word not in "aistdm" for word in plain)
+    grammar = (GRAMMAR | _WH) - ({"a"} if variables else set())
+    words: list[_Word] = []
+    modals: set[str] = set()
+    by, counts, stranded = "", False, ""
+    following_words = [*plain[1:], ""]
+    for place, (token, word) in enumerate(zip(tokens, plain, strict=True)):
+        following = following_words[place]
+        if token in acronyms:
+            words.append(_Word(word, token, by, frozenset((word,)), name=True))
+            by = ""
+        elif word in MODALS:
+            modals.add(MODALS[word])
+        elif word in PREPOSITIONS and following in _WH:
+            stranded = word  # "from which gate does it leave"
+        elif word in PREPOSITIONS:
+            by = by if word == "of" and (by or counts) else word
+            counts = False
+        elif _is_asked_for(word, plain, place):
+            continue
+        elif unit := _unit(plain, place):
+            words.append(_Word(unit, token, by, frozenset((unit,)), name=False))
+            by = ""
+        elif word in grammar and not (word == "one" and _counts(plain, place)):
+            by = _kept(by, word)
+        elif _is_marked(word, plain, place):
+            counts = word == "number"
+        else:
+            words.append(_word(token, word, by))
+            by = ""
+    return _Reading(
+        tuple(words),
+        frozenset(modals),
+        asks,
+        stranded=by or stranded,
+        persons="".join(dict.fromkeys(_PERSONS[word] for word in plain if word in _PERSONS)),
+        times=frozenset(_TIMES[word] for word in plain if word in _TIMES),
+        helped=not {*plain}.isdisjoint({*_DO, *_BE, *MODALS, "has", "have", "had"}),
+        does=not {*plain}.isdisjoint(_DO),
+        passive="by" in plain and not {*plain}.isdisjoint(_BE),
+        copula=not {*plain}.isdisjoint(_BE) and {*plain}.isdisjoint(_DO),
+        frame=tuple(_frame(plain)),
+    )
+
+
+def _counts(words: Sequence[str], place: int) -> bool:
+    """Return whether *one* is a number there, as in "one guest"."""
+    before, following = words[place - 1] if place else "", words[place + 1 : place + 2]
+    pronoun = before in {"which", "another", "this", "that", "the", "no", "each", "every"}
+    return (
+        not pronoun
+        and bool(following)
+        and following[0].isalpha()
+        and not (following[0] in GRAMMAR or following[0] in _WH or following[0] in PREPOSITIONS)
+    )
+
+
+def _kept(by: str, word: str) -> str:
+    """Return a preposition, unless a pronoun ends what it introduces, as in "with you"."""
+    return "" if word in _PERSONS and by in _AFTER_VERBS else by
+
+
+def _frame(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words that hold a question together, as far as they differ."""
+    before = ""
+    for word in words:
+        kind = _FRAME.get(word, word if word in PREPOSITIONS or word in _WH else "")
+        if kind and kind != before:
+            yield kind
+            before = kind
+
+
+_FRAME = {
+    **dict.fromkeys((*_DO, *MODALS), "do"),
+    **dict.fromkeys(_BE, "be"),
+    **dict.fromkeys(("has", "have", "had"), "have"),
+    **dict.fromkeys(("what", "which"), "what"),
+    **dict.fromkeys((word for word, person in _PERSONS.items() if person != "3"), "i"),
+    **dict.fromkeys(WEAK_PREPOSITIONS, "of"),
+    **dict.fromkeys(("there", "here"), "there"),
+}
+
+
+def _asks(words: Sequence[str]) -> str:
+    for word, following in pairwise((*words, "")):
+        if word in _WH:
+            return "when" if following in _CIRCUMSTANCES else word
+    return ""
+
+
+def _tokens(text: str) -> Iterator[str]:
+    for token in TOKEN.findall(text):
+        bare = token.removesuffix("'s").removesuffix("'S")
+        if bare != token and bare.lower() in _BEFORE_IS:
+            yield from (bare, "is")
+            continue
+        if "'" in bare:  # whose end says "not", which is a mark, or holds an auxiliary verb
+            bare = _CONTRACTED.get(bare.lower()) or _REST.sub("", bare)
+        if "-" in bare[1:] and not _INNER.search(bare) and not bare.startswith("-"):
+            yield from filter(None, bare.split("-"))
+        elif bare:
+            yield bare
+
+
+_BEFORE_IS = _WH | word_set("it he she that there here")
+_CONTRACTED = {"can't": "can", "won't": "will", "shan't": "shall"}
+_REST = re.compile(r"(?:n't|'[a-z]*)$", re.IGNORECASE)
+_FIGURE = re.compile(r"\d+(?:[.,:/-]\d+)*(?:st|nd|rd|th|[ap]m|[kmb])?")
+
+
+def _is_marked(word: str, words: Sequence[str], place: int) -> bool:
+    """Return whether a word is among the marks already, or only names what is asked for."""
+    # "x" is a number in "henry x", and a variable elsewhere.
+    if (word in NUMBERS and len(word) > 1) or word in SCALES or word in NEGATIONS:
+        return True
+    before = words[place - 1] if place else ""
+    if _FIGURE.fullmatch(word) or (before in TENS and word in {"one", "first"}):
+        return True
+    if word in {"am", "pm"}:
+        return before[:1].isdigit()
+    if before == "how" and word in {"many", "much"}:
+        return True
+    begins = before in {"", "a", "the", "what", "which"}
+    return word == "number" and begins and words[place + 1 : place + 2] == ["of"]
+
+
+def _unit(words: Sequence[str], place: int) -> str:
+    """Return a unit, a date or an ordinal in one way of writing; nothing for another word."""
+    word = words[place]
+    if word in UNITS or word in DATES:
+        return UNITS.get(word) or DATES[word]
+    return "" if place and words[place - 1] in TENS else _ordinal(word)
+
+
+_ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
+
+
+def _ordinal(word: str) -> str:
+    """Return an ordinal in figures, such as ``1th``; nothing for another word."""
+    figure = _ORDINAL.fullmatch(word)
+    if figure:
+        return f"{figure[1]}th" if len(figure[1]) == 1 else ""
+    number = "1th" if word == "first" else NUMBERS.get(word, "")
+    return number if number.endswith("th") and len(number) == 3 else ""  # noqa: PLR2004
+
+
+def _is_asked_for(word: str, words: Sequence[str], place: int) -> bool:
+    return word in _ASKING_NOUNS and place > 0 and words[place - 1] in {"what", "which"}
+
+
+def _word(token: str, word: str, by: str) -> _Word:
+    if not token[0].isalnum():
+        return _Word(token, token, by, frozenset((token,)), name=True)
+    coded = bool(_INNER.search(word))
+    forms = frozenset((word,)) if coded else _forms(word)
+    name = coded or not is_english_word(word)
+    return _Word(word, token, by, forms, name)
+
+
+def is_english_word(word: str) -> bool:
+    """Return whether a word in lower case is a common English one, and no name."""
+    return not _dictionary().keys().isdisjoint(_forms(word)) or _graded(word) is not None
+
+
+@cache
+def _dictionary() -> dict[str, frozenset[int]]:
+    """Return the senses of each English word, by number; words of one sense mean the same."""
+    lines = files(__package__).joinpath("english_words.txt").read_text("ascii").splitlines()
+    senses: dict[str, set[int]] = {}
+    for number, line in enumerate(line for line in lines if not line.startswith("#")):
+        words = line.split()
+        for word in words:
+            senses.setdefault(word, set())
+            if len(words) > 1:
+                senses[word].add(number)
+    for word in MODERN_WORDS:
+        senses.setdefault(word, set())
+    for number, same in enumerate(SAME_WORDS):
+        for word in same:
+            senses.setdefault(word, set()).add(-1 - number)
+    return {word: frozenset(numbers) for word, numbers in senses.items()}
+
+
+_ENDINGS = (
+    ("ies", "y"), ("ied", "y"), ("ying", "ie"), ("sses", "ss"), ("es", "e"), ("es", ""), ("s", ""),
+    ("ed", "e"), ("ed", ""), ("ing", "e"), ("ing", ""),
+)  # fmt: skip
+_TWICE = re.compile(r"([bdfgklmnprtz])\1$")
+_SPELLINGS = (
+    (re.compile(r"(?<=\w{2})is(?=(?:e|ed|es|ing|ation|ations|er|ers)$)"), "iz"),
+    (re.compile(r"(?<=\w{2})ys(?=(?:e|ed|es|ing|er|ers)$)"), "yz"),
+    (re.compile(r"(?<=\w{2})our(?=(?:s|ed|ing|ful|ite|able|ist)?$)"), "or"),
+    (re.compile(r"(?<=\w{2}[bt])re(?=s?$)"), "er"),
+    (re.compile(r"(?<=\w{2}l)l(?=(?:ed|ing|er|ers|ation|ment)$)"), ""),
+    (re.compile(r"(?<=\w{2})ogue(?=s?$)"), "og"),
+    (re.compile(r"ae|oe"), "e"),
+    (re.compile(r"(?<=\w{2})amme(?=s?$)"), "am"),
+    (re.compile(r"(?<=\w{2}en)c(?=es?$)"), "s"),
+)
+_SHORTEST_SPELT = 5
+
+
+@lru_cache(_REMEMBERED)
+def _forms(word: str) -> frozenset[str]:
+    """Return a word in American spelling, and what it may be an inflection of."""
+    known = _dictionary()
+    forms = {word, *IRREGULAR.get(word, ())}
+    for ending, replacement in _ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= 2:  # noqa: PLR2004 - as in "used"
+            stem = word[: -len(ending)] + replacement
+            forms |= {stem, _TWICE.sub(r"\1", stem)} & known.keys()
+    if word.endswith("s") and not word.endswith("ss") and len(word) > 3 and word not in known:  # noqa: PLR2004
+        forms.add(word[:-1])  # of a name or a new word
+    american = word
+    for pattern, replacement in _SPELLINGS if len(word) >= _SHORTEST_SPELT else ():
+        american = pattern.sub(replacement, american)
+    return frozenset(forms) if american == word else frozenset(forms | _forms(american))
+
+
+# ------------------------------------------------------------------------------------- comparison
+
+
+_MOST_COMPARED = 64
+"""Words that are compared with each other, after those that are the same at both ends."""
+
+
+def _matched(one: Sequence[_Word], two: Sequence[_Word]) -> tuple[list[int], list[int]] | None:
+    """Return the place of each word's partner in the other question, or -1.
+
+    Equal words are partners before words that mean the same.
+
+    Returns:
+        ``None`` where more words differ than are compared.
+    """
+    mine, theirs = [-1] * len(one), [-1] * len(two)
+    shorter = min(len(one), len(two))
+    start = 0
+    while start < shorter and one[start].text == two[start].text:
+        mine[start] = theirs[start] = start
+        start += 1
+    end = 1
+    while end <= shorter - start and one[-end].text == two[-end].text:
+        mine[-end], theirs[-end] = len(two) - end, len(one) - end
+        end += 1
+    if max(len(one), len(two)) - end + 1 - start > _MOST_COMPARED:
+        return None
+    for same in (_are_equal, _are_inflections, _mean_the_same):
+        _match_with(same, one, two, mine, theirs)
+    if -1 in mine or -1 in theirs:
+        _match_compounds(one, two, mine, theirs)
+        if not (_only(one, mine, FILLERS) and _only(two, theirs, FILLERS)):
+            _drop(one, mine, FILLERS)
+            _drop(two, theirs, FILLERS)
+        _drop_repeated(one, two, mine)
+        _drop_repeated(two, one, theirs)
+        _drop_implied(one, mine)
+        _drop_implied(two, theirs)
+        if -1 not in theirs:
+            _drop(one, mine, GENERIC)
+        elif -1 not in mine:
+            _drop(two, theirs, GENERIC)
+    return mine, theirs
+
+
+def _match_with(
+    same: Callable[[_Word, _Word], bool],
+    one: Sequence[_Word],
+    two: Sequence[_Word],
+    mine: list[int],
+    theirs: list[int],
+) -> None:
+    """Match words that have no partner yet, with the one nearest to their place."""
+    free = [number for number, partner in enumerate(theirs) if partner < 0]
+    for place in [place for place, partner in enumerate(mine) if partner < 0]:
+        candidates = [number for number in free if same(one[place], two[number])]
+        if candidates:
+            number = min(candidates, key=partial(_distance, place))
+            mine[place], theirs[number] = number, place
+            free.remove(number)
+
+
+def _distance(place: int, other: int) -> int:
+    return abs(place - other)
+
+
+_DROPPED = 1 << 20
+"""The partner of a word that needs none."""
+
+
+def _only(words: Sequence[_Word], partners: list[int], needless: frozenset[str]) -> bool:
+    """Return whether there are words without a partner, and all of them are needless."""
+    rest = [word for word, partner in zip(words, partners, strict=True) if partner < 0]
+    return bool(rest) and not any(word.forms.isdisjoint(needless) for word in rest)
+
+
+def _drop(words: Sequence[_Word], partners: list[int], needless: frozenset[str]) -> None:
+    for place, word in enumerate(words):
+        if partners[place] < 0 and not word.forms.isdisjoint(needless):
+            partners[place] = _DROPPED
+
+
+def _drop_implied(words: Sequence[_Word], partners: list[int]) -> None:
+    """Drop words such as *swimming* in *swimming pool*."""
+    for place, word in enumerate(words):
+        if partners[place] < 0 and word.text in IMPLIED:
+            around = (*words[max(0, place - 1) : place], *words[place + 1 : place + 2])
+            if any(not other.forms.isdisjoint(IMPLIED[word.text]) for other in around):
+                partners[place] = _DROPPED
+
+
+def _drop_repeated(words: Sequence[_Word], others: Sequence[_Word], partners: list[int]) -> None:
+    """Drop words that only repeat what both questions say, if these are of some length."""
+    if min(len(words), len(others)) <= _SHORT:
+        return
+    for place, word in enumerate(words):
+        if partners[place] >= 0 or word.name:
+            continue
+        if any(not other.name and _mean_the_same(word, other) for other in others):
+            partners[place] = _DROPPED
+
+
+def _match_compounds(
+    one: Sequence[_Word], two: Sequence[_Word], mine: list[int], theirs: list[int]
+) -> None:
+    """Match *pass word* with *password*, and the other way round."""
+    for split, joined, left, right in ((one, two, mine, theirs), (two, one, theirs, mine)):
+        for place in range(len(split) - 1):
+            if left[place] >= 0 or left[place + 1] >= 0:
+                continue
+            whole = split[place].text + split[place + 1].text
+            for number, word in enumerate(joined):
+                if right[number] < 0 and whole in word.forms | {word.text}:
+                    left[place], left[place + 1], right[number] = number, _DROPPED, place
+                    break
+
+
+def _are_equal(one: _Word, other: _Word) -> bool:
+    return one.text == other.text
+
+
+def _are_inflections(one: _Word, other: _Word) -> bool:
+    return not one.forms.isdisjoint(other.forms)
+
+
+def _mean_the_same(one: _Word, other: _Word) -> bool:
+    if one.name and other.name:
+        return False
+    return _same_words(one.forms, other.forms, one.text, other.text)
+
+
+@lru_cache(_REMEMBERED)
+def _same_words(one: frozenset[str], other: frozenset[str], text: str, other_text: str) -> bool:
+    if any(_others(form) & _others(another) for form in one for another in other):
+        return False
+    known = _dictionary()
+    senses = {sense for form in one for sense in known.get(form, ())}
+    if any(sense in senses for form in other for sense in known.get(form, ())):
+        return True
+    graded, other_graded = _graded(text), _graded(other_text)
+    if graded and other_graded and graded[1] == other_graded[1]:
+        one_base, other_base = graded[0], other_graded[0]
+        return any(known[a] & known[b] for a in one_base for b in other_base)
+    if any(_is_derived(form, another) for form in one for another in other):
+        return True
+    known_one, known_other = not known.keys().isdisjoint(one), not known.keys().isdisjoint(other)
+    return known_one != known_other and _is_typo(text, other_text)
+
+
+@cache
+def _other_words() -> dict[str, frozenset[int]]:
+    lines: dict[str, set[int]] = {}
+    for number, words in enumerate(OTHER_WORDS):
+        for word in words:
+            lines.setdefault(word, set()).add(number)
+    return {word: frozenset(numbers) for word, numbers in lines.items()}
+
+
+def _others(word: str) -> frozenset[int]:
+    return _other_words().get(word, frozenset())
+
+
+@lru_cache(_REMEMBERED)
+def _graded(word: str) -> tuple[frozenset[str], str] | None:
+    """Return what a word compares, as *large* of *largest*, and whether it is the most of all."""
+    for ending in ("iest", "est", "ier", "er"):
+        if word.endswith(ending):
+            stem = word[: -len(ending)]
+            bases = (
+                {stem + "y"} if ending[0] == "i" else {stem, stem + "e", _TWICE.sub(r"\1", stem)}
+            )
+            found = frozenset(bases & _dictionary().keys())
+            if found:
+                return found, ending[-3:].removeprefix("i")
+    return None
+
+
+_DERIVING = word_set(
+    "e al ance ation ations ative ed en ence ency es ing ings ion ions ity ly ment ments ness s y "
+    "ial ive th t te tion ional n ns ent ant ure ability ible able"
+)
+_ROOT = 5
+
+
+def _is_derived(one: str, other: str) -> bool:
+    """Return whether two words are of one root, as *recommend* and *recommendation*."""
+    shared = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        shared += 1
+    if shared < _ROOT:
+        return False
+    rests = one[shared:], other[shared:]
+    return all(not rest or rest in _DERIVING for rest in rests)
+
+
+_LONG = 5
+
+
+def _is_typo(one: str, other: str) -> bool:
+    """Return whether two long words differ by one letter, missing, added, wrong or swapped."""
+    if min(len(one), len(other)) < _LONG or abs(len(one) - len(other)) > 1 or one[0] != other[0]:
+        return False
+    start = 0
+    while start < min(len(one), len(other)) and one[start] == other[start]:
+        start += 1
+    a, b = one[start:], other[start:]
+    return a[1:] == b or a == b[1:] or a[1:] == b[1:] or (a[:2] == b[1::-1] and a[2:] == b[2:])
+
+
+def _in_one_place(mine: list[int], theirs: list[int]) -> bool:
+    """Return whether all words without a partner are in one place, side by side."""
+    left = [place for place, partner in enumerate(mine) if partner < 0]
+    right = [place for place, partner in enumerate(theirs) if partner < 0]
+    if not left and not right:
+        return False
+    if not left or not right:
+        return True
+    return (_is_run(left) and _is_run(right)) or _same_frame(mine, theirs)
+
+
+def _same_frame(mine: list[int], theirs: list[int]) -> bool:
+    """Return whether words were exchanged one by one, with all the others in their places."""
+    left = [-1 if partner < 0 else 0 for partner in mine if partner < _DROPPED]
+    right = [-1 if partner < 0 else 0 for partner in theirs if partner < _DROPPED]
+    order = [partner for partner in mine if 0 <= partner < _DROPPED]
+    return left == right and order == sorted(order)
+
+
+def _is_run(places: list[int]) -> bool:
+    return not places or places[-1] - places[0] == len(places) - 1
+
+
+def _case_differs(one: _Reading, two: _Reading, mine: list[int]) -> bool:
+    """Return whether capitals make another word, as in *WHO* and *who*."""
+    for word, partner in zip(one.words, mine, strict=True):
+        if 0 <= partner < _DROPPED and _are_other_words(word, two.words[partner]):
+            return True
+    return False
+
+
+def _are_other_words(word: _Word, other: _Word) -> bool:
+    """Return whether two words that differ in their capitals alone are not the same."""
+    one, two = word.written, other.written
+    if one == two or one.lower() != two.lower():
+        return False
+    if one.lower() in UNITS:
+        return one.lower() == "mw" or not {one, two} <= {one.lower(), one.upper()}
+    shouts = [not text[1:].islower() for text in (one, two)] if len(one) > 1 else [False]
+    if not any(shouts):
+        return False
+    if all(shouts) or {one, two} == {one.upper(), one.capitalize()}:
+        return len(one) < _LONG or is_english_word(one.lower())
+    return is_english_word(one.lower())
+
+
+def _order_differs(one: _Reading, two: _Reading, mine: list[int]) -> bool:
+    """Return whether the same words say something else by their order or their prepositions."""
+    kept = [place for place, partner in enumerate(mine) if partner < _DROPPED]
+    order = [mine[place] for place in kept]
+    straight = order == sorted(order)
+    if one.passive != two.passive:
+        # "was Rome sued by Milan" is "did Milan sue Rome", with its words the other way round.
+        return straight
+    if one.asks in _SUBJECTS and ((one.does and not two.helped) or (two.does and not one.helped)):
+        return True  # "who did Anna hire" is not "who hired Anna"
+    if not _go_together(one.stranded, two.stranded):
+        return True
+    before: _Word | None = None
+    for place, mate in zip(kept, order, strict=True):
+        word, other = one.words[place], two.words[mate]
+        # Another verb may have another preposition: "related to", "associated with".
+        verb = two.words[mate - 1] if mate else None
+        same_verb = before is None or verb is None or not before.forms.isdisjoint(verb.forms)
+        if not _go_together(word.by, other.by) and (
+            same_verb or not {word.by, other.by} <= _AFTER_VERBS
+        ):
+            return True
+        before = word
+    return not straight and not _is_harmless_move(one, two, kept, order)
+
+
+_SUBJECTS = frozenset(("who", "what", "which", "whom"))
+
+
+_LIKE = ({"", "to"}, {"", "as"}, {"to", "into"}, {"in", "with"})
+_AFTER_VERBS = {"", "to", "with", "as", *WEAK_PREPOSITIONS}
+
+
+def _go_together(one: str, other: str) -> bool:
+    weak = {"", *WEAK_PREPOSITIONS}
+    return one == other or {one, other} <= weak or {one, other} in _LIKE
+
+
+def _is_harmless_move(one: _Reading, two: _Reading, kept: list[int], order: list[int]) -> bool:
+    """Return whether one phrase was moved that brings its preposition, or *of*, with it."""
+    pairs = [(one.words[place], two.words[mate]) for place, mate in zip(kept, order, strict=True)]
+    bys = [(word.by, other.by) for word, other in pairs]
+    ranks = [sorted(order).index(mate) for mate in order]
+    moved = [place for place, rank in enumerate(ranks) if place != rank]
+    start, end = moved[0], moved[-1] + 1
+    for cut in range(start + 1, end):
+        if [*ranks[cut:end], *ranks[start:cut]] != list(range(start, end)):
+            continue
+        turned = one.copula != two.copula or (one.frame != two.frame and one.persons == two.persons)
+        if turned and one.asks and one.asks not in _SUBJECTS:
+            return True  # "when was it built" is "when did they build it"
+        if 1 in {cut - start, end - cut}:
+            alone = pairs[start if cut - start == 1 else cut][0].text
+            graded = _graded(alone)
+            if graded is not None and graded[1] == "est":
+                return True  # "what is the tallest building" is "which building is the tallest"
+        first, second = bys[start], bys[cut]
+        if any(by == other and by for by, other in (first, second)):
+            return True  # "in Rome, who beat the team"
+        # "the capital of France" is "the France capital"
+        return (first in _LOOSE) != (second in _LOOSE)
+    return False
+
+
+_LOOSE = frozenset(pair for by in WEAK_PREPOSITIONS for pair in ((by, ""), ("", by)))
