@@ -1,6 +1,6 @@
 """What a hit is worth in front of each vector store, at the default tolerance.
 
-Three streams of questions on which no default was chosen:
+Streams of questions on which no default was chosen:
 
 - ``rephrased``: questions of Natural Questions, drawn by Zipf's law, each time in other words, with
   near-duplicates that ask for something else (as in ``query_cache.py``, which uses other questions,
@@ -8,7 +8,11 @@ Three streams of questions on which no default was chosen:
 - ``catalogue``: an invented catalogue in which every question is asked once and looks more like
   others that have other answers than like the other wording of its own;
 - ``repeated``: as the first, but in the same words: what is left to save where nothing is
-  re-ranked. For that, our retriever gets a function that asks the store in the store's place.
+  re-ranked. For that, our retriever gets a function that asks the store in the store's place;
+- ``guard``, if it is named: as the first, by how much the questions are rephrased, with the guard
+  and without it: what the guard costs in hits.
+
+All but the last ask without the guard, so that the distance alone decides.
 
 Of every question that the cache answers: does the answer hold the passage that answers the question
 (``served``), does the store's own answer to this very question (``store``), and which share of the
@@ -42,8 +46,12 @@ from parts.stores.real import embedded, real
 from parts.stores.servers import postgres
 from scipy.stats import binomtest
 
+from ragcache_integrations.evaluation.workloads.rephrasing import Kind
+
 K = 5
 STREAMS = ("rephrased", "catalogue", "repeated")
+GUARD = "guard"
+REPHRASED: tuple[Kind, ...] = ("slight", "light", "medium", "heavy")
 EMBEDDED = "unknown, vectors='embed'"
 UNRANKED = ", not re-ranked"
 
@@ -147,8 +155,14 @@ def run(store: Store, asked: AskedOnce, **knobs: Any) -> Counts:
     return counts
 
 
-def runs(stream: str, chosen: Sequence[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def runs(
+    stream: str, part: str, chosen: Sequence[str]
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield what is asked the questions of a stream: its name, the store, and the knobs."""
+    if stream == GUARD:
+        yield f"{part}, without", "faiss", {}
+        yield f"{part}, with the guard", "faiss", {"guard": True}
+        return
     for name in chosen:
         if stream == "catalogue" or (stream == "rephrased" and name in STORES):
             yield name, name, {}
@@ -167,38 +181,42 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with nq/ and pubmedqa/")
     every = [*STORES, *INDEXES]
     parser.add_argument("--seeds", type=int, default=2, metavar="N", help="rephrased streams")
-    parser.add_argument("--only", nargs="+", choices=STREAMS, default=STREAMS, metavar="STREAM")
+    parser.add_argument(
+        "--only", nargs="+", choices=[*STREAMS, GUARD], default=STREAMS, metavar="STREAM"
+    )
     parser.add_argument("--stores", nargs="+", choices=every, default=every)
     options = parser.parse_args()
     logging.getLogger("ragcache_integrations").setLevel(logging.ERROR)
     quick = options.quick
     make = partial(real, options.data, quick=quick)
     models, catalogues = (2, 1) if quick else (10, 5)
-    made: dict[str, Callable[[], list[AskedOnce]]] = {
-        "rephrased": lambda: [
-            make("medium", seed) for seed in range(1 if quick else options.seeds)
-        ],
-        "catalogue": lambda: [catalogue(seed, models=models) for seed in range(catalogues)],
-        "repeated": lambda: [make("verbatim", 0)],
+    seeds = range(1 if quick else options.seeds)
+    made: dict[str, Callable[[], dict[str, list[AskedOnce]]]] = {
+        "rephrased": lambda: {"": [make("medium", seed) for seed in seeds]},
+        "catalogue": lambda: {"": [catalogue(seed, models=models) for seed in range(catalogues)]},
+        "repeated": lambda: {"": [make("verbatim", 0)]},
+        GUARD: lambda: {kind: [make(kind, seed) for seed in seeds] for kind in REPHRASED},
     }
     streams = {name: made[name]() for name in options.only}
-    vectors = embedded([asked for stream in streams.values() for asked in stream], quick=quick)
+    every_one = [one for parts in streams.values() for stream in parts.values() for one in stream]
+    vectors = embedded(every_one, quick=quick)
     table, dim = Table(vectors), len(next(iter(vectors.values())))
     totals: dict[str, Counts] = {}
     head = ["store", "questions", "hits", "served", "at least", "store", "saved", "recall"]
     with tempfile.TemporaryDirectory() as folder, postgres(Path(folder, "postgres")) as uri:
-        for title, stream in streams.items():
+        for title, parts in streams.items():
             shown: list[Sequence[Cell]] = []
-            for name, kind, knobs in runs(title, options.stores):
+            wanted = [(part, one) for part in parts for one in runs(title, part, options.stores)]
+            for part, (name, kind, knobs) in wanted:
                 counts = Counts()
-                for asked in stream:
+                for asked in parts[part]:
                     place = Path(tempfile.mkdtemp(dir=folder))
                     store: Store = (
                         LangChainStore(STORES[kind](table, place, uri), K)
                         if kind in STORES
                         else LlamaIndexStore(INDEXES[kind](dim, place, uri), vectors, K)
                     )
-                    counts += run(store, asked, **knobs)
+                    counts += run(store, asked, **({"guard": False} | knobs))
                 totals[name] = totals.get(name, Counts()) + counts
                 shown.append([name, *counts.row()])
             print_table(title, head, shown)

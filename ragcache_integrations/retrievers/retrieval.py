@@ -124,6 +124,7 @@ class Request(Generic[T]):
             is. The key says for which k it is then.
         annotate: Documents are to say what happened, see :data:`QUERY_CACHE_METADATA`.
         embedding: The question's embedding, where it is known already.
+        unembedded: Texts that only the search may read. The guard compares them, too.
         cut: The search may leave documents out although the store has more, as one does that
             filters what it found.
         unobserved: The same question, for searches of which nobody who asked is to hear; ``None``
@@ -149,6 +150,7 @@ class Request(Generic[T]):
     whole: bool = False
     annotate: bool = False
     embedding: ArrayLike | None = None
+    unembedded: Texts = ()
     cut: bool = False
     unobserved: Request[T] | None = None
     stages: Callable[[Embedding, int], Generator[DocumentStage[T]]] | None = None

@@ -216,6 +216,7 @@ class OverStore(Machine):
             tolerance=tolerance,
             search_type=search_type,
             search_kwargs=dict(search),
+            guard=False,
             **knobs,
         )
 
@@ -355,7 +356,7 @@ class OverRetriever(Machine):
             self.retriever = self.wrapped
         else:
             self.retriever = ApproximateCacheRetriever.from_retriever(
-                self.wrapped, Words(), tolerance=0, **knobs
+                self.wrapped, Words(), tolerance=0, guard=False, **knobs
             )
             self.attach()
 

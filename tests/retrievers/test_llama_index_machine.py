@@ -173,7 +173,7 @@ class Machine(RuleBasedStateMachine):
         context = StorageContext.from_defaults(vector_store=STORES[self.kind]())
         nodes = [node(number) for number in range(COUNT)]
         self.index = VectorStoreIndex(nodes, storage_context=context, embed_model=Words())
-        knobs = knobs | {"tolerance": tolerance}
+        knobs = knobs | {"tolerance": tolerance, "guard": False}
         if what in {"own", "staged", "staged alone"}:
             filter_ = fixed if named else self.filters.of(own)
             if named:

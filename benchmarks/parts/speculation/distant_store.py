@@ -137,7 +137,9 @@ class DistantStore:
         """
         asked = self._make(seed)
         self._vectors |= embedded([asked], quick=self._quick)
-        retriever = ApproximateCacheRetriever.from_vectorstore(self._store, k=self._k, **knobs)
+        retriever = ApproximateCacheRetriever.from_vectorstore(
+            self._store, k=self._k, guard=False, **knobs
+        )
         guessing = Guessing(retriever, [question for question, _ in asked.questions])
         self._seconds = 0.0
         asyncio.run(guessing.ask_beforehand(beforehand))

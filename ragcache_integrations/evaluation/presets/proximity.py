@@ -41,6 +41,7 @@ def _with_caches(form: Form) -> tuple[Variant, ...]:
             {
                 "workload": "uniform",
                 "retriever": "cache",
+                "guard": False,
                 "cache_index": "flat",
                 "eviction": "fifo",
                 "rerank_factor": 1,
@@ -57,6 +58,7 @@ def _with_caches(form: Form) -> tuple[Variant, ...]:
             {
                 "workload": "zipf",
                 "retriever": "cache",
+                "guard": False,
                 "eviction": "lru",
                 "rerank_factor": 4,
                 "tolerance": tolerance,

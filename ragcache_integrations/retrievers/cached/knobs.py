@@ -98,7 +98,8 @@ class CacheKnobs(BaseModel):
         multi_probe: With ``lsh``: number of neighbouring buckets that are searched, too.
         guarantee: Use a cached answer only if it is proven: ``exact``, that the store would return
             the same documents, except for ties; a number of at most 1, that the recall is at least
-            this. Needs a store that returns its vectors and searches all of them.
+            this. Needs a store that returns its vectors and searches all of them. With ``exact``,
+            ``guard`` has nothing to add and is left out.
         exact_search: Whether the store searches all of its documents, as a ``guarantee`` requires.
             ``None`` finds out: flat FAISS indexes and the frameworks' in-memory stores do, and
             some databases can be configured to.
@@ -177,7 +178,7 @@ class CacheKnobs(BaseModel):
     ignores: Annotated[frozenset[str], BeforeValidator(partial(check_names, "ignores"))] = (
         frozenset()
     )
-    guard: bool = False
+    guard: bool = True
     normalize_text: bool = False
     pickle_cache: bool = False
     seed: Annotated[int, _whole("seed", 0)] = 0

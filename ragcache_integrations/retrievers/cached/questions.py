@@ -61,8 +61,9 @@ class Questions(Generic[T]):
         self._embedder = embedder
         self._executor = executor
         self._normalizes = knobs.normalize_text
-        self._guards = knobs.guard
-        self._identity = TextIdentity(source.window, exact=knobs.tolerance == 0, guard=knobs.guard)
+        # A proof that an answer is the store's own says more than words do.
+        self._guards = knobs.guard and knobs.guarantee not in ("exact", 1)
+        self._identity = TextIdentity(source.window, exact=knobs.tolerance == 0, guard=self._guards)
         self._warned_of_opaque = False
         self._follow_ups = FollowUpWarning()
 
@@ -137,6 +138,8 @@ class Questions(Generic[T]):
         wanted = request.k or self._source.k or 0
         # Which part of the text a model read is not known of an embedding from the request.
         texts = self._texts(request)
+        if self._guards:
+            texts += request.unembedded
         identity = self._identity.of(texts, embedded=request.embedding is None)
         wording = None
         if self._guards and texts:

@@ -72,9 +72,10 @@ def test_a_usual_knob_may_be_replaced() -> None:
 
 
 def test_knobs_that_do_not_apply_to_a_setting_are_left_out() -> None:
-    plan = plan_preset("nq", "proximity", guard=False)
-    assert "guard" not in settings_of(plan, "uniform, no cache")
-    assert settings_of(plan, "zipf, LSH, tolerance 0.3")["guard"] is False
+    plan = plan_preset("nq", "proximity", normalize_text=True)
+    assert "normalize_text" not in settings_of(plan, "uniform, no cache")
+    assert settings_of(plan, "zipf, LSH, tolerance 0.3")["normalize_text"] is True
+    assert settings_of(plan, "zipf, LSH, tolerance 0.3")["guard"] is False  # as in the paper
     plan = plan_preset("nq", "ragcache", host_cache_gib=1.0)
     assert "host_cache_gib" not in settings_of(plan, "stock vLLM, top-2, the whole rate")
     assert settings_of(plan, "knowledge tree, top-2, the whole rate")["host_cache_gib"] == 1.0

@@ -25,7 +25,7 @@ class TestMetadata:
     async def test_documents(self) -> None:
         store = faiss_store()
         retriever = ApproximateCacheRetriever.from_vectorstore(
-            store, k=2, tolerance=1, rerank_factor=50, annotate=True
+            store, k=2, tolerance=1, rerank_factor=50, annotate=True, guard=False
         )
         miss = notes(retriever.invoke("question"))
         assert miss == [{"hit": False, "distance": None, "recall_bound": None, "age": None}] * 2
@@ -42,7 +42,9 @@ class TestMetadata:
 
     def test_nodes_and_what_a_model_reads_of_them(self) -> None:
         index = faiss_index()
-        retriever = LlamaIndexRetriever.from_index(index, k=2, tolerance=1, annotate=True)
+        retriever = LlamaIndexRetriever.from_index(
+            index, k=2, tolerance=1, annotate=True, guard=False
+        )
         plain = index.as_retriever(similarity_top_k=2).retrieve("question")
         for question, hit in (("question", False), ("question", True), ("question~1", True)):
             found = retriever.retrieve(question)
@@ -62,7 +64,7 @@ class TestMetadata:
 class TestExplain:
     async def test_a_question_that_hits_or_misses(self) -> None:
         store = in_memory_store()
-        retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=0.3)
+        retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=0.3, guard=False)
         first = retriever.explain("question")
         assert (first.hit, first.distance, first.entries) == (False, None, 0)
         retriever.invoke("question")
@@ -85,7 +87,7 @@ class TestExplain:
 
     async def test_in_llama_index(self) -> None:
         index = faiss_index()
-        retriever = LlamaIndexRetriever.from_index(index, tolerance=1)
+        retriever = LlamaIndexRetriever.from_index(index, tolerance=1, guard=False)
         retriever.retrieve("question")
         assert retriever.explain("question~1").hit
         assert (await retriever.aexplain(QueryBundle("question~1"))).hit

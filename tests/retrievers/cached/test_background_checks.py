@@ -200,6 +200,7 @@ def test_the_tolerance_is_learnt(start: float | None) -> None:
         tolerance="auto",
         start_tolerance=start,
         exact_search=False,  # so that nothing is proven
+        guard=False,
         max_violation=0.05,
     )
     plain = circle()
@@ -247,7 +248,7 @@ class Native(BaseRetriever):
 
 def asked_of_a_wrapped_one(plain: Any) -> ApproximateCacheRetriever:
     return ApproximateCacheRetriever.from_retriever(
-        plain, Line(), tolerance="auto", start_tolerance=1.0
+        plain, Line(), tolerance="auto", start_tolerance=1.0, guard=False
     )
 
 
@@ -286,7 +287,7 @@ def test_a_check_that_fails_reaches_no_caller(caplog: pytest.LogCaptureFixture) 
 
 def test_in_llama_index() -> None:
     retriever = LlamaIndexRetriever.from_index(
-        faiss_index(), tolerance="auto", start_tolerance=1.0, exact_search=False
+        faiss_index(), tolerance="auto", start_tolerance=1.0, exact_search=False, guard=False
     )
     for question in ("question", "question~1", "question~2"):
         assert len(retriever.retrieve(question)) == 2

@@ -102,7 +102,7 @@ def core_over(
     **knobs: Any,
 ) -> RetrieverCore[Book]:
     return RetrieverCore(
-        CacheKnobs(**knobs),
+        CacheKnobs(**{"guard": False} | knobs),
         Source(
             embed=shelf.embed,
             identify=lambda book: (book.id, book.text),

@@ -45,13 +45,17 @@ def path(tmp_path: Path) -> Path:
 class TestLangChain:
     @pytest.mark.parametrize("name", STORES)
     def test_answers_are_as_before(self, name: str, path: Path) -> None:
-        first = ApproximateCacheRetriever.from_vectorstore(STORES[name](), k=3, tolerance=1)
+        first = ApproximateCacheRetriever.from_vectorstore(
+            STORES[name](), k=3, tolerance=1, guard=False
+        )
         questions = [f"question {number}" for number in range(5)]
         for question in questions:
             first.invoke(question)
         first.invoke("question", namespace="other")
         first.save(path)
-        again = ApproximateCacheRetriever.from_vectorstore(STORES[name](), k=3, tolerance=1)
+        again = ApproximateCacheRetriever.from_vectorstore(
+            STORES[name](), k=3, tolerance=1, guard=False
+        )
         assert again.load(path) == 6
         for question in questions:
             assert again.invoke(question) == first.invoke(question)
@@ -175,12 +179,12 @@ class TestLlamaIndex:
     @pytest.mark.parametrize("kind", ["l2", "ip", "map", "simple"])
     def test_answers_are_as_before(self, kind: str, path: Path) -> None:
         index = faiss_index(kind)
-        first = LlamaIndexRetriever.from_index(index, k=3, tolerance=1)
+        first = LlamaIndexRetriever.from_index(index, k=3, tolerance=1, guard=False)
         questions = [f"question {number}" for number in range(5)]
         for question in questions:
             first.retrieve(question)
         first.save(path)
-        again = LlamaIndexRetriever.from_index(index, k=3, tolerance=1)
+        again = LlamaIndexRetriever.from_index(index, k=3, tolerance=1, guard=False)
         assert again.load(path) == 5
         for question in questions:
             assert again.retrieve(question) == first.retrieve(question)

@@ -83,7 +83,8 @@ class TestForgettingAPart:
     def two(self, knobs: Any) -> Any:
         knobs |= {"tolerance": 0.0, "rerank_factor": 1, "k": 3}
         return [
-            ApproximateCacheRetriever.from_vectorstore(faiss_store(), **knobs) for _ in range(2)
+            ApproximateCacheRetriever.from_vectorstore(faiss_store(), **knobs, guard=False)
+            for _ in range(2)
         ]
 
     @staticmethod
@@ -170,9 +171,11 @@ class TestForgettingAQuestion:
     def two(self, request: Any, knobs: Any) -> Any:
         if request.param == "langchain":
             make = ApproximateCacheRetriever.from_vectorstore
-            retrievers = [make(faiss_store(), **knobs) for _ in range(2)]
+            retrievers = [make(faiss_store(), guard=False, **knobs) for _ in range(2)]
             return [(retriever, retriever.invoke) for retriever in retrievers]
-        indexes = [LlamaIndexRetriever.from_index(faiss_index(), **knobs) for _ in range(2)]
+        indexes = [
+            LlamaIndexRetriever.from_index(faiss_index(), **knobs, guard=False) for _ in range(2)
+        ]
         return [(retriever, retriever.retrieve) for retriever in indexes]
 
     def test_what_is_like_it_goes(self, two: Any) -> None:
@@ -215,7 +218,7 @@ class TestLangChain:
     @pytest.mark.parametrize("name", STORES)
     def test_one_asks_for_all(self, name: str, knobs: Any) -> None:
         one, other = (
-            ApproximateCacheRetriever.from_vectorstore(STORES[name](), k=4, **knobs)
+            ApproximateCacheRetriever.from_vectorstore(STORES[name](), k=4, **knobs, guard=False)
             for _ in range(2)
         )
         plain = STORES[name]().as_retriever(search_kwargs={"k": 4})
@@ -231,7 +234,8 @@ class TestLangChain:
 
     async def test_coroutines_share_and_block_nothing(self, knobs: Any) -> None:
         one, other = (
-            ApproximateCacheRetriever.from_vectorstore(in_memory_store(), **knobs) for _ in range(2)
+            ApproximateCacheRetriever.from_vectorstore(in_memory_store(), **knobs, guard=False)
+            for _ in range(2)
         )
         expected = await one.ainvoke("question")
         await other.ainvoke("another")
@@ -334,7 +338,7 @@ class TestLangChain:
     def test_proofs(self, knobs: Any) -> None:
         knobs |= {"guarantee": "exact", "rerank_factor": 20}
         one, other = (
-            ApproximateCacheRetriever.from_vectorstore(in_memory_store(), k=2, **knobs)
+            ApproximateCacheRetriever.from_vectorstore(in_memory_store(), k=2, **knobs, guard=False)
             for _ in range(2)
         )
         plain = in_memory_store().as_retriever(search_kwargs={"k": 2})
@@ -402,7 +406,8 @@ class TestLlamaIndex:
     @pytest.mark.parametrize("kind", ["l2", "ip", "map", "simple"])
     def test_one_asks_for_all(self, kind: str, knobs: Any) -> None:
         one, other = (
-            LlamaIndexRetriever.from_index(faiss_index(kind), k=4, **knobs) for _ in range(2)
+            LlamaIndexRetriever.from_index(faiss_index(kind), k=4, **knobs, guard=False)
+            for _ in range(2)
         )
         plain = faiss_index(kind).as_retriever(similarity_top_k=4)
         for number in range(5):

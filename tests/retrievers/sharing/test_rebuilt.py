@@ -76,7 +76,7 @@ class TestConfigurableFields:
             assert {document.metadata["half"] for document in documents} == {half}
 
     def test_a_changed_tolerance_is_another_cache_that_is_kept(self) -> None:
-        retriever = ApproximateCacheRetriever.from_vectorstore(in_memory_store())
+        retriever = ApproximateCacheRetriever.from_vectorstore(in_memory_store(), guard=False)
         configurable = retriever.configurable_fields(tolerance=ConfigurableField("t"))
         for tolerance in (0.0, 0.5) * 3:
             configurable.invoke("question~1", config={"configurable": {"t": tolerance}})
@@ -253,16 +253,18 @@ class TestModelCopy:
 
 
 LANGCHAIN: dict[str, Callable[[], Any]] = {
-    "in memory": lambda: ApproximateCacheRetriever.from_vectorstore(in_memory_store(), k=3),
+    "in memory": lambda: ApproximateCacheRetriever.from_vectorstore(
+        in_memory_store(), k=3, guard=False
+    ),
     "faiss": lambda: ApproximateCacheRetriever.from_vectorstore(
-        faiss_store(), k=3, search_kwargs={"filter": {"half": 1}, "fetch_k": 300}
+        faiss_store(), k=3, search_kwargs={"filter": {"half": 1}, "fetch_k": 300}, guard=False
     ),
     "wrapped": lambda: ApproximateCacheRetriever.from_retriever(
-        in_memory_store().as_retriever(search_type="mmr"), Words(), k=3
+        in_memory_store().as_retriever(search_type="mmr"), Words(), k=3, guard=False
     ),
     "staged": lambda: StagedFaissRetriever.from_vectorstore(faiss_store(), k=3),
     "cached staged": lambda: ApproximateCacheRetriever.from_retriever(
-        StagedFaissRetriever.from_vectorstore(faiss_store()), k=3
+        StagedFaissRetriever.from_vectorstore(faiss_store()), k=3, guard=False
     ),
 }
 COPIES: dict[str, Callable[[Any], Any]] = {
@@ -400,7 +402,7 @@ class TestLlamaIndexSettings:
 async def test_arguments_of_a_call_are_those_of_the_plain_retriever() -> None:
     store = faiss_store()
     plain = store.as_retriever()
-    retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=0.5)
+    retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=0.5, guard=False)
     calls: list[dict[str, Any]] = [
         {},
         {"k": 2},
@@ -418,7 +420,7 @@ async def test_arguments_of_a_call_are_those_of_the_plain_retriever() -> None:
         assert retriever.invoke("question", search_type="mmr", **call) == expected
         near = retriever.invoke("question~1", search_type="mmr", **call)
         assert near == expected  # as it was cached: not re-ranked by distance
-    settled = ApproximateCacheRetriever.from_vectorstore(store, search_type="mmr", k=3)
+    settled = ApproximateCacheRetriever.from_vectorstore(store, search_type="mmr", k=3, guard=False)
     assert settled.invoke("question") == mmr.invoke("question", k=3)
     assert len(settled.invoke("question", search_type="similarity")) == 3
 

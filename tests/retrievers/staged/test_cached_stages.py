@@ -32,7 +32,7 @@ from .test_langchain import aread, check_order, read
 
 def over(store: Any, k: int = 5, **knobs: Any) -> ApproximateCacheRetriever:
     staged = StagedFaissRetriever.from_vectorstore(store, k=k)
-    return ApproximateCacheRetriever.from_retriever(staged, **knobs)
+    return ApproximateCacheRetriever.from_retriever(staged, **knobs, guard=False)
 
 
 def check_sums(retriever: Any) -> None:
@@ -241,7 +241,7 @@ class TestLlamaIndex:
     async def test_a_miss_has_the_search_s_stages_and_a_hit_one(self, kind: str) -> None:
         index = llama_index(kind)
         staged = LlamaIndexStagedRetriever.from_index(index, k=4)
-        retriever = LlamaIndexRetriever.from_retriever(staged, tolerance=0.4)
+        retriever = LlamaIndexRetriever.from_retriever(staged, tolerance=0.4, guard=False)
         expected = ids(index.as_retriever(similarity_top_k=4).retrieve("question"))
         stages = read(retriever.stages("question"))
         assert (len(stages) > 1) == (kind != "flat")

@@ -83,7 +83,9 @@ class Searching(BaseRetriever):
 
 def test_a_langchain_retriever_follows_it() -> None:
     index = index_of_texts()
-    retriever = LangChainRetriever.from_retriever(Searching(index=index), Words(), tolerance=1)
+    retriever = LangChainRetriever.from_retriever(
+        Searching(index=index), Words(), tolerance=1, guard=False
+    )
     retriever.attach(index)
     assert retriever.invoke("text new")[0].id != "new"
     index.add(["new"], vector("text new"))
@@ -111,7 +113,7 @@ class LlamaSearching(LlamaBaseRetriever):
 def test_a_llama_index_retriever_follows_it() -> None:
     index = index_of_texts()
     retriever = LlamaIndexRetriever.from_retriever(
-        LlamaSearching(index), LlamaIndexWords(), tolerance=1
+        LlamaSearching(index), LlamaIndexWords(), tolerance=1, guard=False
     )
     retriever.attach(index)
     assert retriever.retrieve("text new")[0].node.node_id != "new"

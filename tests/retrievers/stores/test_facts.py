@@ -260,7 +260,7 @@ class TestGuarantee:
     def test_exact_stores_carry_it(self, name: str) -> None:
         store = STORES[name]()
         retriever = ApproximateCacheRetriever.from_vectorstore(
-            store, k=2, tolerance=1.0, rerank_factor=60, guarantee="exact"
+            store, k=2, tolerance=1.0, rerank_factor=60, guarantee="exact", guard=False
         )
         for question in ("question", "question~1", "question", "other"):
             plain = store.as_retriever(search_kwargs={"k": 2})
@@ -273,7 +273,7 @@ class TestGuarantee:
     def test_exact_indexes_carry_it(self, kind: str) -> None:
         index = faiss_index(kind)
         retriever = LlamaIndexRetriever.from_index(
-            index, k=2, tolerance=1.0, rerank_factor=60, guarantee=1
+            index, k=2, tolerance=1.0, rerank_factor=60, guarantee=1, guard=False
         )
         for question in ("question", "question~1", "question", "other"):
             plain = index.as_retriever(similarity_top_k=2).retrieve(question)
@@ -330,7 +330,9 @@ class TestGuarantee:
 
     def test_what_a_filter_left_out_is_not_held_to_be_all(self) -> None:
         store = faiss_store()
-        retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1, annotate=True)
+        retriever = ApproximateCacheRetriever.from_vectorstore(
+            store, tolerance=1, annotate=True, guard=False
+        )
         few = {"number": {"$lt": 40}}
         for _ in range(2):
             found = retriever.invoke("question", filter=few)

@@ -87,7 +87,7 @@ class TestRegistering:
         register_store(KIND)
         store = database()
         retriever = ApproximateCacheRetriever.from_vectorstore(
-            store, k=3, tolerance=2.0, rerank_factor=7
+            store, k=3, tolerance=2.0, rerank_factor=7, guard=False
         )
         assert retriever.invoke("text 1") == store.similarity_search("text 1", 3)
         assert len(store.read) == 20
@@ -175,7 +175,7 @@ class TestWithoutVectors:
     def test_the_default_is_strict_and_says_why(
         self, store: Database, caplog: pytest.LogCaptureFixture
     ) -> None:
-        retriever = ApproximateCacheRetriever.from_vectorstore(store, k=3)
+        retriever = ApproximateCacheRetriever.from_vectorstore(store, k=3, guard=False)
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert "Up to a distance of 0.05 they answer" in caplog.text
         retriever.invoke("text 1")

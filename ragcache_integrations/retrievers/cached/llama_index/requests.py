@@ -147,6 +147,7 @@ class Requests:
             whole=whole,
             annotate=self._knobs.annotate,
             embedding=query.embedding,
+            unembedded=_unembedded(query),
             # Not retrieve(): its callbacks and events are those of this call.
             plain=lambda count: retriever(count)._retrieve(replace(query)),  # noqa: SLF001
             aplain=lambda count: retriever(count)._aretrieve(replace(query)),  # noqa: SLF001
@@ -244,6 +245,12 @@ def _in_stages(
         aplain=None,
         stages=lambda embedding, count: core.search_stages(embedding, staged_request(count)),
     )
+
+
+def _unembedded(query: QueryBundle) -> tuple[str, ...]:
+    """Return the question, unless what is embedded in its place contains it, as with turns."""
+    asked = query.query_str
+    return () if any(asked in text for text in query.embedding_strs) else (asked,)
 
 
 def _blocks(retriever: BaseRetriever) -> bool:

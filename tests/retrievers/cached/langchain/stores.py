@@ -22,6 +22,8 @@ class Words(Embeddings):
     No language model: the tests need questions at known distances.
     """
 
+    dim = DIM
+
     def __init__(self) -> None:
         self.queries: list[str] = []
 

@@ -67,7 +67,9 @@ class Tracer(BaseTracer):
 
 class TestCallbacks:
     def test_hits_are_seen_by_handlers_and_in_traces(self) -> None:
-        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), tolerance=1)
+        retriever = ApproximateCacheRetriever.from_vectorstore(
+            faiss_store(), tolerance=1, guard=False
+        )
         events, tracer = Events(), Tracer()
         metadata = {"user": 1}
         config = RunnableConfig(callbacks=[events, tracer], metadata=metadata, tags=["tag"])
@@ -87,7 +89,9 @@ class TestCallbacks:
         assert metadata == {"user": 1}
 
     async def test_hits_are_seen_by_async_handlers_and_in_event_streams(self) -> None:
-        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), tolerance=1)
+        retriever = ApproximateCacheRetriever.from_vectorstore(
+            faiss_store(), tolerance=1, guard=False
+        )
         handler = AsyncEvents()
         await retriever.ainvoke("question", {"callbacks": [handler]})
         await retriever.ainvoke("question~1", {"callbacks": [handler]})

@@ -47,7 +47,7 @@ class TestChanges:
         self, make: Callable[[], VectorStore]
     ) -> None:
         store = make()
-        retriever = ApproximateCacheRetriever.from_vectorstore(store, k=2, tolerance=1)
+        retriever = ApproximateCacheRetriever.from_vectorstore(store, k=2, tolerance=1, guard=False)
         for question in (NEW, f"{NEW}~1", "something else"):
             assert "new" not in ids(retriever.invoke(question))
         store.add_texts([NEW], ids=["new"])
@@ -59,7 +59,7 @@ class TestChanges:
 
     def test_a_deleted_document_vanishes(self, make: Callable[[], VectorStore]) -> None:
         store = make()
-        retriever = ApproximateCacheRetriever.from_vectorstore(store, k=2, tolerance=1)
+        retriever = ApproximateCacheRetriever.from_vectorstore(store, k=2, tolerance=1, guard=False)
         first = ids(retriever.invoke("question"))
         store.delete([str(first[0])])
         for question in ("question", "question~1"):
@@ -94,7 +94,7 @@ class TestOtherWays:
     def test_without_following_clear_brings_the_new_answer(self) -> None:
         store = faiss_store()
         retriever = ApproximateCacheRetriever.from_vectorstore(
-            store, k=1, tolerance=1, follow_changes=False
+            store, k=1, tolerance=1, follow_changes=False, guard=False
         )
         assert type(store) is FAISS
         assert retriever.invoke("text 7")[0].id == "id 7"
@@ -219,7 +219,7 @@ class TestFaissOddities:
 
         store = FAISS.from_texts([f"text {number}" for number in range(300)], Units())
         retriever = ApproximateCacheRetriever.from_vectorstore(
-            store, k=1, tolerance=1, guarantee="exact", rerank_factor=50
+            store, k=1, tolerance=1, guarantee="exact", rerank_factor=50, guard=False
         )
         plain = store.as_retriever(search_kwargs={"k": 1})
         questions = [f"text {number}~1" for number in range(20)]
@@ -238,7 +238,9 @@ class TestFaissOddities:
 
     def test_a_failed_addition_leaves_the_index_with_a_vector_of_nobody(self) -> None:
         store = faiss_store()
-        retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1, annotate=True)
+        retriever = ApproximateCacheRetriever.from_vectorstore(
+            store, tolerance=1, annotate=True, guard=False
+        )
         retriever.invoke("question")
         with pytest.raises(ValueError, match="already exist"):
             store.add_texts(["text 7"], ids=["id 7"])

@@ -48,7 +48,7 @@ class TestRanking:
         """With all documents as candidates, a hit must be exactly the store's answer."""
         store = make()
         retriever = ApproximateCacheRetriever.from_vectorstore(
-            store, k=5, tolerance=0.4, rerank_factor=60
+            store, k=5, tolerance=0.4, rerank_factor=60, guard=False
         )
         plain = store.as_retriever(search_kwargs={"k": 5})
         retriever.invoke("question")
@@ -60,7 +60,9 @@ class TestRanking:
         self, make: Callable[[], VectorStore]
     ) -> None:
         store = make()
-        retriever = ApproximateCacheRetriever.from_vectorstore(store, k=5, tolerance=0.4)
+        retriever = ApproximateCacheRetriever.from_vectorstore(
+            store, k=5, tolerance=0.4, guard=False
+        )
         plain = store.as_retriever(search_kwargs={"k": 5})
         found = 0
         for number in range(20):
@@ -104,10 +106,10 @@ class TestStores:
         index.train(vectors)
         store = FAISS(Words(), index, InMemoryDocstore(), {})
         store.add_texts(TEXTS)
-        retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1)
+        retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1, guard=False)
         assert retriever.invoke("question") == retriever.invoke("question~1")
         index.make_direct_map()
-        ranked = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1)
+        ranked = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1, guard=False)
         ranked.invoke("question")
         stats = ranked.stats().cache
         assert stats is not None
@@ -135,7 +137,7 @@ class TestStores:
                 return [Document(one.page_content, metadata=one.metadata) for one in found]
 
         store = Anonymous.from_texts(TEXTS, Words())
-        retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1)
+        retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1, guard=False)
         first = retriever.invoke("question")
         assert retriever.invoke("question~1") == first
         assert [one.id for one in first] == [None] * 4
@@ -227,7 +229,7 @@ class TestWrappedRetrievers:
     ) -> None:
         plain = faiss_store().as_retriever(search_type="mmr", search_kwargs={"k": 3})
         with caplog.at_level(logging.WARNING, "ragcache_integrations"):
-            retriever = ApproximateCacheRetriever.from_retriever(plain, tolerance=1)
+            retriever = ApproximateCacheRetriever.from_retriever(plain, tolerance=1, guard=False)
         assert ["not re-ranked" in record.message for record in caplog.records] == [True]
         assert retriever.vectorstore is None
         expected = plain.invoke("question")
@@ -298,7 +300,7 @@ class TestConcurrency:
                 return super().similarity_search_by_vector(*args, **kwargs)
 
         retriever = ApproximateCacheRetriever.from_vectorstore(
-            SlowStore.from_texts(TEXTS, Slow()), tolerance=1
+            SlowStore.from_texts(TEXTS, Slow()), tolerance=1, guard=False
         )
         with blockbuster_ctx("ragcache_integrations"):
             for question in ("question", "question", "question~1", "other"):
@@ -441,7 +443,7 @@ def test_two_stores_with_one_id_for_different_texts() -> None:
             return [Document(one.page_content, id="same") for one in found]
 
     store = Doubles.from_texts(TEXTS, Words())
-    retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1)
+    retriever = ApproximateCacheRetriever.from_vectorstore(store, tolerance=1, guard=False)
     for question in ("question", "other"):
         first = retriever.invoke(question)
         assert retriever.invoke(f"{question}~1") == first

@@ -30,7 +30,7 @@ def node(name: str, text: str = "text new") -> TextNode:
 class TestIndexes:
     def test_new_nodes_appear_in_answers_that_they_belong_to(self, kind: str) -> None:
         index = faiss_index(kind)
-        retriever = ApproximateCacheRetriever.from_index(index, k=2, tolerance=1)
+        retriever = ApproximateCacheRetriever.from_index(index, k=2, tolerance=1, guard=False)
         for question in ("text new", "text new~1", "something else"):
             assert "new" not in ids(retriever.retrieve(question))
         index.insert_nodes([node("new")])
@@ -48,7 +48,7 @@ class TestIndexes:
 
     def test_deleted_nodes_vanish(self, kind: str) -> None:
         index = faiss_index(kind)
-        retriever = ApproximateCacheRetriever.from_index(index, k=2, tolerance=1)
+        retriever = ApproximateCacheRetriever.from_index(index, k=2, tolerance=1, guard=False)
         first = ids(retriever.retrieve("question"))
         if kind == "l2":  # FAISS takes nothing out of such an index, and who knows what is left
             with pytest.raises(NotImplementedError):
@@ -134,7 +134,9 @@ class TestDocuments:
 class TestOtherWays:
     def test_without_following_clear_brings_the_new_answer(self) -> None:
         index = faiss_index()
-        retriever = ApproximateCacheRetriever.from_index(index, tolerance=1, follow_changes=False)
+        retriever = ApproximateCacheRetriever.from_index(
+            index, tolerance=1, follow_changes=False, guard=False
+        )
         assert type(index) is VectorStoreIndex
         retriever.retrieve("text new")
         index.insert_nodes([node("new")])

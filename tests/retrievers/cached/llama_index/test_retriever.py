@@ -70,7 +70,7 @@ class TestRanking:
     def test_hits_are_ranked_and_scored_as_the_store_would(self, kind: str) -> None:
         index = faiss_index(kind)
         retriever = ApproximateCacheRetriever.from_index(
-            index, k=5, tolerance=0.4, rerank_factor=40
+            index, k=5, tolerance=0.4, rerank_factor=40, guard=False
         )
         plain = index.as_retriever(similarity_top_k=5)
         retriever.retrieve("question")
@@ -97,7 +97,7 @@ class TestIndexes:
 
     def test_an_index_that_cannot_reconstruct_is_not_ranked(self) -> None:
         index = index_over(FaissMapVectorStore(faiss.IndexIDMap(faiss.IndexFlatL2(DIM))))
-        retriever = ApproximateCacheRetriever.from_index(index, tolerance=1)
+        retriever = ApproximateCacheRetriever.from_index(index, tolerance=1, guard=False)
         assert retriever.retrieve("question") == retriever.retrieve("question~1")
 
     def test_filters_are_passed_on(self) -> None:
@@ -215,7 +215,7 @@ class TestQueries:
             storage_context=StorageContext.from_defaults(vector_store=store),
             embed_model=Words(),
         )
-        retriever = ApproximateCacheRetriever.from_index(index, tolerance=1)
+        retriever = ApproximateCacheRetriever.from_index(index, tolerance=1, guard=False)
         assert [one.text for one in retriever.retrieve("question")] == ["question"]
         assert [one.text for one in retriever.retrieve("question~1")] == ["question~1"]
         assert retriever.stats().hits == 1
@@ -232,14 +232,14 @@ class TestWrappedRetrievers:
     async def test_it_is_asked_as_it_is_and_with_the_embedding(self) -> None:
         index = faiss_index()
         plain = index.as_retriever(similarity_top_k=3)
-        retriever = ApproximateCacheRetriever.from_retriever(plain, tolerance=1)
+        retriever = ApproximateCacheRetriever.from_retriever(plain, tolerance=1, guard=False)
         expected = plain.retrieve("question")
         words_of(index).queries.clear()
         assert retriever.retrieve("question") == expected
         assert words_of(index).queries == ["question"]
         assert await retriever.aretrieve("question~1") == expected
         assert retriever.stats().store_calls == 1
-        short = ApproximateCacheRetriever.from_retriever(plain, k=2)
+        short = ApproximateCacheRetriever.from_retriever(plain, k=2, guard=False)
         assert short.retrieve("question") == expected[:2]
 
     async def test_one_without_a_coroutine_of_its_own_blocks_nothing(self) -> None:
@@ -271,7 +271,7 @@ class TestWrappedRetrievers:
 
 class TestEvents:
     def test_hits_are_dispatched(self, events: list[Any]) -> None:
-        retriever = ApproximateCacheRetriever.from_index(faiss_index(), tolerance=1)
+        retriever = ApproximateCacheRetriever.from_index(faiss_index(), tolerance=1, guard=False)
         for question in ("question", "question~1", "question"):
             retriever.retrieve(question)
         asyncio.run(retriever.aretrieve("question"))

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from blockbuster import blockbuster_ctx
 from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from tests.retrievers.cached.langchain.stores import Words
 
+from .catalogue import KNOWN_DIM, catalogue, check_catalogue
 from .proofs import Contents, Writer, check_no_breach
 
 COUNT = 60
@@ -36,6 +38,22 @@ def texts(documents: list[Document]) -> list[str]:
     return [document.page_content for document in documents]
 
 
+class Known(Embeddings):
+    """The catalogue's embeddings, which are there already."""
+
+    dim = KNOWN_DIM
+
+    def embed_query(self, text: str) -> list[float]:
+        # Some stores embed a text of their own.
+        return catalogue().vectors.get(text) or [1.0] + [0.0] * (self.dim - 1)
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [self.embed_query(text) for text in texts]
+
+
+Model = Words | Known
+
+
 class LangChainContract:
     """One class per store; each test gets a store of its own, with 60 documents.
 
@@ -52,7 +70,13 @@ class LangChainContract:
     outside = True
 
     @pytest.fixture
-    def empty(self) -> VectorStore:
+    def model(self, request: pytest.FixtureRequest) -> Model:
+        """Return what the store embeds by."""
+        model: Model = getattr(request, "param", Words)()
+        return model
+
+    @pytest.fixture
+    def empty(self, model: Model) -> VectorStore:
         """Return an empty store."""
         raise NotImplementedError
 
@@ -90,7 +114,7 @@ class LangChainContract:
 
     @staticmethod
     def wrap(store: VectorStore, **knobs: Any) -> ApproximateCacheRetriever:
-        knobs = {"k": K, "tolerance": 0.4, "rerank_factor": 20} | knobs
+        knobs = {"k": K, "tolerance": 0.4, "rerank_factor": 20, "guard": False} | knobs
         return ApproximateCacheRetriever.from_vectorstore(store, **knobs)
 
     @staticmethod
@@ -124,7 +148,7 @@ class LangChainContract:
         assert (retriever.stats().hits, retriever.stats().store_calls) == (10, 1)
 
     def test_by_default_it_is_re_ranked(self, store: VectorStore) -> None:
-        retriever = ApproximateCacheRetriever.from_vectorstore(store)
+        retriever = ApproximateCacheRetriever.from_vectorstore(store, guard=False)
         retriever.invoke("question")
         assert retriever.stats().unranked == ""
         explanation = retriever.explain("question~1")
@@ -260,6 +284,17 @@ class LangChainContract:
             assert retriever.invoke("question") == expected
         assert retriever.stats().hits == 1
         return expected
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("model", [Known], indirect=True)
+    def test_near_duplicates_keep_their_documents(self, empty: VectorStore) -> None:
+        self.add(empty, *(document(*entry) for entry in enumerate(catalogue().texts)))
+        retriever = ApproximateCacheRetriever.from_vectorstore(empty, k=K)
+        check_catalogue(
+            lambda question: texts(retriever.invoke(question)),
+            lambda question: texts(self.own(empty, question)),
+            lambda: retriever.stats().hits,
+        )
 
     def test_a_guarantee_is_given_or_refused_on_construction(self, store: VectorStore) -> None:
         knobs = {"guarantee": "exact"} | self.declared

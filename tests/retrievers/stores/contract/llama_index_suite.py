@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from blockbuster import blockbuster_ctx
-from llama_index.core import StorageContext, VectorStoreIndex
+from llama_index.core import MockEmbedding, StorageContext, VectorStoreIndex
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 from llama_index.core.vector_stores.types import BasePydanticVectorStore
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
-from tests.retrievers.cached.llama_index.indexes import Words
+from tests.retrievers.cached.llama_index.indexes import DIM, Words
 
+from .catalogue import KNOWN_DIM, catalogue, check_catalogue
 from .proofs import Contents, Writer, check_no_breach
 
 COUNT = 60
@@ -33,6 +34,16 @@ class UnitWords(Words):
 
     def _get_text_embedding(self, text: str) -> list[float]:
         return _normalised(super()._get_text_embedding(text))
+
+
+class Known(MockEmbedding):
+    """The catalogue's embeddings, which are there already."""
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return catalogue().vectors[query]
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return catalogue().vectors[text]
 
 
 def _normalised(vector: list[float]) -> list[float]:
@@ -68,7 +79,7 @@ def half(number: int) -> dict[str, Any]:
 
 
 def wrap(index: VectorStoreIndex, **knobs: Any) -> ApproximateCacheRetriever:
-    knobs = {"k": K, "tolerance": 0.4, "rerank_factor": 20} | knobs
+    knobs = {"k": K, "tolerance": 0.4, "rerank_factor": 20, "guard": False} | knobs
     return ApproximateCacheRetriever.from_index(index, **knobs)
 
 
@@ -112,7 +123,13 @@ class LlamaIndexContract:
     unasked: type[Exception] | None = None
 
     @pytest.fixture
-    def empty(self) -> BasePydanticVectorStore:
+    def dim(self, request: pytest.FixtureRequest) -> int:
+        """Return the dimension of the vectors."""
+        dim: int = getattr(request, "param", DIM)
+        return dim
+
+    @pytest.fixture
+    def empty(self, dim: int) -> BasePydanticVectorStore:
         """Return an empty store."""
         raise NotImplementedError
 
@@ -154,10 +171,26 @@ class LlamaIndexContract:
         assert (retriever.stats().hits, retriever.stats().store_calls) == (10, 1)
 
     def test_by_default_it_is_re_ranked(self, index: VectorStoreIndex) -> None:
-        retriever = ApproximateCacheRetriever.from_index(index)
+        retriever = ApproximateCacheRetriever.from_index(index, guard=False)
         retriever.retrieve("question")
         assert retriever.stats().unranked == ""
         assert retriever.explain("question~1").tolerance == 0.3
+
+    @pytest.mark.slow
+    @pytest.mark.usefixtures("dim")
+    @pytest.mark.parametrize("dim", [KNOWN_DIM], indirect=True)
+    def test_near_duplicates_keep_their_nodes(self, empty: BasePydanticVectorStore) -> None:
+        context = StorageContext.from_defaults(vector_store=empty)
+        nodes = [node(*entry) for entry in enumerate(catalogue().texts)]
+        index = VectorStoreIndex(
+            nodes, storage_context=context, embed_model=Known(embed_dim=KNOWN_DIM)
+        )
+        retriever = ApproximateCacheRetriever.from_index(index, k=K)
+        check_catalogue(
+            lambda question: texts(retriever.retrieve(question)),
+            lambda question: texts(own(index, question)),
+            lambda: retriever.stats().hits,
+        )
 
     def test_round_trips(self, index: VectorStoreIndex, calls: list[str]) -> None:
         retriever = wrap(index)

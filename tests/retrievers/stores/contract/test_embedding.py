@@ -118,7 +118,7 @@ class TestLangChain:
         words = CountingWords()
         store = hidden_store(words)
         retriever = ApproximateCacheRetriever.from_vectorstore(
-            store, k=K, vectors="embed", rerank_factor=20, metric="cosine"
+            store, k=K, vectors="embed", rerank_factor=20, metric="cosine", guard=False
         )
         words.documents.clear()
         words.fails = True
@@ -139,7 +139,7 @@ class TestLangChain:
         words = CountingWords()
         store = hidden_store(words)
         retriever = ApproximateCacheRetriever.from_vectorstore(
-            store, k=K, vectors="embed", rerank_factor=20, metric="cosine"
+            store, k=K, vectors="embed", rerank_factor=20, metric="cosine", guard=False
         )
         retriever.invoke("question")
         wait_for_vectors(retriever, "question")
@@ -172,7 +172,7 @@ class TestLangChain:
     def test_a_function_of_the_user_s(self) -> None:
         store = hidden_store()
         retriever = ApproximateCacheRetriever.from_vectorstore(
-            store, k=K, vectors=store.read, rerank_factor=20, metric="cosine"
+            store, k=K, vectors=store.read, rerank_factor=20, metric="cosine", guard=False
         )
         retriever.invoke("question")
         for question in QUESTIONS:
@@ -204,7 +204,9 @@ class TestLangChain:
         name = f"{HiddenStore.__module__}.HiddenStore"
         register_store(StoreKind("Hidden", (name,), "hidden-store", facts))
         store = hidden_store()
-        retriever = ApproximateCacheRetriever.from_vectorstore(store, k=K, rerank_factor=20)
+        retriever = ApproximateCacheRetriever.from_vectorstore(
+            store, k=K, rerank_factor=20, guard=False
+        )
         retriever.invoke("question")
         for question in QUESTIONS:
             assert retriever.invoke(question) == own(store, question)
@@ -262,7 +264,7 @@ class TestLlamaIndex:
         words = index._embed_model
         assert isinstance(words, CountingLlamaIndexWords)
         retriever = LlamaIndexRetriever.from_index(
-            index, k=K, vectors="embed", rerank_factor=20, metric="cosine"
+            index, k=K, vectors="embed", rerank_factor=20, metric="cosine", guard=False
         )
         words._documents.clear()
         for number in range(2):
@@ -274,7 +276,7 @@ class TestLlamaIndex:
     def test_other_metadata_of_the_same_text_are_embedded(self, index: VectorStoreIndex) -> None:
         """They are a part of what LlamaIndex embeds."""
         retriever = LlamaIndexRetriever.from_index(
-            index, k=K, vectors="embed", rerank_factor=20, metric="cosine"
+            index, k=K, vectors="embed", rerank_factor=20, metric="cosine", guard=False
         )
         for topic in ("one", "two", "three"):
             node = TextNode(id_=uuid_of(0), text="text 0", metadata={"topic": topic})
@@ -287,7 +289,7 @@ class TestLlamaIndex:
         store = index.vector_store
         assert isinstance(store, HiddenNodes)
         retriever = LlamaIndexRetriever.from_index(
-            index, k=K, vectors=store.read, rerank_factor=20, metric="cosine"
+            index, k=K, vectors=store.read, rerank_factor=20, metric="cosine", guard=False
         )
         retriever.retrieve("question 0")
         self.check_hits(index, retriever)

@@ -22,10 +22,10 @@ from pymilvus import MilvusClient
 from qdrant_client import QdrantClient, models
 from sqlalchemy import NullPool, create_engine
 
-from tests.retrievers.cached.langchain.stores import DIM, Words
+from tests.retrievers.cached.langchain.stores import Words
 
 from .counting import call_one_at_a_time, count_calls, new_name
-from .langchain_suite import LangChainContract, document
+from .langchain_suite import LangChainContract, Model, document
 
 
 class TestChroma(LangChainContract):
@@ -33,9 +33,9 @@ class TestChroma(LangChainContract):
         return "Chroma walks a graph"
 
     @pytest.fixture(params=["l2", "cosine", "ip"])
-    def empty(self, request: pytest.FixtureRequest) -> VectorStore:
+    def empty(self, request: pytest.FixtureRequest, model: Model) -> VectorStore:
         space: Any = request.param
-        return Chroma(new_name(), Words(), collection_configuration={"hnsw": {"space": space}})
+        return Chroma(new_name(), model, collection_configuration={"hnsw": {"space": space}})
 
     @pytest.fixture
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -55,11 +55,11 @@ class TestQdrant(LangChainContract):
         params=[models.Distance.COSINE, models.Distance.EUCLID, models.Distance.DOT],
         ids=lambda distance: str(distance.value),
     )
-    def empty(self, request: pytest.FixtureRequest) -> Iterator[VectorStore]:
+    def empty(self, request: pytest.FixtureRequest, model: Model) -> Iterator[VectorStore]:
         client = QdrantClient(":memory:")
-        parameters = models.VectorParams(size=DIM, distance=request.param)
+        parameters = models.VectorParams(size=model.dim, distance=request.param)
         client.create_collection("documents", parameters)
-        yield QdrantVectorStore(client, "documents", Words(), distance=request.param)
+        yield QdrantVectorStore(client, "documents", model, distance=request.param)
         client.close()
 
     def why_refused(self, store: VectorStore) -> str:
@@ -82,13 +82,13 @@ class TestQdrant(LangChainContract):
 
 class TestMilvus(LangChainContract):
     @pytest.fixture
-    def empty(self, tmp_path: Path) -> VectorStore:
-        return self.open(new_name(), tmp_path)
+    def empty(self, tmp_path: Path, model: Model) -> VectorStore:
+        return self.open(new_name(), tmp_path, model)
 
     @staticmethod
-    def open(name: str, folder: Path) -> Milvus:
+    def open(name: str, folder: Path, model: Model) -> Milvus:
         return Milvus(
-            Words(),
+            model,
             collection_name=name,
             connection_args={"uri": str(folder / "milvus.db")},
             index_params={"index_type": "FLAT", "metric_type": "L2"},
@@ -96,7 +96,7 @@ class TestMilvus(LangChainContract):
 
     def another(self, store: VectorStore) -> VectorStore:
         assert isinstance(store, Milvus)
-        return self.open(store.collection_name, Path(store._connection_args["uri"]).parent)
+        return self.open(store.collection_name, Path(store._connection_args["uri"]).parent, Words())
 
     @pytest.fixture
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -114,9 +114,9 @@ class TestLanceDB(LangChainContract):
     follows = False  # its documents come back without ids
 
     @pytest.fixture
-    def empty(self, tmp_path: Path) -> VectorStore:
+    def empty(self, tmp_path: Path, model: Model) -> VectorStore:
         store: VectorStore = LanceDB(
-            connection=lancedb.connect(tmp_path), embedding=Words(), mode="append"
+            connection=lancedb.connect(tmp_path), embedding=model, mode="append"
         )
         return store
 
@@ -153,12 +153,13 @@ class TestPGVectorStore(LangChainContract):
         return statements
 
     @pytest.fixture
-    def empty(self, postgres: str) -> Iterator[VectorStore]:
+    def empty(self, postgres: str, model: Model) -> Iterator[VectorStore]:
         engines = [PGEngine.from_connection_string(postgres) for _ in range(2)]
         name = new_name()
-        engines[0].init_vectorstore_table(name, DIM, metadata_columns=[Column("half", "INTEGER")])
+        columns = [Column("half", "INTEGER")]
+        engines[0].init_vectorstore_table(name, model.dim, metadata_columns=columns)
         stores = [
-            PGVectorStore.create_sync(engine, Words(), name, metadata_columns=["half"])
+            PGVectorStore.create_sync(engine, model, name, metadata_columns=["half"])
             for engine in engines
         ]
         self.other = stores[1]
@@ -178,9 +179,9 @@ class TestPGVector(LangChainContract):
         return statements
 
     @pytest.fixture
-    def empty(self, postgres: str) -> Iterator[VectorStore]:
+    def empty(self, postgres: str, model: Model) -> Iterator[VectorStore]:
         engine = create_engine(postgres)
-        store = PGVector(Words(), connection=engine, collection_name=new_name())
+        store = PGVector(model, connection=engine, collection_name=new_name())
         self.address = postgres
         yield store
         store.delete_collection()  # ids are those of all collections together
@@ -196,8 +197,8 @@ class TestFaiss(LangChainContract):
     outside = False
 
     @pytest.fixture
-    def empty(self) -> VectorStore:
-        store: VectorStore = FAISS(Words(), faiss.IndexFlatL2(DIM), InMemoryDocstore(), {})
+    def empty(self, model: Model) -> VectorStore:
+        store: VectorStore = FAISS(model, faiss.IndexFlatL2(model.dim), InMemoryDocstore(), {})
         return store
 
     @pytest.fixture
@@ -216,8 +217,8 @@ class TestInMemory(LangChainContract):
     outside = False
 
     @pytest.fixture
-    def empty(self) -> VectorStore:
-        return InMemoryVectorStore(Words())
+    def empty(self, model: Model) -> VectorStore:
+        return InMemoryVectorStore(model)
 
     @pytest.fixture
     def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -82,7 +82,7 @@ def filled(store: VectorStore) -> VectorStore:
 
 def check_unranked(store: VectorStore, reason: str, **knobs: Any) -> None:
     """Check that a store is asked as its own retriever asks it, and never re-ranked."""
-    retriever = ApproximateCacheRetriever.from_vectorstore(store, k=K, **knobs)
+    retriever = ApproximateCacheRetriever.from_vectorstore(store, k=K, **knobs, guard=False)
     for _ in range(2):
         assert retriever.invoke("text 7") == own(store, "text 7")
     assert retriever.stats().hits == 1
@@ -91,7 +91,7 @@ def check_unranked(store: VectorStore, reason: str, **knobs: Any) -> None:
     assert retriever.invoke("text 7~1") == own(store, "text 7~1")
     assert retriever.stats().hits == 1
     with pytest.raises(ConfigurationError, match=reason):
-        ApproximateCacheRetriever.from_vectorstore(store, rerank_factor=2, **knobs)
+        ApproximateCacheRetriever.from_vectorstore(store, rerank_factor=2, **knobs, guard=False)
 
 
 class TestQdrant:

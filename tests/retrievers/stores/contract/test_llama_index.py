@@ -59,9 +59,9 @@ class TestQdrant(LlamaIndexContract):
         call_one_at_a_time(monkeypatch, QdrantClient, *methods)
 
     @pytest.fixture(params=[models.Distance.COSINE, models.Distance.EUCLID, models.Distance.DOT])
-    def empty(self, request: pytest.FixtureRequest) -> Iterator[BasePydanticVectorStore]:
+    def empty(self, request: pytest.FixtureRequest, dim: int) -> Iterator[BasePydanticVectorStore]:
         client = QdrantClient(":memory:")
-        parameters = models.VectorParams(size=DIM, distance=request.param)
+        parameters = models.VectorParams(size=dim, distance=request.param)
         yield QdrantVectorStore("documents", client, dense_config=parameters)
         client.close()
 
@@ -80,9 +80,9 @@ class TestQdrant(LlamaIndexContract):
 
 class TestMilvus(LlamaIndexContract):
     @pytest.fixture
-    def empty(self, tmp_path: Path) -> BasePydanticVectorStore:
+    def empty(self, tmp_path: Path, dim: int) -> BasePydanticVectorStore:
         self.uri = str(tmp_path / "milvus.db")
-        return MilvusVectorStore(uri=self.uri, dim=DIM, similarity_metric="L2")
+        return MilvusVectorStore(uri=self.uri, dim=dim, similarity_metric="L2")
 
     def another(self, store: BasePydanticVectorStore) -> BasePydanticVectorStore:
         return MilvusVectorStore(uri=self.uri, dim=DIM, similarity_metric="L2")
@@ -126,8 +126,8 @@ class TestLanceDB(LlamaIndexContract):
 
 class TestPGVectorStore(LlamaIndexContract):
     @pytest.fixture
-    def empty(self, postgres: str) -> BasePydanticVectorStore:
-        self.address, self.name = postgres, new_name()
+    def empty(self, postgres: str, dim: int) -> BasePydanticVectorStore:
+        self.address, self.name, self.dim = postgres, new_name(), dim
         return self.open()
 
     def another(self, store: BasePydanticVectorStore) -> BasePydanticVectorStore:
@@ -139,7 +139,7 @@ class TestPGVectorStore(LlamaIndexContract):
             async_connection_string=self.address,
             table_name=self.name,
             schema_name="public",
-            embed_dim=DIM,
+            embed_dim=self.dim,
             create_engine_kwargs={"poolclass": NullPool},
         )
 
