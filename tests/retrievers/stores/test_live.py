@@ -14,7 +14,7 @@ from langchain_community.docstore.in_memory import InMemoryDocstore
 from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.stores import InMemoryStore
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from langchain_qdrant import QdrantVectorStore
@@ -162,6 +162,7 @@ def test_another_embedding_model() -> None:
 
 def test_a_search_under_way_meanwhile_is_not_kept() -> None:
     store, change = in_qdrant()
+    assert isinstance(store, QdrantVectorStore)
     found = store.client.query_points
 
     def search(*arguments: Any, **named: Any) -> Any:
@@ -170,10 +171,10 @@ def test_a_search_under_way_meanwhile_is_not_kept() -> None:
         return answer
 
     retriever = ApproximateCacheRetriever.from_vectorstore(store, k=1)
-    store.client.query_points = search
+    store.client.query_points = search  # type: ignore[method-assign] # the test's own
     assert fee(retriever) == FEES["v1"]
     store.collection_name = "v1"  # as it was when the search began
-    store.client.query_points = found
+    store.client.query_points = found  # type: ignore[method-assign] # as it was
     assert fee(retriever) == FEES["v1"]
     assert retriever.stats().hits == 0
 
@@ -297,7 +298,7 @@ def test_it_is_said_if_nothing_can_be_followed(
     knobs: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    found = RunnableLambda(lambda question: [Document(question)])
+    found: Runnable[str, list[Document]] = RunnableLambda(lambda question: [Document(question)])
     ApproximateCacheRetriever.from_retriever(found, langchain_embeddings(), **knobs)
     said = "Changes of the documents that the wrapped function finds cannot be followed"
     assert (said in caplog.text) == (not knobs)

@@ -156,8 +156,9 @@ class TestPGVectorStore(LangChainContract):
     def empty(self, postgres: str, model: Model) -> Iterator[VectorStore]:
         engines = [PGEngine.from_connection_string(postgres) for _ in range(2)]
         name = new_name()
-        columns = [Column("half", "INTEGER")]
-        engines[0].init_vectorstore_table(name, model.dim, metadata_columns=columns)
+        engines[0].init_vectorstore_table(
+            name, model.dim, metadata_columns=[Column("half", "INTEGER")]
+        )
         stores = [
             PGVectorStore.create_sync(engine, model, name, metadata_columns=["half"])
             for engine in engines

@@ -127,7 +127,7 @@ class TestLanceDB(LlamaIndexContract):
 class TestPGVectorStore(LlamaIndexContract):
     @pytest.fixture
     def empty(self, postgres: str, dim: int) -> BasePydanticVectorStore:
-        self.address, self.name, self.dim = postgres, new_name(), dim
+        self.address, self.name, self.size = postgres, new_name(), dim
         return self.open()
 
     def another(self, store: BasePydanticVectorStore) -> BasePydanticVectorStore:
@@ -139,7 +139,7 @@ class TestPGVectorStore(LlamaIndexContract):
             async_connection_string=self.address,
             table_name=self.name,
             schema_name="public",
-            embed_dim=self.dim,
+            embed_dim=self.size,
             create_engine_kwargs={"poolclass": NullPool},
         )
 
