@@ -51,6 +51,9 @@ _AWAY = "Redis does not say what was answered before"
 _REDIS_WORKERS = 8
 _UNCOPYABLE = "it can't be copied, so its receiver could change it for others"
 _WORKERS = 4
+_FIRST_WORD = re.compile(r"[^\W\d_][^\W\d_]+(?![\w+#-])")
+_SHORT = frozenset({"yes.", "no.", "ja.", "nein.", "oui.", "non.", "sim.", "não."})
+"""Answers whose full stop says nothing, though their word is short."""
 _YES = re.compile(r"\s*yes\b", re.IGNORECASE)
 
 
@@ -64,9 +67,14 @@ def plain_answer(answer: str) -> str:
 
     A bound on wrong answers counts by it, so it is stricter than the metrics of data sets, to which
     ``C++`` is ``C#`` and ``-5`` is ``5``: signs, operators, symbols, articles and case count. See
-    :func:`~ragcache_integrations.retrievers.keys.normalize_text`.
+    :func:`~ragcache_integrations.retrievers.keys.normalize_text`. Of the first word, the first
+    letter's case is left out if the others are small: models write *Yes* and *yes*.
     """
-    return normalize_text(answer)
+    answer = answer.strip()
+    first = _FIRST_WORD.match(answer)
+    if first is not None and first[0][1:].islower():
+        answer = first[0].lower() + answer[first.end() :]
+    return normalize_text(answer.removesuffix(".") if answer in _SHORT else answer)
 
 
 def says_same(verdict: object) -> bool:

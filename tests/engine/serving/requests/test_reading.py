@@ -122,6 +122,11 @@ def test_no_json(raw: bytes) -> None:
 BODY = b'{"model": "m"}' * 3
 
 
+def zipped(body: bytes) -> bytes:
+    """Without the time, which would be in the names of tests."""
+    return gzip.compress(body, mtime=0)
+
+
 def deflated(body: bytes) -> bytes:
     """Without zlib's head and checksum, as many clients send it."""
     return zlib.compress(body)[2:-4]
@@ -132,8 +137,8 @@ def deflated(body: bytes) -> bytes:
     [
         (BODY, b""),
         (BODY, b"identity"),
-        (gzip.compress(BODY), b"gzip"),
-        (gzip.compress(BODY), b" X-GZIP ,identity"),
+        (zipped(BODY), b"gzip"),
+        (zipped(BODY), b" X-GZIP ,identity"),
         (zlib.compress(BODY), b"deflate"),
         (deflated(BODY), b"deflate"),
     ],
@@ -147,14 +152,14 @@ def test_an_encoded_body(raw: bytes, codings: bytes) -> None:
 )
 def test_codings_that_are_not_read(codings: bytes) -> None:
     with pytest.raises(RequestRefusedError, match="gzip or deflate") as refused:
-        decoded(gzip.compress(gzip.compress(BODY)), codings, 1000)
+        decoded(zipped(zipped(BODY)), codings, 1000)
     assert refused.value.status == 415
     assert refused.value.headers == [(b"accept-encoding", b"gzip, deflate")]
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress, deflated])
+@pytest.mark.parametrize("compress", [zipped, zlib.compress, deflated])
 def test_a_body_that_would_be_too_large(compress: Any) -> None:
-    coding = b"gzip" if compress is gzip.compress else b"deflate"
+    coding = b"gzip" if compress is zipped else b"deflate"
     bomb = compress(bytes(64 << 20))
     assert len(bomb) < 1 << 17
     with pytest.raises(RequestRefusedError, match="larger than the 1000 bytes") as refused:
@@ -167,10 +172,10 @@ def test_a_body_that_would_be_too_large(compress: Any) -> None:
     "raw",
     [
         BODY,
-        gzip.compress(BODY)[:-1],
-        gzip.compress(BODY)[:-9] + bytes(9),
-        gzip.compress(BODY) + b"x",
-        gzip.compress(BODY) * 2,
+        zipped(BODY)[:-1],
+        zipped(BODY)[:-9] + bytes(9),
+        zipped(BODY) + b"x",
+        zipped(BODY) * 2,
         b"\x1f\x8b",
     ],
 )
