@@ -211,6 +211,7 @@ class _Walk:
         uses = Uses()
         for function in self._functions:
             uses.add(uses_of(function.__code__))
+        uses.follow_returned()
         return uses
 
     def _is_watched(self, value: Any) -> bool:

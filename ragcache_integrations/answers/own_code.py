@@ -106,12 +106,14 @@ class Uses:
         names: Names of attributes, whosever.
         imports: Modules that it imports.
         notes: What it writes.
+        returned: Names of what functions return as it is, by the names of these functions.
     """
 
     globals: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     imports: list[str] = field(default_factory=list)
     notes: Notes = field(default_factory=Notes)
+    returned: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, other: Uses) -> None:
         """Take over what other code names."""
@@ -119,6 +121,19 @@ class Uses:
         self.names |= other.names
         self.imports += other.imports
         self.notes.add(other.notes)
+        for name, symbols in other.returned.items():
+            self.returned.setdefault(name, set()).update(symbols)
+
+    def follow_returned(self) -> None:
+        """Note that what a property returns is written, if the property's value is written."""
+        waiting = [name for name in self.returned if name in self.notes.changed]
+        while waiting:
+            name = waiting.pop()
+            for symbol in self.returned[name]:
+                keys = self.notes.changed.setdefault(symbol, set())
+                if not self.notes.changed[name] <= keys:
+                    keys |= self.notes.changed[name]
+                    waiting += [symbol] if symbol in self.returned else []
 
 
 @remembered
@@ -129,7 +144,7 @@ def uses_of(code: types.CodeType) -> Uses:
 
 def _uses_of(code: types.CodeType) -> Uses:
     uses = Uses()
-    _Reading(uses).go(dis.get_instructions(code))
+    _Reading(uses, code.co_name).go(dis.get_instructions(code))
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             uses.add(_uses_of(inner))
@@ -160,8 +175,9 @@ class _Reading:
     something is written: the chain is then taken for changed by its answers.
     """
 
-    def __init__(self, uses: Uses) -> None:
+    def __init__(self, uses: Uses, name: str) -> None:
         self._uses = uses
+        self._name = name
         self._stack: list[Any] = []
         self._locals: dict[str, Any] = {}
 
@@ -286,6 +302,12 @@ class _Reading:
             self._pop()
 
     _delete_subscr = _store_subscr
+
+    def _return_value(self, instruction: dis.Instruction) -> None:
+        symbol = self._stack[-1] if self._stack else None
+        if isinstance(symbol, str):
+            self._uses.returned.setdefault(self._name, set()).add(symbol)
+        self._other(instruction)
 
     def _store_slice(self, instruction: dis.Instruction) -> None:
         if len(self._stack) >= 3:  # noqa: PLR2004 - container, start and stop
