@@ -7,6 +7,7 @@ identity, with what they held before. Only data are read: no property, no method
 from __future__ import annotations
 
 import argparse
+import array
 import configparser
 import contextlib
 import functools
@@ -17,11 +18,12 @@ import os
 import string
 import sys
 import types
-from collections import ChainMap, UserDict, UserList, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel
 
 from ragcache_integrations.core.forks import make_lock
@@ -40,8 +42,13 @@ CHANGED = (
 
 _MOST_OBJECTS = 3_000
 _MOST_ITEMS = 10_000
-"""Items of a container that are compared: of a larger one, such as a store's documents, how many
-there are."""
+"""Items of a container that are gone through: of a larger one, such as a vocabulary, changes within
+the items are not noticed, only other items."""
+_MOST_COMPARED = 50_000
+"""Items of a container that are compared: of a larger one, how many there are, and a sample."""
+_MOST_BYTES = 1 << 20
+"""Bytes of an array that are compared: of a larger one, its shape and a sample."""
+_SAMPLE = 1_000
 _MANY_CHANGES = 20
 
 _LARGE = "Of a chain, changes of the first %d objects are noticed"
@@ -50,7 +57,8 @@ _RESTLESS = (
     "what is another one for each question as an input"
 )
 
-_SEQUENCES = (list, tuple, set, frozenset, deque, bytearray)
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+_ARRAYS = (np.ndarray, array.array, bytearray)
 _MAPPINGS = (dict, types.MappingProxyType)
 _HOLDERS = (
     *(types.SimpleNamespace, argparse.Namespace, UserDict, UserList, ChainMap),
@@ -58,7 +66,7 @@ _HOLDERS = (
 )
 """Classes of Python's own whose objects hold what is given to them."""
 _WRAPPERS = (functools.partial, type(functools.lru_cache(len)))
-_FOLLOWED = (*_SEQUENCES, *_MAPPINGS, *_WRAPPERS, types.FunctionType)
+_FOLLOWED = (*_SEQUENCES, *_ARRAYS, *_MAPPINGS, *_WRAPPERS, types.FunctionType)
 _METHODS = (types.MethodType, types.BuiltinMethodType)
 _PLAIN = (str, int, float, bool, bytes, complex, type(None), type(...))
 _MADE = frozenset(("__init__", "__new__", "__post_init__", "__init_subclass__", "__setstate__"))
@@ -92,7 +100,7 @@ class ChangeWatch:
     Watched are
 
     - the attributes of pydantic models, of objects of a framework's classes and of your own, and of
-      your own classes themselves; and the items of lists, dicts and sets within them,
+      your own classes themselves; and the items of lists, dicts, sets and arrays within them,
     - environment variables, if your own functions read any,
     - what your functions name: variables around them, globals, attributes of your modules, defaults
       and what was bound by ``functools.partial``; and the functions that they name in turn, with
@@ -263,10 +271,12 @@ class _Walk:
 
     def _follow_object(self, value: Any) -> None:
         kind = type(value)
-        if issubclass(kind, _SEQUENCES):
+        if issubclass(kind, _SEQUENCES) and _count(value) <= _MOST_ITEMS:
             self._push_all(_sequence(value))
-        elif issubclass(kind, _MAPPINGS):
+        elif issubclass(kind, _MAPPINGS) and _count(value) <= _MOST_ITEMS:
             self._push_all(_mapping(value, self._keys.get(id(value), frozenset())))
+        elif issubclass(kind, np.ndarray) and value.dtype.hasobject and value.size <= _MOST_ITEMS:
+            self._push_all(np.ndarray.view(value, np.ndarray).flat)
         if self._is_held(value):
             strict = self._is_known(kind)
             items = _attributes(value)
@@ -294,7 +304,7 @@ class _Walk:
             if type(part) in _PLAIN or (name in self._notes.assigned and not _acts(type(part))):
                 continue
             keys = self._notes.keys_of(name)
-            if keys is None and issubclass(type(part), (*_SEQUENCES, *_MAPPINGS)):
+            if keys is None and issubclass(type(part), (*_SEQUENCES, *_ARRAYS, *_MAPPINGS)):
                 continue
             if keys:
                 self._keys[id(part)] = keys
@@ -422,6 +432,8 @@ class _Walk:
         kind = type(value)
         if issubclass(kind, _SEQUENCES):
             reads.append(functools.partial(_sequence, value))
+        elif issubclass(kind, _ARRAYS):
+            reads.append(functools.partial(_array, value))
         elif issubclass(kind, _MAPPINGS):
             keys = self._keys.get(id(value), frozenset())
             reads.append(functools.partial(_mapping, value, keys, named=True))
@@ -540,7 +552,7 @@ def _lasting(value: Any) -> Any:
 @remembered
 def _acts(kind: type) -> bool:
     """Whether objects are models, prompts, services or functions, rather than data."""
-    if issubclass(kind, (*_PLAIN, *_SEQUENCES, *_MAPPINGS)):
+    if issubclass(kind, (*_PLAIN, *_SEQUENCES, *_ARRAYS, *_MAPPINGS)):
         return False
     calls = any("__call__" in vars(base) for base in kind.__mro__)
     return calls or _is_service(kind) or any(hasattr(kind, name) for name in _ACTIONS)
@@ -553,29 +565,60 @@ def _content(cell: types.CellType) -> object:
         return cell
 
 
+def _base(value: object) -> Any:
+    """Return the container's class of Python's own: its methods are asked, not somebody's."""
+    return next(
+        base for base in (OrderedDict, *_MAPPINGS, *_SEQUENCES) if issubclass(type(value), base)
+    )
+
+
+def _count(value: object) -> int:
+    return int(_base(value).__len__(value))
+
+
 def _sequence(value: Any) -> Parts:
-    """Return the items of a list, a tuple or a set; how many there are, if they are very many."""
-    base: Any = next(base for base in _SEQUENCES if isinstance(value, base))
-    many = base.__len__(value)  # its methods are asked, not those of a class of somebody's
-    return (many,) if many > _MOST_ITEMS else tuple(base.__iter__(value))
+    """Return the items of a list, a tuple or a set; if they are very many, some of them."""
+    base, many = _base(value), _count(value)
+    if many > _MOST_COMPARED and base in {list, tuple}:
+        return (many, *base.__getitem__(value, slice(None, None, many // _SAMPLE)))
+    return _some(base.__iter__(value), many)
+
+
+def _some(items: Iterable[Any], many: int) -> Parts:
+    """Return items; if they are very many, how many there are and the first of them."""
+    return tuple(items) if many <= _MOST_COMPARED else (many, *itertools.islice(items, _SAMPLE))
 
 
 def _mapping(value: Any, left_out: frozenset[Any] = frozenset(), *, named: bool = False) -> Parts:
     """Return the values of a dict, and their names if these are compared, too."""
-    if len(value) > _MOST_ITEMS:
-        return (len(value),)
-    own = issubclass(type(value), dict)  # whose methods are asked, not those of somebody's class
+    base, many = _base(value), _count(value)
+    if many > _MOST_COMPARED:
+        return _some(base.values(value), many)
     if not left_out:
-        values = dict.values(value) if own else value.values()
-        return (*(dict.keys(value) if own else value.keys()), *values) if named else tuple(values)
-    pairs = [
-        pair
-        for pair in list(dict.items(value) if own else value.items())
-        if pair[0] not in left_out
-    ]
+        values = base.values(value)
+        return (*base.keys(value), *values) if named else tuple(values)
+    pairs = [pair for pair in list(base.items(value)) if pair[0] not in left_out]
     return (
         tuple(itertools.chain.from_iterable(pairs)) if named else tuple(part for _, part in pairs)
     )
+
+
+def _array(value: Any) -> Parts:
+    """Return what an array holds as bytes, which compare fast; of a very large one, a sample."""
+    # No buffer is taken: the application could not append to the array meanwhile.
+    if issubclass(type(value), np.ndarray):
+        plain = np.ndarray.view(value, np.ndarray)
+        told = (plain.dtype, *plain.shape)
+        if plain.dtype.hasobject:
+            return (*told, *_some(plain.flat, plain.size))
+        if plain.nbytes > _MOST_BYTES:
+            plain = plain.flat[:: max(plain.size // _SAMPLE, 1)]
+        return (*told, plain.tobytes())
+    base: Any = bytearray if issubclass(type(value), bytearray) else array.array
+    code, size = ("", 1) if base is bytearray else (value.typecode, value.itemsize)
+    many = base.__len__(value)
+    step = many // _SAMPLE if many * size > _MOST_BYTES else 1
+    return code, many, bytes(base.__getitem__(value, slice(None, None, step)))
 
 
 def _read(read: Read) -> Parts:

@@ -19,7 +19,10 @@ _VOLATILE = {
 
 
 def document_identity(
-    name: str | None, text: str, metadata: Mapping[str, Any]
+    name: str | None,
+    text: str,
+    metadata: Mapping[str, Any],
+    more: Mapping[str, Any] | None = None,
 ) -> tuple[str, Hashable] | None:
     """Return a document's id, and what changes when its text or metadata does.
 
@@ -27,10 +30,14 @@ def document_identity(
         name: Its id; ``None`` where it has none.
         text: Its text.
         metadata: Its metadata, as a prompt may hold it.
+        more: What else a model may be shown of it, such as an image.
 
     Returns:
         ``None`` where the metadata hold what can't be compared.
     """
     text_id = content_id(text)
-    frozen = freeze_arguments({key: metadata[key] for key in metadata if key not in _VOLATILE})
+    held: dict[str, Any] = {key: metadata[key] for key in metadata if key not in _VOLATILE}
+    if more:
+        held = {"metadata": held, "more": more}
+    frozen = freeze_arguments(held)
     return None if frozen.opaque else (name or text_id, (text_id, frozen.key))

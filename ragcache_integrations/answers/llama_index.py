@@ -50,11 +50,13 @@ from llama_index.core.llms import callbacks as llm_callbacks
 from llama_index.core.prompts.mixin import PromptDictType, PromptMixinType
 from llama_index.core.schema import (
     BaseNode,
+    MediaResource,
     MetadataMode,
     NodeWithScore,
     QueryBundle,
     QueryType,
 )
+from llama_index.core.tools.types import ToolOutput
 from typing_extensions import override
 
 from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
@@ -100,6 +102,13 @@ _EMPTY = frozenset(("empty response", "none"))
 _FAILED = "its model failed"
 _UNADDED = "its stream had something else than text, which may be all of the answer so far"
 _INCOMPARABLE = "a node's metadata hold values that can't be compared"
+_NOT_SHOWN = frozenset(
+    (
+        *("id_", "text", "metadata", "relationships", "start_char_idx", "end_char_idx"),
+        *("embedding", "text_embedding", "excluded_embed_metadata_keys", "obj"),
+    )
+)
+"""Fields of a node that are compared otherwise, or that say nothing to a model."""
 
 Nodes = list[NodeWithScore]
 
@@ -221,6 +230,8 @@ def _why_no_object(value: Any) -> str | None:
         said = value.response
         empty = isinstance(said, str) and said.strip().casefold() in _EMPTY
         reason = EMPTY if empty else unfinished(_told(value.metadata)) or why_none(said)
+    elif isinstance(value, ToolOutput):
+        reason = "a tool failed" if value.is_error else why_none(value.raw_output)
     elif not isinstance(value, BaseNode | NodeWithScore):
         return None
     return reason or ""
@@ -399,7 +410,10 @@ class AnswerCache(AnswerControls, QueryEngine):
     ) -> Question | None:
         identities = [
             document_identity(
-                node.node.node_id, node.node.get_content(MetadataMode.NONE), node.node.metadata
+                node.node.node_id,
+                node.node.get_content(MetadataMode.NONE),
+                node.node.metadata,
+                _shown(node.node),
             )
             for node in nodes
         ]
@@ -633,6 +647,26 @@ def _check_engine(engine: object) -> None:
                 f"does, but {kind.__name__} has no {step}()"
             )
             raise ConfigurationError(msg)
+
+
+def _shown(node: BaseNode) -> dict[str, Any]:
+    """Return what a model may be shown of a node besides its text and metadata.
+
+    That is the form in which it is shown, and images, sounds and fields of a class of one's own.
+    """
+    shown = {}
+    for name, field in type(node).model_fields.items():
+        value = getattr(node, name, None)
+        usual = value is None or (isinstance(value, str) and value == field.default)
+        if name not in _NOT_SHOWN and not usual:
+            shown[name] = _resource(value) if isinstance(value, MediaResource) else value
+    return shown
+
+
+def _resource(resource: MediaResource) -> dict[str, Any]:
+    held = {"data": resource.data, "text": resource.text, "mimetype": resource.mimetype}
+    places = {name: str(getattr(resource, name)) for name in ("path", "url")}
+    return held | places
 
 
 def _stored(response: RESPONSE_TYPE) -> _Stored:

@@ -77,7 +77,13 @@ _OTHER_DOCUMENTS = (
     "the chain did not answer from what the retriever finds for the question. Give the chain the "
     "documents with documents_key=, or the answer cache the retriever that the chain has"
 )
-
+_MORE_DOCUMENTS = (
+    "the chain searches for other documents, too, which the answer cache does not compare. Give it "
+    "a retriever that finds all of them"
+)
+_THREAD = (
+    "a graph within the chain has a conversation of its own, by the thread_id of its configuration"
+)
 _GREW = (
     "what came in pieces may be all of the answer so far, again and again, as parsers of JSON "
     "stream it. Answers of invoke are kept, and served to streams"
@@ -586,8 +592,10 @@ class _Call:
             self._flow.leave_out(_GREW)
         elif lookup is None or output is None:
             self._flow.leave_out()
-        elif self._cache.documents_key is None and not self._heard.only(lookup.question.documents):
-            self._flow.leave_out(_OTHER_DOCUMENTS, f"it had {self._heard.told()}")
+        elif (reason := self._why_other(lookup.question)) is not None:
+            self._flow.leave_out(reason, f"it had {self._heard.told()}")
+        elif self._has_conversation():
+            self._flow.leave_out(_THREAD)
         elif (reason := self._why_none(self._heard, output)) is not None:
             self._flow.leave_out(reason)
         elif names_in(output) & names_in(self._turns) - names_in(self._others):
@@ -597,6 +605,21 @@ class _Call:
         else:
             return True
         return False
+
+    def _why_other(self, question: Question) -> str | None:
+        """Return why the answer is from other documents than those of the question, if it is."""
+        gets_them = self._cache.documents_key is not None
+        if self._heard.only(question.documents) or (gets_them and not self._heard.searched):
+            return None
+        return _MORE_DOCUMENTS if gets_them else _OTHER_DOCUMENTS
+
+    def _has_conversation(self) -> bool:
+        """Whether a part of the chain has a thread that is not the call's, whose use is watched."""
+        if "thread_id" in self._flow.watch.ignores:
+            return False
+        config: Mapping[str, Any] = self._config
+        given = [config.get(name) or {} for name in ("configurable", "metadata")]
+        return bool(self._heard.threads - {values.get("thread_id") for values in given})
 
     def _why_none(self, heard: HeardRun, output: Any) -> str | None:
         """Return why this is no answer; ``None``: it is one."""

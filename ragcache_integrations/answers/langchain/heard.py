@@ -30,6 +30,7 @@ class HeardRun(BaseCallbackHandler):
     Attributes:
         grew: Whether a parser streamed what it read so far again and again, so that the sum of its
             pieces is not what it returns for the whole.
+        threads: Ids of the conversations that runs within belong to.
     """
 
     run_inline = True
@@ -40,6 +41,7 @@ class HeardRun(BaseCallbackHandler):
         self._documents: list[list[Document]] = []
         self._parsing: set[UUID] = set()
         self.grew = False
+        self.threads: set[object] = set()
         self._failed: set[str] = set()
         self._tools: dict[UUID, str] = {}
         self._reason: str | None = None
@@ -108,6 +110,9 @@ class HeardRun(BaseCallbackHandler):
 
     @override
     def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        thread = (kwargs.get("metadata") or {}).get("thread_id")
+        if isinstance(thread, str | int | UUID):
+            self.threads.add(thread)
         # LangChain does not know the input of what it streams yet.
         if kwargs.get("run_type") == "parser" and inputs == {"input": ""}:
             self._parsing.add(run_id)
@@ -119,6 +124,11 @@ class HeardRun(BaseCallbackHandler):
             read = kwargs.get("inputs")
             text = read.text if isinstance(read, BaseMessage) else read
             self.grew = self.grew or not (isinstance(outputs, str) and outputs == text)
+
+    @property
+    def searched(self) -> bool:
+        """Whether the chain retrieved documents itself."""
+        return bool(self._documents)
 
     def only(self, documents: frozenset[Any]) -> bool:
         """Whether these are what was retrieved, each time."""
