@@ -529,6 +529,9 @@ ELSEWHERE = {
     "`interrupt()`": "test_every_person_is_asked",
     "a step that is resumed": "test_a_step_that_is_resumed",
     "arguments that a framework injects: state, store, runtime": "test_what_is_injected",
+    "a graph within that has a `thread_id` of its own, by `with_config()`": (
+        "test_a_graph_with_a_thread_of_its_own"
+    ),
     "a node's parameters `runtime`, `store`, `writer`": "test_refused",
     "a tool's parameters for the call's id, or for LlamaIndex's `Context`": "test_refused",
     "tags, names and callbacks of a run; LangGraph's own entries, such as `langgraph_step`; "
@@ -617,6 +620,24 @@ def test_what_a_thread_left() -> None:
     ]
     assert found == [f"balance of {user}" for user in ("None", "ann", "ann", "None", "bob")]
     assert len(CALLS) == 3
+
+
+UNHEARD = ("cached_node, a Runnable", "retriever", "retriever, a coroutine")
+"""Steps that hand no callbacks on, or of which none are heard."""
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if name not in UNHEARD])
+async def test_a_graph_with_a_thread_of_its_own(name: str) -> None:
+    """It remembers earlier runs, although nothing of the call's configuration says so."""
+
+    def remember(state: State) -> Any:
+        return {"found": f"{state.get('found') or ''}+"}
+
+    inner = graph_of(remember, saver=InMemorySaver()).with_config(configurable={"thread_id": "own"})
+    READS.append(lambda: str(inner.invoke({"question": QUESTION})["found"]))
+    graph = graph_of(STEPS[name]())
+    found = [(await graph.ainvoke({"question": QUESTION}))["found"] for _ in range(3)]
+    assert found == [f"balance of {'+' * times}" for times in (1, 2, 3)]
 
 
 class User(dict[str, Any]):

@@ -81,9 +81,6 @@ _MORE_DOCUMENTS = (
     "the chain searches for other documents, too, which the answer cache does not compare. Give it "
     "a retriever that finds all of them"
 )
-_THREAD = (
-    "a graph within the chain has a conversation of its own, by the thread_id of its configuration"
-)
 _GREW = (
     "what came in pieces may be all of the answer so far, again and again, as parsers of JSON "
     "stream it. Answers of invoke are kept, and served to streams"
@@ -509,7 +506,7 @@ class _Call:
         return {**inputs, key: [copy_model(document) for document in self._documents]}
 
     def _heard_config(self) -> RunnableConfig:
-        return self._heard.within(self.around.config)
+        return self._heard.within(self.around)
 
     def answer(self) -> Any:
         """Answer the question."""
@@ -548,7 +545,7 @@ class _Call:
             RAGCacheError: What came is no answer.
         """
         heard = HeardRun()
-        config = heard.within(self._silent)
+        config = heard.alone(self._silent)
         return self._checked(
             heard, self._cache.chain.invoke(self._for_chain(), config, **self._arguments)
         )
@@ -556,7 +553,7 @@ class _Call:
     async def aanswer_unheard(self) -> Any:
         """Async version of :meth:`answer_unheard`."""
         heard = HeardRun()
-        config = heard.within(self._silent)
+        config = heard.alone(self._silent)
         return self._checked(
             heard, await self._cache.chain.ainvoke(self._for_chain(), config, **self._arguments)
         )
@@ -594,8 +591,6 @@ class _Call:
             self._flow.leave_out()
         elif (reason := self._why_other(lookup.question)) is not None:
             self._flow.leave_out(reason, f"it had {self._heard.told()}")
-        elif self._has_conversation():
-            self._flow.leave_out(_THREAD)
         elif (reason := self._why_none(self._heard, output)) is not None:
             self._flow.leave_out(reason)
         elif names_in(output) & names_in(self._turns) - names_in(self._others):
@@ -612,14 +607,6 @@ class _Call:
         if self._heard.only(question.documents) or (gets_them and not self._heard.searched):
             return None
         return _MORE_DOCUMENTS if gets_them else _OTHER_DOCUMENTS
-
-    def _has_conversation(self) -> bool:
-        """Whether a part of the chain has a thread that is not the call's, whose use is watched."""
-        if "thread_id" in self._flow.watch.ignores:
-            return False
-        config: Mapping[str, Any] = self._config
-        given = [config.get(name) or {} for name in ("configurable", "metadata")]
-        return bool(self._heard.threads - {values.get("thread_id") for values in given})
 
     def _why_none(self, heard: HeardRun, output: Any) -> str | None:
         """Return why this is no answer; ``None``: it is one."""

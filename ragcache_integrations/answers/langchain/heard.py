@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from ragcache_integrations.answers.documents import document_identity
 from ragcache_integrations.answers.finish import is_blank, unfinished
+from ragcache_integrations.retrievers.keys import Surroundings
 
 from .values import why_no_message
 
@@ -30,7 +31,6 @@ class HeardRun(BaseCallbackHandler):
     Attributes:
         grew: Whether a parser streamed what it read so far again and again, so that the sum of its
             pieces is not what it returns for the whole.
-        threads: Ids of the conversations that runs within belong to.
     """
 
     run_inline = True
@@ -41,13 +41,18 @@ class HeardRun(BaseCallbackHandler):
         self._documents: list[list[Document]] = []
         self._parsing: set[UUID] = set()
         self.grew = False
-        self.threads: set[object] = set()
+        self._around: Surroundings | None = None
         self._failed: set[str] = set()
         self._tools: dict[UUID, str] = {}
         self._reason: str | None = None
 
-    def within(self, config: RunnableConfig) -> RunnableConfig:
-        """Return a configuration for runs that are heard."""
+    def within(self, around: Surroundings) -> RunnableConfig:
+        """Return a configuration for the runs of a call, which are heard."""
+        self._around = around
+        return self.alone(around.config)
+
+    def alone(self, config: RunnableConfig) -> RunnableConfig:
+        """Return a configuration for runs that are heard, and whose answer is not kept."""
         return merge_configs(config, {"callbacks": [self]})
 
     @property
@@ -111,8 +116,8 @@ class HeardRun(BaseCallbackHandler):
     @override
     def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         thread = (kwargs.get("metadata") or {}).get("thread_id")
-        if isinstance(thread, str | int | UUID):
-            self.threads.add(thread)
+        if thread is not None and self._around is not None:
+            self._around.note_thread(thread)
         # LangChain does not know the input of what it streams yet.
         if kwargs.get("run_type") == "parser" and inputs == {"input": ""}:
             self._parsing.add(run_id)

@@ -229,9 +229,10 @@ class Surroundings:
     @functools.cached_property
     def _handed(self) -> _Watching:
         """What the step gets. A call that is served needs none of it."""
-        return _Watching(self.watch.ignores, self._note, self.given, self.outer)
+        return _Watching(self.watch.ignores, self.note, self.given, self.outer)
 
-    def _note(self, what: str) -> None:
+    def note(self, what: str) -> None:
+        """Note something that the step used although the key does not hold it."""
         self.notes[what] = None
         if what == _PERSON:
             self.watch.asks = True
@@ -255,6 +256,17 @@ class Surroundings:
         reason = f"{places} can't be compared. Name it in ignores= if no result depends on it"
         self.watch.warn(_UNSERVED, reason)
         return reason
+
+    def note_thread(self, thread: object) -> None:
+        """Note the conversation of a part of the step, unless it is that of the call.
+
+        The step's use of the call's own is watched.
+        """
+        configs = (self.given, self.outer)
+        parts = [config.get(name) for config in configs for name in ("configurable", "metadata")]
+        own = [values.get("thread_id") for values in parts if values]
+        if thread not in own and "thread_id" not in self.watch.ignores:
+            self.note("a graph with a conversation of its own, by its thread_id")
 
     def spoilt(self) -> bool:
         """Whether the result must not be kept, because the key does not hold all that was used."""
