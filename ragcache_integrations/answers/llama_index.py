@@ -15,7 +15,7 @@ from collections.abc import (
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Unpack
 
 import llama_index.core.instrumentation as instrument
@@ -655,12 +655,19 @@ def _shown(node: BaseNode) -> dict[str, Any]:
     That is the form in which it is shown, and images, sounds and fields of a class of one's own.
     """
     shown = {}
-    for name, field in type(node).model_fields.items():
+    for name, default in _fields_of(type(node)):
         value = getattr(node, name, None)
-        usual = value is None or (isinstance(value, str) and value == field.default)
-        if name not in _NOT_SHOWN and not usual:
+        empty = value is None or (isinstance(value, list) and not value)
+        if not empty and not (isinstance(value, str) and value == default):
             shown[name] = _resource(value) if isinstance(value, MediaResource) else value
     return shown
+
+
+@lru_cache(maxsize=256)
+def _fields_of(kind: type[BaseNode]) -> list[tuple[str, Any]]:
+    """Return the fields of a class of nodes that a model may be shown, with their defaults."""
+    fields = kind.model_fields
+    return [(name, fields[name].default) for name in fields if name not in _NOT_SHOWN]
 
 
 def _resource(resource: MediaResource) -> dict[str, Any]:

@@ -991,7 +991,7 @@ def test_a_chain_that_searches_again_for_the_same_documents_is_served(way: str) 
     store = InMemoryVectorStore(langchain_embeddings())
     store.add_texts(["the page"], ids=["1"])
     retriever = store.as_retriever(search_kwargs={"k": 1})
-    read = RunnableLambda(lambda inputs: retriever.invoke(inputs["input"])[0].page_content)
+    read: Any = RunnableLambda(lambda inputs: retriever.invoke(inputs["input"])[0].page_content)
     cached = AnswerCache(chain=read, retriever=retriever, documents_key="context", tolerance=0)
     assert [ASK[way](cached) for _ in range(3)] == ["the page"] * 3
     assert cached.stats().hits == 2
