@@ -272,7 +272,7 @@ class _Walk:
     def _follow_object(self, value: Any) -> None:
         kind = type(value)
         if issubclass(kind, _SEQUENCES) and _count(value) <= _MOST_ITEMS:
-            self._push_all(_sequence(value))
+            self._push_all(_sequence(value, self._keys.get(id(value), frozenset())))
         elif issubclass(kind, _MAPPINGS) and _count(value) <= _MOST_ITEMS:
             self._push_all(_mapping(value, self._keys.get(id(value), frozenset())))
         elif issubclass(kind, np.ndarray) and value.dtype.hasobject and value.size <= _MOST_ITEMS:
@@ -305,6 +305,8 @@ class _Walk:
                 continue
             keys = self._notes.keys_of(name)
             if keys is None and issubclass(type(part), (*_SEQUENCES, *_ARRAYS, *_MAPPINGS)):
+                continue
+            if keys and issubclass(type(part), _ARRAYS):
                 continue
             if keys:
                 self._keys[id(part)] = keys
@@ -431,7 +433,8 @@ class _Walk:
         reads: list[Read] = []
         kind = type(value)
         if issubclass(kind, _SEQUENCES):
-            reads.append(functools.partial(_sequence, value))
+            places = self._keys.get(id(value), frozenset())
+            reads.append(functools.partial(_sequence, value, places))
         elif issubclass(kind, _ARRAYS):
             reads.append(functools.partial(_array, value))
         elif issubclass(kind, _MAPPINGS):
@@ -576,9 +579,12 @@ def _count(value: object) -> int:
     return int(_base(value).__len__(value))
 
 
-def _sequence(value: Any) -> Parts:
+def _sequence(value: Any, left_out: frozenset[Any] = frozenset()) -> Parts:
     """Return the items of a list, a tuple or a set; if they are very many, some of them."""
     base, many = _base(value), _count(value)
+    if left_out and many <= _MOST_COMPARED:
+        items = enumerate(base.__iter__(value))
+        return tuple(item for at, item in items if not {at, at - many} & left_out)
     if many > _MOST_COMPARED and base in {list, tuple}:
         return (many, *base.__getitem__(value, slice(None, None, many // _SAMPLE)))
     return _some(base.__iter__(value), many)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import configparser
 import functools
@@ -15,7 +16,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from ragcache_integrations.answers.changes import ChangeWatch
@@ -134,6 +137,83 @@ def test_what_is_computed_once_is_no_setting() -> None:
     before = watch.version()
     assert part.length == 3
     assert watch.version() == before
+
+
+COUNTS = [0, 7]
+FIGURES = np.zeros(2)
+SIGNS = array.array("i", [0, 7])
+HEARD: list[str] = []
+
+
+class Listener:
+    """Adds to a global, by a property."""
+
+    @property
+    def heard(self) -> list[str]:
+        """What it heard."""
+        return HEARD
+
+    def listen(self, text: str) -> str:
+        """Add a text."""
+        self.heard.append(text)
+        return text
+
+
+def count_in_a_list(text: str) -> str:
+    COUNTS[0] += 1
+    return f"{text} {COUNTS[1]}"
+
+
+def count_in_arrays(text: str) -> str:
+    FIGURES[0] += 1
+    SIGNS[-2] += 1
+    return text
+
+
+@pytest.mark.parametrize("function", [count_in_a_list, count_in_arrays, Listener().listen])
+def test_what_a_function_counts_elsewhere_is_no_setting(function: Any) -> None:
+    watch = ChangeWatch(RunnableLambda(function), ("langchain",))
+    for _ in range(3):
+        function("a")
+        assert watch.version() == 0
+
+
+def test_an_item_beside_the_one_that_is_counted_is_a_setting() -> None:
+    watch = ChangeWatch(RunnableLambda(count_in_a_list), ("langchain",))
+    COUNTS[1] += 1
+    assert watch.version() == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        ([0] * 200_000, lambda value: value.append(0)),
+        ([0] * 200_000, lambda value: value.__setitem__(0, 1)),
+        (collections.deque([0] * 200_000), lambda value: value.append(0)),
+        (dict.fromkeys(range(200_000)), lambda value: value.pop(0)),
+        (set(range(200_000)), lambda value: value.add(-1)),
+        ([[]] * 20_000, lambda value: value.__setitem__(19_999, [])),
+        (np.zeros(1_000_000), lambda value: value.fill(1)),
+        (np.zeros(4), lambda value: setattr(value, "dtype", np.int64)),
+        (np.array(["a" * 300_000]), lambda value: value.__setitem__(0, "b")),
+        (np.array(1.0), lambda value: value.fill(2)),
+        (np.array([None] * 20_000), lambda value: value.__setitem__(19_999, "a")),
+        (array.array("b", bytes(2_000_000)), lambda value: value.append(0)),
+        (array.array("d", [0.0]), lambda value: value.__setitem__(0, -0.0)),
+        (bytearray(2_000_000), lambda value: value.extend(b"a")),
+    ],
+)
+def test_what_is_large_is_watched_within_bounds(value: Any, change: Any) -> None:
+    watch = ChangeWatch(Part(anything=value), ())
+    assert watch.version() == 0
+    held = watch._seen
+    assert sum(len(parts) for _, _, parts, _ in held) < 60_000
+    assert not [
+        p for _, _, parts, _ in held for p in parts if isinstance(p, bytes) and len(p) > 2e6
+    ]
+    change(value)
+    assert watch.version() == 1
+    assert watch.version() == 1
 
 
 def test_a_ring_of_objects_ends() -> None:

@@ -152,8 +152,14 @@ def told_tokens(message: Any) -> int:
     )
 
 
-@pytest.mark.parametrize("second", WAYS)
-@pytest.mark.parametrize("first", ["invoke", "ainvoke", "stream", "astream"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        *(("invoke", way) for way in WAYS),
+        *((way, "invoke") for way in ("ainvoke", "stream", "astream")),
+        *(("stream", "stream"), ("astream", "astream")),
+    ],
+)
 def test_a_hit_has_an_id_of_its_own_and_no_usage(
     cached: AnswerCache, model: Counted, first: str, second: str
 ) -> None:
@@ -267,7 +273,7 @@ def test_messages_within_other_answers(model: Counted, way: str, shape: str) -> 
 
 @pytest.mark.parametrize("way", ["invoke", "stream"])
 def test_the_id_of_a_message_that_calls_a_tool(way: str) -> None:
-    """Its result names the call: calls keep their own ids, which are no message's."""
+    """The calls have new ids, too: a result in the conversation names that of the first answer."""
     call = {"name": "f", "args": {"a": 1}, "id": "call-1", "type": "tool_call"}
     made: list[str] = []
 
@@ -285,6 +291,9 @@ def test_the_id_of_a_message_that_calls_a_tool(way: str) -> None:
     hit = WAYS[way](cached, FEES)
     assert hit.id != first.id
     assert [each["args"] for each in hit.tool_calls] == [{"a": 1}]
+    assert [each["id"] for each in first.tool_calls] == ["call-1"]
+    assert "call-1" not in {each["id"] for each in hit.tool_calls}
+    assert len(made) == 1
 
 
 # LangGraph.
@@ -360,15 +369,16 @@ def node_of_dicts(model: Counted, cached: AnswerCache) -> Any:
     )
 
 
-@pytest.mark.parametrize("talk", [conversation, conversation_later])
 @pytest.mark.parametrize(
-    "make",
+    ("make", "talk"),
     [
-        answer_node,
-        stream_node,
-        node_of_messages,
-        node_of_one_message,
-        node_of_dicts,
+        (answer_node, conversation),
+        (stream_node, conversation),
+        (node_of_messages, conversation),
+        (node_of_one_message, conversation),
+        (node_of_dicts, conversation),
+        (answer_node, conversation_later),
+        (node_of_messages, conversation_later),
     ],
 )
 def test_each_question_of_a_conversation_has_its_answer(
