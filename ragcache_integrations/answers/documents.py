@@ -1,4 +1,4 @@
-"""Which documents are the same: by id, text and metadata."""
+"""Which documents are the same: by id, text, metadata and what else a model is shown of them."""
 
 from __future__ import annotations
 

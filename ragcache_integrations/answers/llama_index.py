@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from hashlib import blake2b
 from typing import Any, Unpack
 
 import llama_index.core.instrumentation as instrument
@@ -61,6 +62,7 @@ from typing_extensions import override
 
 from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
 from ragcache_integrations.core.checks import check_flag
+from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
@@ -102,6 +104,7 @@ _EMPTY = frozenset(("empty response", "none"))
 _FAILED = "its model failed"
 _UNADDED = "its stream had something else than text, which may be all of the answer so far"
 _INCOMPARABLE = "a node's metadata hold values that can't be compared"
+_LONGEST = 200
 _NOT_SHOWN = frozenset(
     (
         *("id_", "text", "metadata", "relationships", "start_char_idx", "end_char_idx"),
@@ -272,7 +275,7 @@ class AnswerCache(AnswerControls, QueryEngine):
 
     The nodes are retrieved for every question. An earlier answer is served only if its question
 
-    - found the same nodes, by id, text and metadata,
+    - found the same nodes, by id, text, metadata, templates, images and other fields,
     - came in the same namespace, and no setting of the query engine has changed since,
     - came with the same values of the application's context variables, which may say who asks,
     - has the same numbers, dates, names, units, negations and comparisons (``guard``),
@@ -659,7 +662,7 @@ def _shown(node: BaseNode) -> dict[str, Any]:
         value = getattr(node, name, None)
         empty = value is None or (isinstance(value, list) and not value)
         if not empty and not (isinstance(value, str) and value == default):
-            shown[name] = _resource(value) if isinstance(value, MediaResource) else value
+            shown[name] = _resource(value) if isinstance(value, MediaResource) else _short(value)
     return shown
 
 
@@ -671,9 +674,15 @@ def _fields_of(kind: type[BaseNode]) -> list[tuple[str, Any]]:
 
 
 def _resource(resource: MediaResource) -> dict[str, Any]:
-    held = {"data": resource.data, "text": resource.text, "mimetype": resource.mimetype}
+    data = None if resource.data is None else blake2b(resource.data, digest_size=16).hexdigest()
+    held = {"data": data, "text": _short(resource.text), "mimetype": resource.mimetype}
     places = {name: str(getattr(resource, name)) for name in ("path", "url")}
     return held | places
+
+
+def _short(value: Any) -> Any:
+    """Return a value for a key, which must not hold all of an image or of a text."""
+    return content_id(value) if isinstance(value, str) and len(value) > _LONGEST else value
 
 
 def _stored(response: RESPONSE_TYPE) -> _Stored:
