@@ -57,7 +57,7 @@ THEIRS = {
     *("IndexFlat", "IndexHNSWFlat", "IndexIVF", "RemapDimensions", "ScalarQuantizer"),
     *("MetadataFilters", "PrefixCacheAffinityRouter"),
     *("NaN", "NotImplementedError", "OpenAILike", "RedisChatMessageHistory", "SemanticCache"),
-    *("ProviderStrategy", "ReActAgent", "RetrieverQueryEngine", "RetrieverTool"),
+    *("ProviderStrategy", "QueryBundle", "ReActAgent", "RetrieverQueryEngine", "RetrieverTool"),
     *("ThinkingBlock", "ToolMessage", "ToolStrategy", "TripClick"),
     "SessionId",
     *("SimpleVectorStore", "TimeoutStopSec", "TypedDict", "ValueError", "VectorStoreIndex"),

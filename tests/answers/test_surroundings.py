@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypedDict
 
 import numpy as np
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
 from langchain_core.retrievers import BaseRetriever
@@ -401,6 +401,16 @@ def configurable(**values: Any) -> dict[str, Any]:
     return {"config": {"configurable": values}}
 
 
+def manager(**values: Any) -> AsyncCallbackManager:
+    """Callbacks that have metadata and tags of their own."""
+    return AsyncCallbackManager([], **values)
+
+
+def callbacks() -> Any:
+    """The manager that a step gets."""
+    return get_config()["callbacks"]
+
+
 def written() -> str:
     get_stream_writer()("found")
     return "anybody"
@@ -441,7 +451,24 @@ CASES: dict[str, list[Case]] = {
             KEY,
             lambda: get_config()["metadata"]["user"],
             lambda user: {"config": {"metadata": {"user": user}}},
-        )
+        ),
+        Case(
+            KEY,
+            lambda: callbacks().inheritable_metadata["user"],
+            lambda user: {"config": {"callbacks": manager(inheritable_metadata={"user": user})}},
+        ),
+    ],
+    "`tags`": [
+        Case(
+            KEY,
+            lambda: get_config()["tags"][-1],  # LangChain may sort them
+            lambda user: {"config": {"tags": ["all", user]}},
+        ),
+        Case(
+            KEY,
+            lambda: callbacks().inheritable_tags[0],
+            lambda user: {"config": {"callbacks": manager(inheritable_tags=[user])}},
+        ),
     ],
     "context variables of the application": [
         Case(KEY, lambda: str(USER.get()), around=user_is, framework="both"),
@@ -534,7 +561,7 @@ ELSEWHERE = {
     ),
     "a node's parameters `runtime`, `store`, `writer`": "test_refused",
     "a tool's parameters for the call's id, or for LlamaIndex's `Context`": "test_refused",
-    "tags, names and callbacks of a run; LangGraph's own entries, such as `langgraph_step`; "
+    "names and callbacks of a run; frameworks' own entries and tags, such as `langgraph_step`; "
     "context variables of frameworks, tracing and logging": "test_what_says_nothing",
     "what a step reads on its own: files, databases, globals, the time": "test_what_is_yours",
 }
@@ -834,7 +861,7 @@ def test_refused() -> None:
 
 @pytest.mark.parametrize("name", STEPS)
 async def test_what_says_nothing(name: str) -> None:
-    """The same user, in other threads, with other tags, in graphs of other nodes: served."""
+    """The same user, in other threads, in runs of other names, in graphs of other nodes: served."""
     READS.append(lambda: "anybody")
     made = STEPS[name]()
     for thread, node in ((1, "one"), (2, "one"), (3, "two")):
@@ -848,7 +875,7 @@ async def test_what_says_nothing(name: str) -> None:
             {"question": QUESTION},
             {
                 "configurable": {"thread_id": str(thread), "user": "ann"},
-                "tags": [f"tag {thread}"],
+                "tags": ["prod"],
                 "run_name": f"run {thread}",
                 "metadata": {"tenant": "acme"},
             },
@@ -875,7 +902,7 @@ def test_what_is_yours(tmp_path: Path) -> None:
 async def test_what_is_ignored_divides_nothing(name: str) -> None:
     READS.append(lambda: "anybody")
     make: Any = STEPS.get(name) or ASKS[name]
-    made = make(ignores=["user", "USER", "thread_id", "context"])
+    made = make(ignores=["user", "USER", "thread_id", "context", "tags"])
     for user in ("ann", "bob"):
         with user_is(Connection(user)):
             if name in ASKS:
@@ -883,7 +910,11 @@ async def test_what_is_ignored_divides_nothing(name: str) -> None:
                 continue
             await graph_of(made).ainvoke(
                 {"question": QUESTION},
-                {"configurable": {"user": user, "thread_id": user}, "metadata": {"user": user}},
+                {
+                    "configurable": {"user": user, "thread_id": user},
+                    "metadata": {"user": user},
+                    "tags": [user],
+                },
                 context=Connection(user),
             )
     assert len(CALLS) == 1

@@ -114,7 +114,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
     - came with the same other inputs (such as a chat history) and arguments, of the same
       namespace, and no setting of the chain has changed since,
     - came from the same user, as far as the run says who that is, by its ``context``,
-      ``configurable`` and ``metadata``, or the application by its context variables,
+      ``configurable``, ``metadata`` and tags, or the application by its context variables,
     - has the same numbers, dates, names, units, negations and comparisons (``guard``),
     - and the same words, or is nearer than the tolerance, which is learnt (``tolerance="auto"``).
 

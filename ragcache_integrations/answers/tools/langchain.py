@@ -167,8 +167,8 @@ def cached_tool(
     learnt, as :class:`~ragcache_integrations.langchain.AnswerCache` does, but only if results of
     near queries turn out to be equal. Arguments that can't be compared, such as an injected
     runtime, are never cached, nor are errors. What the run says of who asks counts: its
-    ``context``, ``configurable`` and ``metadata``, and the application's context variables. A
-    result of a tool that used the Store, the thread's id or ``interrupt()`` is not kept.
+    ``context``, ``configurable``, ``metadata`` and tags, and the application's context variables.
+    A result of a tool that used the Store, the thread's id or ``interrupt()`` is not kept.
 
     Args:
         tool: The tool: one that only reads, and whose results may be as old as ``ttl``.

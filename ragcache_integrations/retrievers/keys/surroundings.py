@@ -1,10 +1,10 @@
 """What surrounds a call of a step besides its arguments, and which calls may share its result.
 
 A tool, a node, a chain or a wrapped retriever may read more than it is called with: LangGraph's
-``context=`` and Store, ``configurable`` and ``metadata`` of the run, its thread, a person's answer
-to ``interrupt()``, LlamaIndex's workflow, context variables. Its code does not show whether it
-does, because any function, inner graph or library can call ``get_runtime()``. So this module does
-not analyse code:
+``context=`` and Store, ``configurable``, ``metadata`` and tags of the run, its thread, a person's
+answer to ``interrupt()``, LlamaIndex's workflow, context variables. Its code does not show whether
+it does, because any function, inner graph or library can call ``get_runtime()``. So this module
+does not analyse code:
 
 - A **value** that is plain data becomes part of the key. With any other value, the call is neither
   served nor kept.
@@ -78,6 +78,11 @@ _OWN_METADATA = {
     *("langgraph_checkpoint_ns", "langgraph_request_id", "checkpoint_id", "checkpoint_ns"),
     *("run_attempt", "lc_versions", "lc_agent_name", "ls_integration"),
 }
+# Beginnings of tags that frameworks give to the parts of a run.
+_OWN_TAGS = (
+    *("seq:step:", "map:key:", "graph:step:", "branch:", "condition:", "retry:attempt:"),
+    *("langsmith:",),
+)
 # Modules that look names up only to copy or to trace a configuration.
 _COPYING_MODULES = (
     *("langchain_core.runnables.config", "langchain_core.callbacks", "langchain_core.tracers"),
@@ -123,7 +128,7 @@ class StepWatch:
     Args:
         ignores: What the results do not depend on: names of values in ``configurable`` and
             ``metadata``, names of context variables, or ``context``, ``previous``, ``server``,
-            ``store``, ``stream``, ``thread_id``, ``run_id``, ``workflow``.
+            ``store``, ``stream``, ``tags``, ``thread_id``, ``run_id``, ``workflow``.
 
     Attributes:
         ignores: The same as a set.
@@ -192,14 +197,32 @@ class StepWatch:
             and not name.startswith(_OWN_PREFIXES)
         }
         metadata: Mapping[str, Any] = config.get("metadata") or {}
-        for name, value in metadata.items():
-            if name not in _OWN_METADATA and name not in self.ignores:
-                values[f"metadata.{name}"] = value
+        tags: list[Any] = config.get("tags") or []
+        values |= self._marks("", metadata, tags)
+        for place, others, more in _of_manager(config):
+            unsaid = {
+                name: value
+                for name, value in others.items()
+                if metadata.get(name, self) is not value
+            }
+            values |= self._marks(place, unsaid, [tag for tag in more if tag not in tags])
         runtime = configurable.get(_RUNTIME)
         for name, read in _OF_THE_RUNTIME.items() if runtime is not None else ():
             value = None if name in self.ignores else read(runtime)
             if value is not None:
                 values[f"run.{name}"] = value
+        return values
+
+    def _marks(self, place: str, metadata: Mapping[str, Any], tags: list[Any]) -> dict[str, Any]:
+        """Return the application's metadata and tags as parts of the key."""
+        values = {
+            f"{place}metadata.{name}": value
+            for name, value in metadata.items()
+            if name not in _OWN_METADATA and name not in self.ignores
+        }
+        if "tags" not in self.ignores:
+            own = (tag for tag in tags if not str(tag).startswith(_OWN_TAGS))
+            values |= {f"{place}tag.{number}": tag for number, tag in enumerate(own)}
         return values
 
 
@@ -343,6 +366,14 @@ def _server(runtime: Any) -> Any:
     }
 
 
+def _of_manager(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], list[Any]]]:
+    """Yield the metadata and tags of a manager of callbacks, for the run and for those within."""
+    manager: Any = config.get("callbacks")
+    if hasattr(manager, "inheritable_metadata"):
+        yield "run's ", manager.metadata, manager.tags
+        yield "runs' ", manager.inheritable_metadata, manager.inheritable_tags
+
+
 _OF_THE_RUNTIME: dict[str, Callable[[Any], Any]] = {
     "context": lambda runtime: getattr(runtime, "context", None),
     "previous": lambda runtime: getattr(runtime, "previous", None),
@@ -399,10 +430,12 @@ class _Watching:
         """Return a configuration with watched values."""
         configurable: Mapping[str, Any] = config.get("configurable") or {}
         metadata: Mapping[str, Any] = config.get("metadata") or {}
+        managed = [values for _, values, _ in _of_manager(config)]
         names = [
             name
             for name in _WATCHED
-            if name not in self._ignores and (name in configurable or name in metadata)
+            if name not in self._ignores
+            and any(name in values for values in (configurable, metadata, *managed))
         ]
         runtime, scratchpad = configurable.get(_RUNTIME), configurable.get(_SCRATCHPAD)
         if not names and runtime is None and scratchpad is None:

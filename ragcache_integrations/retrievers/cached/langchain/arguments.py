@@ -247,7 +247,7 @@ def child_config(
 
 
 def whole_config(config: RunnableConfig | None) -> RunnableConfig:
-    """Return the ``configurable`` values and the metadata of the enclosing run and the call.
+    """Return ``configurable`` values, metadata and tags of the enclosing run and the call.
 
     The callbacks are the call's own.
     """
@@ -256,4 +256,5 @@ def whole_config(config: RunnableConfig | None) -> RunnableConfig:
         callbacks=(config or {}).get("callbacks"),
         configurable={**around.get("configurable", {}), **(call.get("configurable") or {})},
         metadata={**around.get("metadata", {}), **(call.get("metadata") or {})},
+        tags=list(dict.fromkeys((*(around.get("tags") or ()), *(call.get("tags") or ())))),
     )
