@@ -458,7 +458,7 @@ CASES: dict[str, list[Case]] = {
             lambda user: {"config": {"callbacks": manager(inheritable_metadata={"user": user})}},
         ),
     ],
-    "`tags`": [
+    "`tags`, `recursion_limit`": [
         Case(
             KEY,
             lambda: get_config()["tags"][-1],  # LangChain may sort them
@@ -468,6 +468,11 @@ CASES: dict[str, list[Case]] = {
             KEY,
             lambda: callbacks().inheritable_tags[0],
             lambda user: {"config": {"callbacks": manager(inheritable_tags=[user])}},
+        ),
+        Case(
+            KEY,
+            lambda: {30: "ann", 31: "bob"}[get_config()["recursion_limit"]],
+            lambda user: {"config": {"recursion_limit": 30 if user == "ann" else 31}},
         ),
     ],
     "context variables of the application": [
@@ -561,7 +566,8 @@ ELSEWHERE = {
     ),
     "a node's parameters `runtime`, `store`, `writer`": "test_refused",
     "a tool's parameters for the call's id, or for LlamaIndex's `Context`": "test_refused",
-    "names and callbacks of a run; frameworks' own entries and tags, such as `langgraph_step`; "
+    "names, callbacks and `max_concurrency` of a run; "
+    "frameworks' own entries and tags, such as `langgraph_step`; "
     "context variables of frameworks, tracing and logging": "test_what_says_nothing",
     "what a step reads on its own: files, databases, globals, the time": "test_what_is_yours",
 }
@@ -877,6 +883,7 @@ async def test_what_says_nothing(name: str) -> None:
                 "configurable": {"thread_id": str(thread), "user": "ann"},
                 "tags": ["prod"],
                 "run_name": f"run {thread}",
+                "max_concurrency": thread,
                 "metadata": {"tenant": "acme"},
             },
             context=Who(user="ann"),

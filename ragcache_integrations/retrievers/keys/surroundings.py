@@ -83,6 +83,8 @@ _OWN_TAGS = (
     *("seq:step:", "map:key:", "graph:step:", "branch:", "condition:", "retry:attempt:"),
     *("langsmith:",),
 )
+# LangChain adds this ``recursion_limit`` to a configuration that has none.
+_DEFAULT_LIMIT = 25
 # Modules that look names up only to copy or to trace a configuration.
 _COPYING_MODULES = (
     *("langchain_core.runnables.config", "langchain_core.callbacks", "langchain_core.tracers"),
@@ -127,8 +129,9 @@ class StepWatch:
 
     Args:
         ignores: What the results do not depend on: names of values in ``configurable`` and
-            ``metadata``, names of context variables, or ``context``, ``previous``, ``server``,
-            ``store``, ``stream``, ``tags``, ``thread_id``, ``run_id``, ``workflow``.
+            ``metadata``, names of context variables, or ``context``, ``previous``,
+            ``recursion_limit``, ``run_id``, ``server``, ``store``, ``stream``, ``tags``,
+            ``thread_id``, ``workflow``.
 
     Attributes:
         ignores: The same as a set.
@@ -206,6 +209,10 @@ class StepWatch:
                 if metadata.get(name, self) is not value
             }
             values |= self._marks(place, unsaid, [tag for tag in more if tag not in tags])
+        limit = config.get("recursion_limit")  # an agent within may give up in words
+        own = type(limit) is int and limit != _DEFAULT_LIMIT  # LangGraph's default is of a subclass
+        if own and "recursion_limit" not in self.ignores:
+            values["run.recursion_limit"] = limit
         runtime = configurable.get(_RUNTIME)
         for name, read in _OF_THE_RUNTIME.items() if runtime is not None else ():
             value = None if name in self.ignores else read(runtime)
