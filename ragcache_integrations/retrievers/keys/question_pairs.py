@@ -24,6 +24,7 @@ from .question_words import (
     GRAMMAR,
     IMPLIED,
     IRREGULAR,
+    LIGHT,
     MODALS,
     MODERN_WORDS,
     NEGATIONS,
@@ -67,10 +68,14 @@ _PERSONS = {
     **dict.fromkeys(("you", "your", "yours"), "2"),
     **dict.fromkeys(("they", "them", "their", "theirs"), "3"),
 }
+_BOUNDS = _WH | _DO | _BE | MODALS.keys() | {"i", "we", "they"}
+"""Words that no phrase with a preposition goes on after."""
 _TIMES = {
     **dict.fromkeys(("was", "were", "did", "had"), "past"),
     **dict.fromkeys(("is", "are", "do", "does", "am", "will", "shall"), "not past"),
 }
+_GRADED = word_set("much many long often far old big large small tall high deep wide heavy fast late")
+"""What asks for an amount after *how*, and not for a way."""
 _CIRCUMSTANCES = word_set("place reason time year date")
 _ASKING_NOUNS = _CIRCUMSTANCES | word_set("person people number")
 
@@ -83,6 +88,7 @@ class _Word:
         text: The word in lower case.
         written: The word as it is written.
         by: The preposition that introduces it, if any.
+        phrase: The preposition that introduces the phrase that it is in, if any.
         forms: The word, and the words that it is an inflection of.
         name: Whether it is a name, a code or the like: no English word.
     """
@@ -90,6 +96,7 @@ class _Word:
     text: str
     written: str
     by: str
+    phrase: str
     forms: frozenset[str]
     name: bool
 
@@ -148,6 +155,13 @@ def _difference(one: _Reading, two: _Reading) -> tuple[str, str, str] | None:
     if partners is None:
         return "words", _listed(one.words), _listed(two.words)
     mine, theirs = partners
+    modals = _drop_modal_words(one, two, mine, theirs)
+    if (-1 in mine or -1 in theirs) and _is_reworded(one, two, mine):
+        _match_with(_are_kin, one.words, two.words, mine, theirs)
+        pairs = _pairs(one, two, mine)
+        if one.frame != two.frame or any(_changes_form(*pair) for pair in pairs):
+            _drop(one.words, mine, LIGHT)
+            _drop(two.words, theirs, LIGHT)
     rest = [word for word, pair in zip(one.words, mine, strict=True) if pair < 0]
     others = [word for word, pair in zip(two.words, theirs, strict=True) if pair < 0]
     names = any(word.name for word in (*rest, *others))
@@ -158,11 +172,34 @@ def _difference(one: _Reading, two: _Reading) -> tuple[str, str, str] | None:
         rest, others = [], []
     if names or _in_one_place(mine, theirs):
         return "names" if names else "words", _listed(rest), _listed(others)
-    if not _same_modality(one, two):
-        return "modality", " ".join(sorted(one.modals)), " ".join(sorted(two.modals))
+    if not _same_modality(one, two, modals):
+        return "modality", " ".join(sorted(modals[0])), " ".join(sorted(modals[1]))
     if _case_differs(one, two, mine):
         return "capitals", _written(one.words), _written(two.words)
     return None if rest or others else _difference_of_form(one, two, mine)
+
+
+def _is_reworded(one: _Reading, two: _Reading, mine: list[int]) -> bool:
+    """Return whether questions have another form, or other words for the same in some place."""
+    return _shape(one) != _shape(two) or _has_synonyms(one, two, mine)
+
+
+def _shape(read: _Reading) -> list[str]:
+    """Return the words that hold a question together, without prepositions."""
+    return [kind for kind in read.frame if kind not in PREPOSITIONS]
+
+
+def _has_synonyms(one: _Reading, two: _Reading, mine: list[int]) -> bool:
+    return any(not _are_inflections(*pair) for pair in _pairs(one, two, mine))
+
+
+def _pairs(one: _Reading, two: _Reading, mine: list[int]) -> list[_Pair]:
+    """Return the words that are partners, in the order of the first question."""
+    return [
+        (word, two.words[partner])
+        for word, partner in zip(one.words, mine, strict=True)
+        if 0 <= partner < _DROPPED
+    ]
 
 
 def _is_one_more(rest: Sequence[_Word], others: Sequence[_Word]) -> bool:
@@ -175,7 +212,7 @@ def _difference_of_form(
     one: _Reading, two: _Reading, mine: list[int]
 ) -> tuple[str, str, str] | None:
     """Return what questions of the same words differ in."""
-    if _order_differs(one, two, mine) or _persons_differ(one.persons, two.persons):
+    if _order_differs(one, two, mine) or _persons_differ(one, two, mine):
         return "order", _listed(one.words), _listed(two.words)
     short = min(len(one.words), len(two.words)) <= _SHORT
     if short and one.times and two.times and one.times.isdisjoint(two.times):
@@ -195,36 +232,94 @@ def _listed(words: Sequence[_Word]) -> str:
     return " ".join(word.text for word in words)
 
 
-def _same_modality(one: _Reading, two: _Reading) -> bool:
+def _same_modality(one: _Reading, two: _Reading, modals: Modals) -> bool:
     """Return whether both ask for what is, can, must or should be.
 
-    "How do I" is also "how can I", and "how should I".
+    Where a question word asks for the way, the place or the like, "how do I" is also "how can I"
+    and "how should I". Elsewhere the modality is what is asked for, so that "may I" is "can I"
+    alone; questions of another form may say so without a modal, as in "is there a way to".
     """
-    if one.modals == two.modals:
+    if frozenset(("may", "should")) == modals[0] ^ modals[1]:
+        return False
+    mine, theirs = [{"can" if modal == "may" else modal for modal in said} for said in modals]
+    if mine == theirs:
         return True
-    if one.asks == two.asks == "what" and one.modals | two.modals <= {"must", "should"}:
-        return True  # "what should I bring" is "what do I need to bring"
-    asks = bool(one.asks and two.asks)
-    return asks and not (one.modals and two.modals) and (one.modals | two.modals) <= _NEUTRAL
+    both = mine | theirs
+    frames = [[kind for kind in read.frame if kind not in _VERBS] for read in (one, two)]
+    differ = frames[0] != frames[1]
+    if one.asks and two.asks:
+        if both <= {"must", "should"} or both <= {"can", "will"}:
+            return True
+        return both <= {"can", "will", "should"} and (
+            not (mine and theirs) or {one.asks, two.asks} <= _OF_WAYS or differ
+        )
+    return both <= {"can", "will"} and differ
 
 
-_NEUTRAL = {"can", "will", "should"}
+_OF_WAYS = {"how", "where", "who", "whom", "why"}
+_VERBS = {"do", "be", "have"}
 
 
-def _persons_differ(one: str, two: str) -> bool:
+Modals = tuple[frozenset[str], frozenset[str]]
+"""What may, must or shall be according to each question."""
+
+_MODAL_WORDS = {
+    "must": word_set("need require necessary mandatory compulsory obligatory oblige expect"),
+    "can": word_set("allow permit possible okay able"),
+    "may": word_set("allow permit possible okay"),
+}
+"""Other words that say what modals say."""
+
+
+def _drop_modal_words(
+    one: _Reading, two: _Reading, mine: list[int], theirs: list[int]
+) -> Modals:
+    """Drop words such as *necessary* if the other question has *must*, and return the modals."""
+    modals = one.modals, two.modals
+    both = []
+    for words, own, others, partners in (
+        (one.words, *modals, mine),
+        (two.words, *modals[::-1], theirs),
+    ):
+        said = set(own)
+        for place, word in enumerate(words):
+            for modal in others - own:
+                meaning = _MODAL_WORDS.get(modal, frozenset())
+                if partners[place] < 0 and not word.forms.isdisjoint(meaning):
+                    partners[place] = _DROPPED
+                    said.add(modal)
+        both.append(frozenset(said))
+    return both[0], both[1]
+
+
+def _persons_differ(one: _Reading, two: _Reading, partners: list[int]) -> bool:
     """Return whether they do, as in "can I see your address" and "can you see my address"."""
-    if {one[:1], two[:1]} == {"1", "3"}:
-        return True
-    both = {"1", "2"} <= {*one} & {*two}
-    return both and (one.index("1") < one.index("2")) != (two.index("1") < two.index("2"))
+    mine, theirs = one.persons, two.persons
+    if {mine[:1], theirs[:1]} == {"1", "3"}:
+        # "where can I get it" is "where do they sell it".
+        other_words = _DROPPED in partners or _has_synonyms(one, two, partners)
+        return not (one.asks and other_words)
+    both = {"1", "2"} <= {*mine} & {*theirs}
+    return both and (mine.index("1") < mine.index("2")) != (
+        theirs.index("1") < theirs.index("2")
+    )
 
 
 # ---------------------------------------------------------------------------------------- reading
 
 
+_FRONTED = re.compile(
+    r"^\W*((?:if|when|while|because|once|as|to|for|in|on|at|from|with|during|after|before|by) [^,]+),"
+    r" ((?:who|what|which|when|where|why|how|is|are|do|does|did|can|could|may|must|should|will|am)"
+    r"\b.+)$",
+    re.IGNORECASE,
+)
+"""A phrase or a clause that may as well come after the question that it precedes."""
+
+
 @lru_cache(_REMEMBERED)
 def _read(text: str) -> _Reading:
-    whole = without_courtesies(text)
+    whole = _FRONTED.sub(r"\2 \1", without_courtesies(text).rstrip(" ?.!"))
     phrases, replacements = PHRASES
     whole = phrases.sub(lambda found: replacements[found[0].lower()], whole)
     tokens = list(_tokens(whole))
@@ -246,31 +341,33 @@ def _read(text: str) -> _Reading:
     grammar = (GRAMMAR | _WH) - ({"a"} if variables else set())
     words: list[_Word] = []
     modals: set[str] = set()
-    by, counts, stranded = "", False, ""
+    by, phrase, counts, stranded = "", "", False, ""
     following_words = [*plain[1:], ""]
     for place, (token, word) in enumerate(zip(tokens, plain, strict=True)):
         following = following_words[place]
+        if word in _BOUNDS:
+            phrase = ""
         if token in acronyms:
-            words.append(_Word(word, token, by, frozenset((word,)), name=True))
+            words.append(_Word(word, token, by, phrase, frozenset((word,)), name=True))
             by = ""
         elif word in MODALS:
             modals.add(MODALS[word])
         elif word in PREPOSITIONS and following in _WH:
             stranded = word  # "from which gate does it leave"
         elif word in PREPOSITIONS:
-            by = by if word == "of" and (by or counts) else word
+            by = phrase = by if word == "of" and (by or counts) else word
             counts = False
         elif _is_asked_for(word, plain, place):
             continue
         elif unit := _unit(plain, place):
-            words.append(_Word(unit, token, by, frozenset((unit,)), name=False))
+            words.append(_Word(unit, token, by, phrase, frozenset((unit,)), name=False))
             by = ""
         elif word in grammar and not (word == "one" and _counts(plain, place)):
             by = _kept(by, word)
         elif _is_marked(word, plain, place):
             counts = word == "number"
         else:
-            words.append(_word(token, word, by))
+            words.append(_word(token, word, by, phrase))
             by = ""
     return _Reading(
         tuple(words),
@@ -308,6 +405,9 @@ def _frame(words: Sequence[str]) -> Iterator[str]:
     """Yield the words that hold a question together, as far as they differ."""
     before = ""
     for word in words:
+        if before == "what" and not (word in GRAMMAR or word in _FRAME or word in PREPOSITIONS):
+            yield "what kind"
+            before = ""
         kind = _FRAME.get(word, word if word in PREPOSITIONS or word in _WH else "")
         if kind and kind != before:
             yield kind
@@ -327,6 +427,8 @@ _FRAME = {
 
 def _asks(words: Sequence[str]) -> str:
     for word, following in pairwise((*words, "")):
+        if word == "how" and following in _GRADED:
+            return "how much"
         if word in _WH:
             return "when" if following in _CIRCUMSTANCES else word
     return ""
@@ -392,13 +494,13 @@ def _is_asked_for(word: str, words: Sequence[str], place: int) -> bool:
     return word in _ASKING_NOUNS and place > 0 and words[place - 1] in {"what", "which"}
 
 
-def _word(token: str, word: str, by: str) -> _Word:
+def _word(token: str, word: str, by: str, phrase: str) -> _Word:
     if not token[0].isalnum():
-        return _Word(token, token, by, frozenset((token,)), name=True)
+        return _Word(token, token, by, phrase, frozenset((token,)), name=True)
     coded = bool(_INNER.search(word))
     forms = frozenset((word,)) if coded else _forms(word)
     name = coded or not is_english_word(word)
-    return _Word(word, token, by, forms, name)
+    return _Word(word, token, by, phrase, forms, name)
 
 
 def is_english_word(word: str) -> bool:
@@ -578,6 +680,26 @@ def _match_compounds(
                     break
 
 
+@cache
+def _kin() -> dict[str, frozenset[str]]:
+    """Return the words that are related to each word, as *faulty* to *defective*."""
+    lines = files(__package__).joinpath("english_kin.txt").read_text("ascii").splitlines()
+    kin: dict[str, set[str]] = {}
+    for line in lines:
+        word, *others = line.split()
+        for other in others:
+            kin.setdefault(word, set()).add(other)
+            kin.setdefault(other, set()).add(word)
+    return {word: frozenset(others) for word, others in kin.items()}
+
+
+def _are_kin(one: _Word, other: _Word) -> bool:
+    if any(_others(form) & _others(another) for form in one.forms for another in other.forms):
+        return False
+    kin = _kin()
+    return any(not other.forms.isdisjoint(kin.get(form, ())) for form in one.forms)
+
+
 def _are_equal(one: _Word, other: _Word) -> bool:
     return one.text == other.text
 
@@ -726,9 +848,15 @@ def _order_differs(one: _Reading, two: _Reading, mine: list[int]) -> bool:
     if one.passive != two.passive:
         # "was Rome sued by Milan" is "did Milan sue Rome", with its words the other way round.
         return straight
-    if one.asks in _SUBJECTS and ((one.does and not two.helped) or (two.does and not one.helped)):
+    if one.asks in _SUBJECTS and (
+        (one.does and not two.helped and one.persons == two.persons)
+        or (two.does and not one.helped and one.persons == two.persons)
+    ):
         return True  # "who did Anna hire" is not "who hired Anna"
-    if not _go_together(one.stranded, two.stranded):
+    reworded = _is_reworded(one, two, mine)
+    if not _go_together(one.stranded, two.stranded) and (
+        not reworded or (one.stranded and two.stranded)
+    ):
         return True
     before: _Word | None = None
     for place, mate in zip(kept, order, strict=True):
@@ -737,7 +865,8 @@ def _order_differs(one: _Reading, two: _Reading, mine: list[int]) -> bool:
         verb = two.words[mate - 1] if mate else None
         same_verb = before is None or verb is None or not before.forms.isdisjoint(verb.forms)
         if not _go_together(word.by, other.by) and (
-            same_verb or not {word.by, other.by} <= _AFTER_VERBS
+            (same_verb and _shape(one) == _shape(two))
+            or not {word.by, other.by} <= (_PARTICLES if reworded else _AFTER_VERBS)
         ):
             return True
         before = word
@@ -751,35 +880,77 @@ _LIKE = ({"", "to"}, {"", "as"}, {"to", "into"}, {"in", "with"})
 _AFTER_VERBS = {"", "to", "with", "as", *WEAK_PREPOSITIONS}
 
 
+_PARTICLES = {*_AFTER_VERBS, "by", "from", "up", "out", "off", "down"}
+
+
 def _go_together(one: str, other: str) -> bool:
     weak = {"", *WEAK_PREPOSITIONS}
     return one == other or {one, other} <= weak or {one, other} in _LIKE
 
 
 def _is_harmless_move(one: _Reading, two: _Reading, kept: list[int], order: list[int]) -> bool:
-    """Return whether one phrase was moved that brings its preposition, or *of*, with it."""
+    """Return whether all words that changed places may do so."""
     pairs = [(one.words[place], two.words[mate]) for place, mate in zip(kept, order, strict=True)]
-    bys = [(word.by, other.by) for word, other in pairs]
-    ranks = [sorted(order).index(mate) for mate in order]
-    moved = [place for place, rank in enumerate(ranks) if place != rank]
-    start, end = moved[0], moved[-1] + 1
-    for cut in range(start + 1, end):
-        if [*ranks[cut:end], *ranks[start:cut]] != list(range(start, end)):
-            continue
-        turned = one.copula != two.copula or (one.frame != two.frame and one.persons == two.persons)
-        if turned and one.asks and one.asks not in _SUBJECTS:
-            return True  # "when was it built" is "when did they build it"
-        if 1 in {cut - start, end - cut}:
-            alone = pairs[start if cut - start == 1 else cut][0].text
-            graded = _graded(alone)
-            if graded is not None and graded[1] == "est":
-                return True  # "what is the tallest building" is "which building is the tallest"
-        first, second = bys[start], bys[cut]
-        if any(by == other and by for by, other in (first, second)):
-            return True  # "in Rome, who beat the team"
-        # "the capital of France" is "the France capital"
-        return (first in _LOOSE) != (second in _LOOSE)
-    return False
+    turned = one.frame != two.frame
+    changed = any(_changes_form(*pair) for pair in pairs)
+    if (one.copula != two.copula and changed) or (turned and one.asks not in {"", *_SUBJECTS}):
+        return True  # "when was it built" is "when did they build it"
+    if (turned or changed) and _moves_one(order):
+        return True  # "is it safe to swim" is "is swimming safe"
+    return all(
+        _may_swap(pairs[left], pairs[right])
+        for left, first in enumerate(order)
+        for right in range(left + 1, len(order))
+        if order[right] < first
+    )
+
+
+def _moves_one(order: list[int]) -> bool:
+    """Return whether all but one word keep their order."""
+    return any(
+        rest == sorted(rest)
+        for rest in ([*order[:place], *order[place + 1 :]] for place in range(len(order)))
+    )
+
+
+_Pair = tuple[_Word, _Word]
+"""A word, and its partner in the other question."""
+
+
+def _may_swap(one: _Pair, two: _Pair) -> bool:
+    """Return whether two words say the same in the other order, and with other prepositions."""
+    if any(_is_free(*pair) or _changes_form(*pair) for pair in (one, two)):
+        return True
+    (a, b), (c, d) = [(word.phrase, other.phrase) for word, other in (one, two)]
+    if a == b and c == d:
+        return a != c  # "in Rome, who beat the team"
+    if (a == b == d and c in WEAK_PREPOSITIONS) or (c == d == b and a in WEAK_PREPOSITIONS):
+        return True  # "with a list in Python" is "with a Python list"
+    # "the capital of France" is "the France capital"
+    return ((a, b) in _LOOSE) != ((c, d) in _LOOSE)
+
+
+def _is_free(word: _Word, other: _Word) -> bool:
+    """Return whether a word may be anywhere, as in "which building is the tallest"."""
+    if word.text != other.text:
+        return False
+    graded = _graded(word.text)
+    return (graded is not None and graded[1] == "est") or word.text in _FREE or (
+        word.text.endswith("ly")
+    )
+
+
+_FREE = word_set("long often much many far soon online default today tomorrow now abroad together")
+
+
+def _changes_form(word: _Word, other: _Word) -> bool:
+    """Return whether a verb is a participle or a noun in the other question."""
+    one, two = word.text, other.text
+    if one == two or word.name or other.name or one.rstrip("s") == two.rstrip("s"):
+        return False
+    if _are_inflections(word, other):
+        return True
+    return any(_is_derived(form, another) for form in word.forms for another in other.forms)
 
 
 _LOOSE = frozenset(pair for by in WEAK_PREPOSITIONS for pair in ((by, ""), ("", by)))

@@ -22,6 +22,7 @@ __all__ = [
     "GRAMMAR",
     "IMPLIED",
     "IRREGULAR",
+    "LIGHT",
     "MODALS",
     "MODERN_WORDS",
     "NEGATIONS",
@@ -445,21 +446,25 @@ GRAMMAR = word_set(
     "a an the is are was were be been being am do does did done doing has have had having it its "
     "that this these those there here i my me mine myself we us our ours you your yours they them "
     "their theirs and so also just then even ever still too very quite really actually "
-    "exactly please any some s t re ve ll d m if while because when else one ones upon"
+    "exactly please any some s t re ve ll d m if whether while because when else one ones upon"
 )
 """Words on which no answer turns."""
 
 FILLERS = word_set(_TABLES["fillers"])
 """Words that may be there or not."""
 
+LIGHT = word_set(_TABLES["light"])
+"""Verbs that hold a question together, for which one of another form has other ones."""
+
 GENERIC = word_set(_TABLES["generic"])
 """Nouns that often only say what kind of thing a name or a noun next to them is."""
 
 MODALS = {
     **dict.fromkeys(("can", "could"), "can"),
-    **dict.fromkeys(("may", "might"), "may"),
     **dict.fromkeys(("shall", "should", "ought"), "should"),
     **dict.fromkeys(("will", "would"), "will"),
+    "may": "may",
+    "might": "might",
     "must": "must",
 }
 
