@@ -156,8 +156,7 @@ def _difference(one: _Reading, two: _Reading) -> tuple[str, str, str] | None:
         return "words", _listed(one.words), _listed(two.words)
     mine, theirs = partners
     modals = _drop_modal_words(one, two, mine, theirs)
-    if (-1 in mine or -1 in theirs) and _is_reworded(one, two, mine):
-        _match_with(_are_kin, one.words, two.words, mine, theirs)
+    if -1 in mine or -1 in theirs:
         pairs = _pairs(one, two, mine)
         if one.frame != two.frame or any(_changes_form(*pair) for pair in pairs):
             _drop(one.words, mine, LIGHT)
@@ -311,7 +310,7 @@ def _persons_differ(one: _Reading, two: _Reading, partners: list[int]) -> bool:
 _FRONTED = re.compile(
     r"^\W*((?:if|when|while|because|once|as|to|for|in|on|at|from|with|during|after|before|by) [^,]+),"
     r" ((?:who|what|which|when|where|why|how|is|are|do|does|did|can|could|may|must|should|will|am)"
-    r"\b.+)$",
+    r"\b.+?)[\s?.!]*$",
     re.IGNORECASE,
 )
 """A phrase or a clause that may as well come after the question that it precedes."""
@@ -319,7 +318,7 @@ _FRONTED = re.compile(
 
 @lru_cache(_REMEMBERED)
 def _read(text: str) -> _Reading:
-    whole = _FRONTED.sub(r"\2 \1", without_courtesies(text).rstrip(" ?.!"))
+    whole = _FRONTED.sub(r"\2 \1", without_courtesies(text))
     phrases, replacements = PHRASES
     whole = phrases.sub(lambda found: replacements[found[0].lower()], whole)
     tokens = list(_tokens(whole))
@@ -590,7 +589,7 @@ def _matched(one: Sequence[_Word], two: Sequence[_Word]) -> tuple[list[int], lis
         end += 1
     if max(len(one), len(two)) - end + 1 - start > _MOST_COMPARED:
         return None
-    for same in (_are_equal, _are_inflections, _mean_the_same):
+    for same in (_are_equal, _are_inflections, _mean_the_same, _are_kin):
         _match_with(same, one, two, mine, theirs)
     if -1 in mine or -1 in theirs:
         _match_compounds(one, two, mine, theirs)
@@ -695,6 +694,8 @@ def _kin() -> dict[str, frozenset[str]]:
 
 def _are_kin(one: _Word, other: _Word) -> bool:
     if any(_others(form) & _others(another) for form in one.forms for another in other.forms):
+        return False
+    if _graded(one.text) or _graded(other.text) or (one.name and other.name):
         return False
     kin = _kin()
     return any(not other.forms.isdisjoint(kin.get(form, ())) for form in one.forms)
