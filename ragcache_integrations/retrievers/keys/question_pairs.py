@@ -164,7 +164,10 @@ def _difference(one: _Reading, two: _Reading) -> tuple[str, str, str] | None:
     rest = [word for word, pair in zip(one.words, mine, strict=True) if pair < 0]
     others = [word for word, pair in zip(two.words, theirs, strict=True) if pair < 0]
     names = any(word.name for word in (*rest, *others))
-    if not names and one.frame != two.frame and _is_one_more(rest, others):
+    if not names and (
+        (one.frame != two.frame and _is_one_more(rest, others))
+        or (_are_other_parts(rest, others) and _is_reworded(one, two, mine))
+    ):
         # "what is the job of a nurse" is "what does a nurse do"
         mine = [_DROPPED if partner < 0 else partner for partner in mine]
         theirs = [_DROPPED if partner < 0 else partner for partner in theirs]
@@ -205,6 +208,23 @@ def _is_one_more(rest: Sequence[_Word], others: Sequence[_Word]) -> bool:
     """Return whether one question has a single word more, which restricts nothing."""
     added = [*rest, *others]
     return len(added) == 1 and added[0].forms.isdisjoint(RESTRICTING)
+
+
+def _are_other_parts(rest: Sequence[_Word], others: Sequence[_Word]) -> bool:
+    """Return whether words differ as those of two ways to put it do, and not those of two things.
+
+    So "who do I ask" is "who is responsible", and "my timetable" is "the schedule of my lessons".
+    One noun or adjective for another is another thing, and so is one more.
+    """
+    added = [*rest, *others]
+    if not all(word.forms.isdisjoint(RESTRICTING) for word in added):
+        return False
+    parts = [_part_of_speech(word) for word in added]
+    if len(added) == 1:
+        return parts[0] in {"v", "r"}
+    if len(added) == 2 and rest and others:  # noqa: PLR2004 - one for another
+        return parts[0] != parts[1]
+    return bool(rest and others)
 
 
 def _difference_of_form(
@@ -680,24 +700,38 @@ def _match_compounds(
 
 
 @cache
-def _kin() -> dict[str, frozenset[str]]:
-    """Return the words that are related to each word, as *faulty* to *defective*."""
+def _kin() -> tuple[dict[str, frozenset[str]], dict[str, str]]:
+    """Return what words are related to each word, as *harm* to *injury*, and its part of speech.
+
+    That is ``v`` for verbs, ``a`` for adjectives and ``r`` for adverbs.
+    """
     lines = files(__package__).joinpath("english_kin.txt").read_text("ascii").splitlines()
     kin: dict[str, set[str]] = {}
+    parts: dict[str, str] = {}
     for line in lines:
-        word, *others = line.split()
+        head, *others = line.split()
+        word, _, part = head.partition(":")
+        if part:
+            parts[word] = part
         for other in others:
             kin.setdefault(word, set()).add(other)
             kin.setdefault(other, set()).add(word)
-    return {word: frozenset(others) for word, others in kin.items()}
+    return {word: frozenset(others) for word, others in kin.items()}, parts
+
+
+def _part_of_speech(word: _Word) -> str:
+    parts = _kin()[1]
+    if word.text.endswith(("ed", "ing")) and len(word.forms) > 1:
+        return "v"
+    return next((parts[form] for form in (word.text, *sorted(word.forms)) if form in parts), "n")
 
 
 def _are_kin(one: _Word, other: _Word) -> bool:
     if any(_others(form) & _others(another) for form in one.forms for another in other.forms):
         return False
-    if _graded(one.text) or _graded(other.text) or (one.name and other.name):
+    if _graded(one.text) or _graded(other.text):
         return False
-    kin = _kin()
+    kin = _kin()[0]
     return any(not other.forms.isdisjoint(kin.get(form, ())) for form in one.forms)
 
 
