@@ -18,6 +18,7 @@ from importlib.resources import files
 from itertools import pairwise
 
 from .question_words import (
+    ASIDES,
     DATES,
     FILLERS,
     GENERIC,
@@ -118,6 +119,7 @@ class _Reading:
         persons: Who is spoken of, each once in their order: 1 for *I* and *my*, 2 for *you*, 3 for
             *they*.
         times: Whether it says what was.
+        acts: Whether *I* or *we* do something.
     """
 
     words: tuple[_Word, ...]
@@ -131,6 +133,7 @@ class _Reading:
     frame: tuple[str, ...]
     persons: str
     times: frozenset[str]
+    acts: bool
 
 
 def english_difference(text: str, other: str) -> str | None:
@@ -151,7 +154,7 @@ def english_difference(text: str, other: str) -> str | None:
 
 def _difference(one: _Reading, two: _Reading) -> tuple[str, str, str] | None:
     """Return the kind of difference, and what each question has of it."""
-    partners = _matched(one.words, two.words)
+    partners = _matched(one.words, two.words, asking=bool(one.asks and two.asks))
     if partners is None:
         return "words", _listed(one.words), _listed(two.words)
     mine, theirs = partners
@@ -266,7 +269,10 @@ def _same_modality(one: _Reading, two: _Reading, modals: Modals) -> bool:
     both = mine | theirs
     frames = [[kind for kind in read.frame if kind not in _VERBS] for read in (one, two)]
     differ = frames[0] != frames[1]
+    if mine ^ theirs == {"will"} and "1" in one.persons and "1" in two.persons:
+        return True  # "will I need a ticket" is "do I need a ticket"
     if one.asks and two.asks:
+        both -= {"might"}
         if both <= {"must", "should"} or both <= {"can", "will"}:
             return True
         return both <= {"can", "will", "should"} and (
@@ -395,6 +401,7 @@ def _read(text: str) -> _Reading:
         stranded=by or stranded,
         persons="".join(dict.fromkeys(_PERSONS[word] for word in plain if word in _PERSONS)),
         times=frozenset(_TIMES[word] for word in plain if word in _TIMES),
+        acts=not {*plain}.isdisjoint(("i", "we")) or {*plain}.isdisjoint(("me", "us")),
         helped=not {*plain}.isdisjoint({*_DO, *_BE, *MODALS, "has", "have", "had"}),
         does=not {*plain}.isdisjoint(_DO),
         passive="by" in plain and not {*plain}.isdisjoint(_BE),
@@ -589,10 +596,13 @@ _MOST_COMPARED = 64
 """Words that are compared with each other, after those that are the same at both ends."""
 
 
-def _matched(one: Sequence[_Word], two: Sequence[_Word]) -> tuple[list[int], list[int]] | None:
+def _matched(
+    one: Sequence[_Word], two: Sequence[_Word], *, asking: bool
+) -> tuple[list[int], list[int]] | None:
     """Return the place of each word's partner in the other question, or -1.
 
-    Equal words are partners before words that mean the same.
+    Equal words are partners before words that mean the same. Where both questions are *asking*
+    for something, and not whether something is so, fewer words matter.
 
     Returns:
         ``None`` where more words differ than are compared.
@@ -613,9 +623,10 @@ def _matched(one: Sequence[_Word], two: Sequence[_Word]) -> tuple[list[int], lis
         _match_with(same, one, two, mine, theirs)
     if -1 in mine or -1 in theirs:
         _match_compounds(one, two, mine, theirs)
-        if not (_only(one, mine, FILLERS) and _only(two, theirs, FILLERS)):
-            _drop(one, mine, FILLERS)
-            _drop(two, theirs, FILLERS)
+        needless = FILLERS | ASIDES if asking else FILLERS
+        if not (_only(one, mine, needless) and _only(two, theirs, needless)):
+            _drop(one, mine, needless)
+            _drop(two, theirs, needless)
         _drop_repeated(one, two, mine)
         _drop_repeated(two, one, theirs)
         _drop_implied(one, mine)
@@ -655,12 +666,19 @@ _DROPPED = 1 << 20
 def _only(words: Sequence[_Word], partners: list[int], needless: frozenset[str]) -> bool:
     """Return whether there are words without a partner, and all of them are needless."""
     rest = [word for word, partner in zip(words, partners, strict=True) if partner < 0]
-    return bool(rest) and not any(word.forms.isdisjoint(needless) for word in rest)
+    return bool(rest) and all(_is_needless(word, needless) for word in rest)
+
+
+def _is_needless(word: _Word, needless: frozenset[str]) -> bool:
+    if not word.forms.isdisjoint(needless):
+        return True
+    manner = word.text.endswith("ly") and _part_of_speech(word) == "r"
+    return manner and needless > FILLERS
 
 
 def _drop(words: Sequence[_Word], partners: list[int], needless: frozenset[str]) -> None:
     for place, word in enumerate(words):
-        if partners[place] < 0 and not word.forms.isdisjoint(needless):
+        if partners[place] < 0 and _is_needless(word, needless):
             partners[place] = _DROPPED
 
 
@@ -889,29 +907,23 @@ def _order_differs(one: _Reading, two: _Reading, mine: list[int]) -> bool:
     ):
         return True  # "who did Anna hire" is not "who hired Anna"
     reworded = _is_reworded(one, two, mine)
+    loose = reworded or _DROPPED in mine
     if not _go_together(one.stranded, two.stranded) and (
-        not reworded or (one.stranded and two.stranded)
+        not loose or (one.stranded and two.stranded)
     ):
         return True
-    before: _Word | None = None
     for place, mate in zip(kept, order, strict=True):
-        word, other = one.words[place], two.words[mate]
+        by = {one.words[place].by, two.words[mate].by}
         # Another verb may have another preposition: "related to", "associated with".
-        verb = two.words[mate - 1] if mate else None
-        same_verb = before is None or verb is None or not before.forms.isdisjoint(verb.forms)
-        if not _go_together(word.by, other.by) and (
-            (same_verb and _shape(one) == _shape(two))
-            or not {word.by, other.by} <= (_PARTICLES if reworded else _AFTER_VERBS)
-        ):
+        if not _go_together(one.words[place].by, two.words[mate].by) and not (reworded and by <= _PARTICLES):
             return True
-        before = word
     return not straight and not _is_harmless_move(one, two, kept, order)
 
 
 _SUBJECTS = frozenset(("who", "what", "which", "whom"))
 
 
-_LIKE = ({"", "to"}, {"", "as"}, {"to", "into"}, {"in", "with"})
+_LIKE = ({"", "to"}, {"", "as"}, {"to", "into"}, {"in", "with"}, {"", "with"})
 _AFTER_VERBS = {"", "to", "with", "as", *WEAK_PREPOSITIONS}
 
 
@@ -926,7 +938,7 @@ def _go_together(one: str, other: str) -> bool:
 def _is_harmless_move(one: _Reading, two: _Reading, kept: list[int], order: list[int]) -> bool:
     """Return whether all words that changed places may do so."""
     pairs = [(one.words[place], two.words[mate]) for place, mate in zip(kept, order, strict=True)]
-    turned = one.frame != two.frame
+    turned = one.frame != two.frame and one.acts == two.acts
     changed = any(_changes_form(*pair) for pair in pairs)
     if (one.copula != two.copula and changed) or (turned and one.asks not in {"", *_SUBJECTS}):
         return True  # "when was it built" is "when did they build it"
@@ -983,7 +995,7 @@ def _changes_form(word: _Word, other: _Word) -> bool:
     one, two = word.text, other.text
     if one == two or word.name or other.name or one.rstrip("s") == two.rstrip("s"):
         return False
-    if _are_inflections(word, other):
+    if _are_inflections(word, other) or _part_of_speech(word) != _part_of_speech(other):
         return True
     return any(_is_derived(form, another) for form in word.forms for another in other.forms)
 

@@ -12,6 +12,7 @@ from importlib.resources import files
 
 __all__ = [
     "ADVERBS",
+    "ASIDES",
     "ASKED_FOR",
     "AUXILIARIES",
     "COMPARISONS",
@@ -455,6 +456,9 @@ FILLERS = word_set(_TABLES["fillers"])
 
 LIGHT = word_set(_TABLES["light"])
 """Verbs that hold a question together, for which one of another form has other ones."""
+
+ASIDES = word_set(_TABLES["asides"])
+"""Words that may be there or not if a question asks for something, and not whether it is so."""
 
 GENERIC = word_set(_TABLES["generic"])
 """Nouns that often only say what kind of thing a name or a noun next to them is."""
