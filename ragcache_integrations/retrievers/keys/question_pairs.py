@@ -13,10 +13,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
-from importlib.resources import files
+from functools import lru_cache, partial
 from itertools import pairwise
 
+from .question_lexicon import (
+    are_kin,
+    are_synonyms,
+    compared_word,
+    forms_of,
+    is_derived,
+    is_english_word,
+    part_of_speech,
+)
 from .question_words import (
     ASIDES,
     DATES,
@@ -24,17 +32,13 @@ from .question_words import (
     GENERIC,
     GRAMMAR,
     IMPLIED,
-    IRREGULAR,
     LIGHT,
     MODALS,
-    MODERN_WORDS,
     NEGATIONS,
     NUMBERS,
-    OTHER_WORDS,
     PHRASES,
     PREPOSITIONS,
     RESTRICTING,
-    SAME_WORDS,
     SCALES,
     TENS,
     UNITS,
@@ -43,7 +47,7 @@ from .question_words import (
     word_set,
 )
 
-__all__ = ["TOKEN", "english_difference", "is_english_word"]
+__all__ = ["TOKEN", "english_difference"]
 
 _REMEMBERED = 4_096
 
@@ -75,7 +79,9 @@ _TIMES = {
     **dict.fromkeys(("was", "were", "did", "had"), "past"),
     **dict.fromkeys(("is", "are", "do", "does", "am", "will", "shall"), "not past"),
 }
-_GRADED = word_set("much many long often far old big large small tall high deep wide heavy fast late")
+_GRADED = word_set(
+    "much many long often far old big large small tall high deep wide heavy fast late"
+)
 """What asks for an amount after *how*, and not for a way."""
 _CIRCUMSTANCES = word_set("place reason time year date")
 _ASKING_NOUNS = _CIRCUMSTANCES | word_set("person people number")
@@ -222,7 +228,7 @@ def _are_other_parts(rest: Sequence[_Word], others: Sequence[_Word]) -> bool:
     added = [*rest, *others]
     if not all(word.forms.isdisjoint(RESTRICTING) for word in added):
         return False
-    parts = [_part_of_speech(word) for word in added]
+    parts = [part_of_speech(word.text) for word in added]
     if len(added) == 1:
         return parts[0] in {"v", "r"}
     if len(added) == 2 and rest and others:  # noqa: PLR2004 - one for another
@@ -296,9 +302,7 @@ _MODAL_WORDS = {
 """Other words that say what modals say."""
 
 
-def _drop_modal_words(
-    one: _Reading, two: _Reading, mine: list[int], theirs: list[int]
-) -> Modals:
+def _drop_modal_words(one: _Reading, two: _Reading, mine: list[int], theirs: list[int]) -> Modals:
     """Drop words such as *necessary* if the other question has *must*, and return the modals."""
     modals = one.modals, two.modals
     both = []
@@ -325,16 +329,15 @@ def _persons_differ(one: _Reading, two: _Reading, partners: list[int]) -> bool:
         other_words = _DROPPED in partners or _has_synonyms(one, two, partners)
         return not (one.asks and other_words)
     both = {"1", "2"} <= {*mine} & {*theirs}
-    return both and (mine.index("1") < mine.index("2")) != (
-        theirs.index("1") < theirs.index("2")
-    )
+    return both and (mine.index("1") < mine.index("2")) != (theirs.index("1") < theirs.index("2"))
 
 
 # ---------------------------------------------------------------------------------------- reading
 
 
 _FRONTED = re.compile(
-    r"^\W*((?:if|when|while|because|once|as|to|for|in|on|at|from|with|during|after|before|by) [^,]+),"
+    r"^\W*((?:if|when|while|because|once|as|to|for|in|on|at|from|with|during|after|before|by)"
+    r" [^,]+),"
     r" ((?:who|what|which|when|where|why|how|is|are|do|does|did|can|could|may|must|should|will|am)"
     r"\b.+?)[\s?.!]*$",
     re.IGNORECASE,
@@ -349,7 +352,6 @@ def _read(text: str) -> _Reading:
     whole = phrases.sub(lambda found: replacements[found[0].lower()], whole)
     tokens = list(_tokens(whole))
     plain = [token.lower() for token in tokens]
-    asks = _asks(plain)
     # "IT", "US" and "the Who", unless everything is in capitals.
     acronyms = (
         set()
@@ -370,8 +372,7 @@ def _read(text: str) -> _Reading:
     following_words = [*plain[1:], ""]
     for place, (token, word) in enumerate(zip(tokens, plain, strict=True)):
         following = following_words[place]
-        if word in _BOUNDS:
-            phrase = ""
+        phrase = "" if word in _BOUNDS else phrase
         if token in acronyms:
             words.append(_Word(word, token, by, phrase, frozenset((word,)), name=True))
             by = ""
@@ -397,7 +398,7 @@ def _read(text: str) -> _Reading:
     return _Reading(
         tuple(words),
         frozenset(modals),
-        asks,
+        _asks(plain),
         stranded=by or stranded,
         persons="".join(dict.fromkeys(_PERSONS[word] for word in plain if word in _PERSONS)),
         times=frozenset(_TIMES[word] for word in plain if word in _TIMES),
@@ -524,69 +525,9 @@ def _word(token: str, word: str, by: str, phrase: str) -> _Word:
     if not token[0].isalnum():
         return _Word(token, token, by, phrase, frozenset((token,)), name=True)
     coded = bool(_INNER.search(word))
-    forms = frozenset((word,)) if coded else _forms(word)
+    forms = frozenset((word,)) if coded else forms_of(word)
     name = coded or not is_english_word(word)
     return _Word(word, token, by, phrase, forms, name)
-
-
-def is_english_word(word: str) -> bool:
-    """Return whether a word in lower case is a common English one, and no name."""
-    return not _dictionary().keys().isdisjoint(_forms(word)) or _graded(word) is not None
-
-
-@cache
-def _dictionary() -> dict[str, frozenset[int]]:
-    """Return the senses of each English word, by number; words of one sense mean the same."""
-    lines = files(__package__).joinpath("english_words.txt").read_text("ascii").splitlines()
-    senses: dict[str, set[int]] = {}
-    for number, line in enumerate(line for line in lines if not line.startswith("#")):
-        words = line.split()
-        for word in words:
-            senses.setdefault(word, set())
-            if len(words) > 1:
-                senses[word].add(number)
-    for word in MODERN_WORDS:
-        senses.setdefault(word, set())
-    for number, same in enumerate(SAME_WORDS):
-        for word in same:
-            senses.setdefault(word, set()).add(-1 - number)
-    return {word: frozenset(numbers) for word, numbers in senses.items()}
-
-
-_ENDINGS = (
-    ("ies", "y"), ("ied", "y"), ("ying", "ie"), ("sses", "ss"), ("es", "e"), ("es", ""), ("s", ""),
-    ("ed", "e"), ("ed", ""), ("ing", "e"), ("ing", ""),
-)  # fmt: skip
-_TWICE = re.compile(r"([bdfgklmnprtz])\1$")
-_SPELLINGS = (
-    (re.compile(r"(?<=\w{2})is(?=(?:e|ed|es|ing|ation|ations|er|ers)$)"), "iz"),
-    (re.compile(r"(?<=\w{2})ys(?=(?:e|ed|es|ing|er|ers)$)"), "yz"),
-    (re.compile(r"(?<=\w{2})our(?=(?:s|ed|ing|ful|ite|able|ist)?$)"), "or"),
-    (re.compile(r"(?<=\w{2}[bt])re(?=s?$)"), "er"),
-    (re.compile(r"(?<=\w{2}l)l(?=(?:ed|ing|er|ers|ation|ment)$)"), ""),
-    (re.compile(r"(?<=\w{2})ogue(?=s?$)"), "og"),
-    (re.compile(r"ae|oe"), "e"),
-    (re.compile(r"(?<=\w{2})amme(?=s?$)"), "am"),
-    (re.compile(r"(?<=\w{2}en)c(?=es?$)"), "s"),
-)
-_SHORTEST_SPELT = 5
-
-
-@lru_cache(_REMEMBERED)
-def _forms(word: str) -> frozenset[str]:
-    """Return a word in American spelling, and what it may be an inflection of."""
-    known = _dictionary()
-    forms = {word, *IRREGULAR.get(word, ())}
-    for ending, replacement in _ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= 2:  # noqa: PLR2004 - as in "used"
-            stem = word[: -len(ending)] + replacement
-            forms |= {stem, _TWICE.sub(r"\1", stem)} & known.keys()
-    if word.endswith("s") and not word.endswith("ss") and len(word) > 3 and word not in known:  # noqa: PLR2004
-        forms.add(word[:-1])  # of a name or a new word
-    american = word
-    for pattern, replacement in _SPELLINGS if len(word) >= _SHORTEST_SPELT else ():
-        american = pattern.sub(replacement, american)
-    return frozenset(forms) if american == word else frozenset(forms | _forms(american))
 
 
 # ------------------------------------------------------------------------------------- comparison
@@ -672,7 +613,7 @@ def _only(words: Sequence[_Word], partners: list[int], needless: frozenset[str])
 def _is_needless(word: _Word, needless: frozenset[str]) -> bool:
     if not word.forms.isdisjoint(needless):
         return True
-    manner = word.text.endswith("ly") and _part_of_speech(word) == "r"
+    manner = word.text.endswith("ly") and part_of_speech(word.text) == "r"
     return manner and needless > FILLERS
 
 
@@ -717,40 +658,8 @@ def _match_compounds(
                     break
 
 
-@cache
-def _kin() -> tuple[dict[str, frozenset[str]], dict[str, str]]:
-    """Return what words are related to each word, as *harm* to *injury*, and its part of speech.
-
-    That is ``v`` for verbs, ``a`` for adjectives and ``r`` for adverbs.
-    """
-    lines = files(__package__).joinpath("english_kin.txt").read_text("ascii").splitlines()
-    kin: dict[str, set[str]] = {}
-    parts: dict[str, str] = {}
-    for line in lines:
-        head, *others = line.split()
-        word, _, part = head.partition(":")
-        if part:
-            parts[word] = part
-        for other in others:
-            kin.setdefault(word, set()).add(other)
-            kin.setdefault(other, set()).add(word)
-    return {word: frozenset(others) for word, others in kin.items()}, parts
-
-
-def _part_of_speech(word: _Word) -> str:
-    parts = _kin()[1]
-    if word.text.endswith(("ed", "ing")) and len(word.forms) > 1:
-        return "v"
-    return next((parts[form] for form in (word.text, *sorted(word.forms)) if form in parts), "n")
-
-
 def _are_kin(one: _Word, other: _Word) -> bool:
-    if any(_others(form) & _others(another) for form in one.forms for another in other.forms):
-        return False
-    if _graded(one.text) or _graded(other.text):
-        return False
-    kin = _kin()[0]
-    return any(not other.forms.isdisjoint(kin.get(form, ())) for form in one.forms)
+    return are_kin(one.text, other.text)
 
 
 def _are_equal(one: _Word, other: _Word) -> bool:
@@ -764,87 +673,7 @@ def _are_inflections(one: _Word, other: _Word) -> bool:
 def _mean_the_same(one: _Word, other: _Word) -> bool:
     if one.name and other.name:
         return False
-    return _same_words(one.forms, other.forms, one.text, other.text)
-
-
-@lru_cache(_REMEMBERED)
-def _same_words(one: frozenset[str], other: frozenset[str], text: str, other_text: str) -> bool:
-    if any(_others(form) & _others(another) for form in one for another in other):
-        return False
-    known = _dictionary()
-    senses = {sense for form in one for sense in known.get(form, ())}
-    if any(sense in senses for form in other for sense in known.get(form, ())):
-        return True
-    graded, other_graded = _graded(text), _graded(other_text)
-    if graded and other_graded and graded[1] == other_graded[1]:
-        one_base, other_base = graded[0], other_graded[0]
-        return any(known[a] & known[b] for a in one_base for b in other_base)
-    if any(_is_derived(form, another) for form in one for another in other):
-        return True
-    known_one, known_other = not known.keys().isdisjoint(one), not known.keys().isdisjoint(other)
-    return known_one != known_other and _is_typo(text, other_text)
-
-
-@cache
-def _other_words() -> dict[str, frozenset[int]]:
-    lines: dict[str, set[int]] = {}
-    for number, words in enumerate(OTHER_WORDS):
-        for word in words:
-            lines.setdefault(word, set()).add(number)
-    return {word: frozenset(numbers) for word, numbers in lines.items()}
-
-
-def _others(word: str) -> frozenset[int]:
-    return _other_words().get(word, frozenset())
-
-
-@lru_cache(_REMEMBERED)
-def _graded(word: str) -> tuple[frozenset[str], str] | None:
-    """Return what a word compares, as *large* of *largest*, and whether it is the most of all."""
-    for ending in ("iest", "est", "ier", "er"):
-        if word.endswith(ending):
-            stem = word[: -len(ending)]
-            bases = (
-                {stem + "y"} if ending[0] == "i" else {stem, stem + "e", _TWICE.sub(r"\1", stem)}
-            )
-            found = frozenset(bases & _dictionary().keys())
-            if found:
-                return found, ending[-3:].removeprefix("i")
-    return None
-
-
-_DERIVING = word_set(
-    "e al ance ation ations ative ed en ence ency es ing ings ion ions ity ly ment ments ness s y "
-    "ial ive th t te tion ional n ns ent ant ure ability ible able"
-)
-_ROOT = 5
-
-
-def _is_derived(one: str, other: str) -> bool:
-    """Return whether two words are of one root, as *recommend* and *recommendation*."""
-    shared = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        shared += 1
-    if shared < _ROOT:
-        return False
-    rests = one[shared:], other[shared:]
-    return all(not rest or rest in _DERIVING for rest in rests)
-
-
-_LONG = 5
-
-
-def _is_typo(one: str, other: str) -> bool:
-    """Return whether two long words differ by one letter, missing, added, wrong or swapped."""
-    if min(len(one), len(other)) < _LONG or abs(len(one) - len(other)) > 1 or one[0] != other[0]:
-        return False
-    start = 0
-    while start < min(len(one), len(other)) and one[start] == other[start]:
-        start += 1
-    a, b = one[start:], other[start:]
-    return a[1:] == b or a == b[1:] or a[1:] == b[1:] or (a[:2] == b[1::-1] and a[2:] == b[2:])
+    return are_synonyms(one.text, other.text)
 
 
 def _in_one_place(mine: list[int], theirs: list[int]) -> bool:
@@ -868,6 +697,9 @@ def _same_frame(mine: list[int], theirs: list[int]) -> bool:
 
 def _is_run(places: list[int]) -> bool:
     return not places or places[-1] - places[0] == len(places) - 1
+
+
+_LONG = 5
 
 
 def _case_differs(one: _Reading, two: _Reading, mine: list[int]) -> bool:
@@ -913,9 +745,9 @@ def _order_differs(one: _Reading, two: _Reading, mine: list[int]) -> bool:
     ):
         return True
     for place, mate in zip(kept, order, strict=True):
-        by = {one.words[place].by, two.words[mate].by}
+        by = one.words[place].by, two.words[mate].by
         # Another verb may have another preposition: "related to", "associated with".
-        if not _go_together(one.words[place].by, two.words[mate].by) and not (reworded and by <= _PARTICLES):
+        if not (_go_together(*by) or (reworded and {*by} <= _PARTICLES)):
             return True
     return not straight and not _is_harmless_move(one, two, kept, order)
 
@@ -981,9 +813,11 @@ def _is_free(word: _Word, other: _Word) -> bool:
     """Return whether a word may be anywhere, as in "which building is the tallest"."""
     if word.text != other.text:
         return False
-    graded = _graded(word.text)
-    return (graded is not None and graded[1] == "est") or word.text in _FREE or (
-        word.text.endswith("ly")
+    graded = compared_word(word.text)
+    return (
+        (graded is not None and graded[1] == "est")
+        or word.text in _FREE
+        or (word.text.endswith("ly"))
     )
 
 
@@ -995,9 +829,9 @@ def _changes_form(word: _Word, other: _Word) -> bool:
     one, two = word.text, other.text
     if one == two or word.name or other.name or one.rstrip("s") == two.rstrip("s"):
         return False
-    if _are_inflections(word, other) or _part_of_speech(word) != _part_of_speech(other):
+    if _are_inflections(word, other) or part_of_speech(word.text) != part_of_speech(other.text):
         return True
-    return any(_is_derived(form, another) for form in word.forms for another in other.forms)
+    return any(is_derived(form, another) for form in word.forms for another in other.forms)
 
 
 _LOOSE = frozenset(pair for by in WEAK_PREPOSITIONS for pair in ((by, ""), ("", by)))
