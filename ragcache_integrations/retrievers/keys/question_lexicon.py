@@ -177,7 +177,7 @@ def _kin() -> tuple[dict[str, frozenset[str]], dict[str, str]]:
     lines = files(__package__).joinpath("english_kin.txt").read_text("ascii").splitlines()
     kin: dict[str, set[str]] = {}
     parts: dict[str, str] = {}
-    for line in lines:
+    for line in (line for line in lines if not line.startswith("#")):
         head, *others = line.split()
         word, _, part = head.partition(":")
         if part:

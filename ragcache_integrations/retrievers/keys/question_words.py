@@ -74,9 +74,12 @@ def _bases(table: str) -> dict[str, tuple[str, ...]]:
 def _phrases(table: str) -> tuple[re.Pattern[str], dict[str, str]]:
     """Return what finds the phrases, and what to write in the place of each."""
     lines = dict(line.split("=") for line in table.strip().splitlines())
-    longest_first = sorted(map(re.escape, lines), key=len, reverse=True)
-    found = re.compile(rf"(?<![\w.])(?:{'|'.join(longest_first)})(?!\w)", re.IGNORECASE)
-    return found, lines
+    # Grouped by their first letter, because alternatives are tried one by one.
+    rests: dict[str, list[str]] = {}
+    for phrase in sorted(lines, key=len, reverse=True):
+        rests.setdefault(phrase[0], []).append(re.escape(phrase[1:]))
+    groups = "|".join(f"{first}(?:{'|'.join(others)})" for first, others in rests.items())
+    return re.compile(rf"(?<![\w.])(?:{groups})(?!\w)", re.IGNORECASE), lines
 
 
 def _sides(table: str) -> dict[str, tuple[str, ...]]:
