@@ -755,7 +755,15 @@ def _order_differs(one: _Reading, two: _Reading, mine: list[int]) -> bool:
 _SUBJECTS = frozenset(("who", "what", "which", "whom"))
 
 
-_LIKE = ({"", "to"}, {"", "as"}, {"to", "into"}, {"in", "with"}, {"", "with"})
+_LIKE = (
+    {"", "to"},
+    {"", "as"},
+    {"to", "into"},
+    {"in", "with"},
+    {"", "with"},
+    {"from", "off"},
+    {"out", "away"},
+)
 _AFTER_VERBS = {"", "to", "with", "as", *WEAK_PREPOSITIONS}
 
 
@@ -817,6 +825,7 @@ def _is_free(word: _Word, other: _Word) -> bool:
     return (
         (graded is not None and graded[1] == "est")
         or word.text in _FREE
+        or word.text in DATES
         or (word.text.endswith("ly"))
     )
 
