@@ -26,6 +26,7 @@ from .question_lexicon import (
     part_of_speech,
 )
 from .question_words import (
+    ACTIONS,
     ASIDES,
     DATES,
     FILLERS,
@@ -223,7 +224,8 @@ def _are_other_parts(rest: Sequence[_Word], others: Sequence[_Word]) -> bool:
     """Return whether words differ as those of two ways to put it do, and not those of two things.
 
     So "who do I ask" is "who is responsible", and "my timetable" is "the schedule of my lessons".
-    One noun or adjective for another is another thing, and so is one more.
+    One noun or adjective for another is another thing, and so is one more; one verb for another is
+    another action if both are among the usual ones.
     """
     added = [*rest, *others]
     if not all(word.forms.isdisjoint(RESTRICTING) for word in added):
@@ -232,6 +234,8 @@ def _are_other_parts(rest: Sequence[_Word], others: Sequence[_Word]) -> bool:
     if len(added) == 1:
         return parts[0] in {"v", "r"}
     if len(added) == 2 and rest and others:  # noqa: PLR2004 - one for another
+        if parts == ["v", "v"]:
+            return any(word.forms.isdisjoint(ACTIONS) for word in added)
         return parts[0] != parts[1]
     return bool(rest and others)
 
@@ -745,11 +749,18 @@ def _order_differs(one: _Reading, two: _Reading, mine: list[int]) -> bool:
     ):
         return True
     for place, mate in zip(kept, order, strict=True):
-        by = one.words[place].by, two.words[mate].by
+        by = _introduced(one.words, place, kept), _introduced(two.words, mate, order)
         # Another verb may have another preposition: "related to", "associated with".
         if not (_go_together(*by) or (reworded and {*by} <= _PARTICLES)):
             return True
     return not straight and not _is_harmless_move(one, two, kept, order)
+
+
+def _introduced(words: Sequence[_Word], place: int, kept: Sequence[int]) -> str:
+    """Return the preposition of a word, or of one before it that is dropped: "after eating it"."""
+    while place and not words[place].by and place - 1 not in kept:
+        place -= 1
+    return words[place].by
 
 
 _SUBJECTS = frozenset(("who", "what", "which", "whom"))

@@ -11,6 +11,7 @@ import tomllib
 from importlib.resources import files
 
 __all__ = [
+    "ACTIONS",
     "ADVERBS",
     "ASIDES",
     "ASKED_FOR",
@@ -459,6 +460,9 @@ FILLERS = word_set(_TABLES["fillers"])
 
 LIGHT = word_set(_TABLES["light"])
 """Verbs that hold a question together, for which one of another form has other ones."""
+
+ACTIONS = word_set(_TABLES["actions"])
+"""Verbs each of which does something else than the others, unless they are of one line above."""
 
 ASIDES = word_set(_TABLES["asides"])
 """Words that may be there or not if a question asks for something, and not whether it is so."""
