@@ -770,6 +770,8 @@ _LIKE = (
     {"", "to"},
     {"", "as"},
     {"to", "into"},
+    {"to", "onto"},
+    {"on", "onto"},
     {"in", "with"},
     {"", "with"},
     {"from", "off"},
