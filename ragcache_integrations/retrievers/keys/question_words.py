@@ -63,6 +63,21 @@ def _lines(table: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(line.split()) for line in table.strip().splitlines())
 
 
+def _groups(table: str) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of words that mean the same.
+
+    ``end: stop cease`` is the groups ``end stop`` and ``end cease``.
+    """
+    groups: list[tuple[str, ...]] = []
+    for words in _lines(table.replace("\n ", " ")):
+        first, *others = words
+        if first.endswith(":"):
+            groups += [(first[:-1], other) for other in others]
+        else:
+            groups.append(words)
+    return tuple(groups)
+
+
 def _bases(table: str) -> dict[str, tuple[str, ...]]:
     """Return the first word of the lines that each word is on."""
     bases: dict[str, tuple[str, ...]] = {}
@@ -491,8 +506,8 @@ IRREGULAR = _bases(_TABLES["irregular"])
 MODERN_WORDS = word_set(_TABLES["modern_words"])
 """Words that are younger than the list of English words."""
 
-SAME_WORDS = _lines(_TABLES["same_words"])
-"""Lines of words that mean the same in most questions."""
+SAME_WORDS = _groups(_TABLES["same_words"])
+"""Groups of words that mean the same in most questions."""
 
 OTHER_WORDS = _lines(_TABLES["other_words"])
 """Lines of words that do not mean the same, although a dictionary has a sense in which they do."""
