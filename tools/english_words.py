@@ -91,8 +91,8 @@ def _read(folder: Path) -> Dictionary:
             for place in range(end + 1, end + 1 + 4 * int(fields[end]), 4):
                 kind, offset, pointed, places = fields[place : place + 4]
                 target = Meaning(POINTED[pointed], offset)
-                pair = [number - 1 for number in bytes.fromhex(places)]
-                wordnet.pointers.append((meaning, kind, target, *pair))
+                one, other = bytes.fromhex(places)
+                wordnet.pointers.append((meaning, kind, target, one - 1, other - 1))
     return wordnet
 
 

@@ -37,13 +37,13 @@ from .question_words import (
     MODALS,
     NEGATIONS,
     NUMBERS,
-    PHRASES,
     PREPOSITIONS,
     RESTRICTING,
     SCALES,
     TENS,
     UNITS,
     WEAK_PREPOSITIONS,
+    phrases,
     without_courtesies,
     word_set,
 )
@@ -352,8 +352,8 @@ _FRONTED = re.compile(
 @lru_cache(_REMEMBERED)
 def _read(text: str) -> _Reading:
     whole = _FRONTED.sub(r"\2 \1", without_courtesies(text))
-    phrases, replacements = PHRASES
-    whole = phrases.sub(lambda found: replacements[found[0].lower()], whole)
+    found_phrases, replacements = phrases()
+    whole = found_phrases.sub(lambda found: replacements[found[0].lower()], whole)
     tokens = list(_tokens(whole))
     plain = [token.lower() for token in tokens]
     # "IT", "US" and "the Who", unless everything is in capitals.

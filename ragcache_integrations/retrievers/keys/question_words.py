@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import cache
 from importlib.resources import files
 
 __all__ = [
@@ -31,7 +32,6 @@ __all__ = [
     "NUMBERS",
     "OPPOSITES",
     "OTHER_WORDS",
-    "PHRASES",
     "PREPOSITIONS",
     "RELATIONS",
     "RESTRICTING",
@@ -40,6 +40,7 @@ __all__ = [
     "TENS",
     "UNITS",
     "WEAK_PREPOSITIONS",
+    "phrases",
     "without_courtesies",
     "word_set",
 ]
@@ -85,17 +86,6 @@ def _bases(table: str) -> dict[str, tuple[str, ...]]:
         for word in forms:
             bases[word] = (*bases.get(word, ()), base)
     return bases
-
-
-def _phrases(table: str) -> tuple[re.Pattern[str], dict[str, str]]:
-    """Return what finds the phrases, and what to write in the place of each."""
-    lines = dict(line.split("=") for line in table.strip().splitlines())
-    # Grouped by their first letter, because alternatives are tried one by one.
-    rests: dict[str, list[str]] = {}
-    for phrase in sorted(lines, key=len, reverse=True):
-        rests.setdefault(phrase[0], []).append(re.escape(phrase[1:]))
-    groups = "|".join(f"{first}(?:{'|'.join(others)})" for first, others in rests.items())
-    return re.compile(rf"(?<![\w.])(?:{groups})(?!\w)", re.IGNORECASE), lines
 
 
 def _sides(table: str) -> dict[str, tuple[str, ...]]:
@@ -518,5 +508,14 @@ RESTRICTING = word_set(_TABLES["restricting"])
 IMPLIED = _bases(_TABLES["implied"])
 """The words that each word is implied by, if it is next to them."""
 
-PHRASES = _phrases(_TABLES["phrases"])
-"""Phrases, and a word that means the same."""
+
+@cache
+def phrases() -> tuple[re.Pattern[str], dict[str, str]]:
+    """Return what finds phrases, and a word that means the same for each."""
+    lines = dict(line.split("=") for line in _TABLES["phrases"].strip().splitlines())
+    # Grouped by their first letter, because alternatives are tried one by one.
+    rests: dict[str, list[str]] = {}
+    for phrase in sorted(lines, key=len, reverse=True):
+        rests.setdefault(phrase[0], []).append(re.escape(phrase[1:]))
+    groups = "|".join(f"{first}(?:{'|'.join(others)})" for first, others in rests.items())
+    return re.compile(rf"(?<![\w.])(?:{groups})(?!\w)", re.IGNORECASE), lines
