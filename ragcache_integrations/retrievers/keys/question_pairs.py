@@ -74,6 +74,7 @@ _PERSONS = {
     **dict.fromkeys(("you", "your", "yours"), "2"),
     **dict.fromkeys(("they", "them", "their", "theirs"), "3"),
 }
+_OWNERS = word_set("my our your")
 _BOUNDS = _WH | _DO | _BE | MODALS.keys() | {"i", "we", "they"}
 """Words that no phrase with a preposition goes on after."""
 _TIMES = {
@@ -125,6 +126,7 @@ class _Reading:
         frame: The words that hold it together.
         persons: Who is spoken of, each once in their order: 1 for *I* and *my*, 2 for *you*, 3 for
             *they*.
+        owner: Of whom something is: 1 for *my*, 2 for *your*, if it is of one of them.
         times: Whether it says what was.
         acts: Whether *I* or *we* do something.
     """
@@ -139,6 +141,7 @@ class _Reading:
     stranded: str
     frame: tuple[str, ...]
     persons: str
+    owner: str
     times: frozenset[str]
     acts: bool
 
@@ -332,6 +335,8 @@ def _persons_differ(one: _Reading, two: _Reading, partners: list[int]) -> bool:
         # "where can I get it" is "where do they sell it".
         other_words = _DROPPED in partners or _has_synonyms(one, two, partners)
         return not (one.asks and other_words)
+    if {one.owner, two.owner} == {"1", "2"} and one.frame == two.frame:
+        return True  # "where is my luggage" is not "where is your luggage"
     both = {"1", "2"} <= {*mine} & {*theirs}
     return both and (mine.index("1") < mine.index("2")) != (theirs.index("1") < theirs.index("2"))
 
@@ -405,6 +410,7 @@ def _read(text: str) -> _Reading:
         _asks(plain),
         stranded=by or stranded,
         persons="".join(dict.fromkeys(_PERSONS[word] for word in plain if word in _PERSONS)),
+        owner="".join(sorted({_PERSONS[word] for word in plain if word in _OWNERS})),
         times=frozenset(_TIMES[word] for word in plain if word in _TIMES),
         acts=not {*plain}.isdisjoint(("i", "we")) or {*plain}.isdisjoint(("me", "us")),
         helped=not {*plain}.isdisjoint({*_DO, *_BE, *MODALS, "has", "have", "had"}),
@@ -568,6 +574,7 @@ def _matched(
         _match_with(same, one, two, mine, theirs)
     if -1 in mine or -1 in theirs:
         _match_compounds(one, two, mine, theirs)
+        matched = [*mine], [*theirs]
         needless = FILLERS | ASIDES if asking else FILLERS
         if not (_only(one, mine, needless) and _only(two, theirs, needless)):
             _drop(one, mine, needless)
@@ -580,6 +587,8 @@ def _matched(
             _drop(one, mine, GENERIC)
         elif -1 not in mine:
             _drop(two, theirs, GENERIC)
+        if all(-1 in partners for partners in matched) and -1 not in mine and -1 not in theirs:
+            return matched  # as of "my phone number" and "my account number"
     return mine, theirs
 
 
