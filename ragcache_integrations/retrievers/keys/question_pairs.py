@@ -632,7 +632,10 @@ def _is_needless(word: _Word, needless: frozenset[str]) -> bool:
 
 def _drop(words: Sequence[_Word], partners: list[int], needless: frozenset[str]) -> None:
     for place, word in enumerate(words):
-        if partners[place] < 0 and _is_needless(word, needless):
+        # "The online course" is one of the courses, "register online" is to register.
+        following = words[place + 1 : place + 2]
+        restricts = word.text == "online" and following and not following[0].by
+        if partners[place] < 0 and not restricts and _is_needless(word, needless):
             partners[place] = _DROPPED
 
 
@@ -828,8 +831,9 @@ _Pair = tuple[_Word, _Word]
 
 def _may_swap(one: _Pair, two: _Pair) -> bool:
     """Return whether two words say the same in the other order, and with other prepositions."""
-    if any(_is_free(*pair) or _changes_form(*pair) for pair in (one, two)):
-        return True
+    changed = _changes_form(*one), _changes_form(*two)
+    if any(changed) or _is_free(*one) or _is_free(*two):
+        return not all(changed)  # "block a caller" is not "call a blocked number"
     (a, b), (c, d) = [(word.phrase, other.phrase) for word, other in (one, two)]
     if a == b and c == d:
         return a != c  # "in Rome, who beat the team"

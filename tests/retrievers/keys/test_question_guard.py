@@ -202,7 +202,7 @@ def test_rephrasings() -> None:
     assert served / len(pairs) > SHARE_OF_REPHRASINGS
 
 
-SHARE_OF_REPHRASINGS = 0.9
+SHARE_OF_REPHRASINGS = 0.92
 """Of those that marks and the largest tolerance let pass."""
 
 
@@ -250,6 +250,12 @@ def test_in_languages_that_it_does_not_know_only_the_same_text_is_the_same(
         ("order", "who hired anna", "who did anna hire"),
         ("order", "the effect of tea on sleep", "the effect of sleep on tea"),
         ("order", "can i see your address", "can you see my address"),
+        ("order", "where is my luggage", "where is your luggage"),
+        ("order", "how do i share it with anna", "how does anna share it with me"),
+        ("modality", "how should i pay", "how may i pay"),
+        ("modality", "how long can i stay", "how long should i stay"),
+        ("words", "how do i change my phone number", "how do i change my account number"),
+        ("words", "how much is the course", "how much is the online course"),
         ("time", "who is the president", "who was the president"),
     ],
 )
@@ -272,6 +278,22 @@ def test_differences_that_only_a_comparison_shows(kind: str, one: str, other: st
         ("the capital of france", "france's capital"),
         ("in rome, who beat the team", "who beat the team in rome"),
         ("where can i find my order, any idea?", "quick question: where is my order"),
+        ("can i renew it in rome", "is there any way to renew it in rome"),
+        ("how often should i feed a cat", "how often do i have to feed a cat"),
+        ("has my payment been received", "did you receive my payment"),
+        (
+            "in winter, how often should i water orchids",
+            "how often should orchids be watered in winter",
+        ),
+        (
+            "to open an account, what documents do i need",
+            "what documents do i need to open an account",
+        ),
+        ("is a permit needed for a fence", "do i need a permit for a fence"),
+        ("how can i pay my bill", "how do i make a payment of my bill"),
+        ("who do i ask about school meals", "who is responsible for school meals"),
+        ("how do i pay my bill", "how do i pay my bill online"),
+        ("which vaccines are needed in rome", "what vaccines do i need in rome"),
     ],
 )
 def test_rephrasings_that_a_comparison_knows(one: str, other: str) -> None:
