@@ -76,7 +76,7 @@ _PERSONS = {
 }
 _OWNERS = word_set("my our your")
 _BOUNDS = _WH | _DO | _BE | MODALS.keys() | {"i", "we", "they"}
-"""Words that no phrase with a preposition goes on after."""
+"""Words that end a phrase with a preposition."""
 _TIMES = {
     **dict.fromkeys(("was", "were", "did", "had"), "past"),
     **dict.fromkeys(("is", "are", "do", "does", "am", "will", "shall"), "not past"),
