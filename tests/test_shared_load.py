@@ -50,7 +50,7 @@ def store() -> FAISS:
 
 @pytest.fixture
 def retriever(store: FAISS) -> ApproximateCacheRetriever:
-    return ApproximateCacheRetriever.from_vectorstore(store, k=2, tolerance=0.1)
+    return ApproximateCacheRetriever.from_vectorstore(store, k=2, tolerance=0.1, guard=False)
 
 
 @pytest.fixture

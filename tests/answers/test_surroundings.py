@@ -8,14 +8,18 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import numpy as np
 import pytest
-from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler
+from langchain_core.callbacks import (
+    AsyncCallbackManager,
+    BaseCallbackHandler,
+    get_usage_metadata_callback,
+)
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
 from langchain_core.retrievers import BaseRetriever
@@ -1152,3 +1156,38 @@ def test_a_copy_of_a_watched_configuration_is_plain_again() -> None:
     assert values == found[0]
     assert {type(name) for name in eval(repr(values))} == {str}
     assert np.array(list(values)).tolist() == ["thread_id", "user"]
+
+
+def test_langchains_counters_of_tokens_divide_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """They are in a context variable of their own, which each call makes."""
+
+    @tool
+    def look_up(query: str) -> str:
+        """Look something up."""
+        return query
+
+    cached = cached_tool(look_up)
+    for _ in range(3):
+        with get_usage_metadata_callback():
+            assert cached.invoke({"query": "rome"}) == "rome"
+    assert cached.stats().hits == 2
+    assert not caplog.records
+
+
+def test_a_variable_that_each_call_makes_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @tool
+    def look_up(query: str) -> str:
+        """Look something up."""
+        return query
+
+    cached = cached_tool(look_up)
+
+    def ask() -> None:
+        ContextVar[object]("connection").set(object())
+        cached.invoke({"query": "rome"})
+
+    for _ in range(3):
+        copy_context().run(ask)
+    assert caplog.text.count("variable.connection") == 1

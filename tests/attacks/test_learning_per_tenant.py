@@ -35,7 +35,7 @@ from ragcache_integrations.langchain import (
 from tests.answers.traffic import langchain_embeddings, llama_index_embeddings
 
 WORDS = ("nice", "pretty", "lovely", "pleasant", "splendid")
-"""The guard reads no difference between them, and the embeddings of such questions are near."""
+"""The embeddings of such questions are near; without the guard, which tells these words apart."""
 
 LEARNT = 25
 """Topics of which each tells the learner a few times what it is to know, at an error of 10 %."""
@@ -78,7 +78,7 @@ def cache_of(**settings: Any) -> AnswerCache:
         documents_key="context",
         embeddings=langchain_embeddings(),
         capacity=10_000,
-        **{"error": 0.1, "check_rate": 0.01, **settings},
+        **{"error": 0.1, "check_rate": 0.01, "guard": False, **settings},
     )
 
 
@@ -282,7 +282,7 @@ def test_two_tools_learn_apart() -> None:
     def tool() -> Any:
         plain = StructuredTool.from_function(look_up, name="look_up", description="d")
         return cached_tool(
-            plain, query_argument="query", embeddings=langchain_embeddings(), error=0.1
+            plain, query_argument="query", embeddings=langchain_embeddings(), error=0.1, guard=False
         )
 
     anns, bobs = tool(), tool()
@@ -302,7 +302,9 @@ def test_one_tool_of_two_users(where: str) -> None:
         return right(query)
 
     plain = StructuredTool.from_function(look_up, name="look_up", description="d")
-    tool = cached_tool(plain, query_argument="query", embeddings=langchain_embeddings(), error=0.1)
+    tool = cached_tool(
+        plain, query_argument="query", embeddings=langchain_embeddings(), error=0.1, guard=False
+    )
 
     def ask(question: str, user: str) -> Any:
         if where == "configurable":
@@ -360,7 +362,11 @@ def test_two_caches_of_one_engine_learn_apart(namespace: str, later: bool) -> No
 
     def cache(namespace: str) -> llama.AnswerCache:
         return llama.AnswerCache(
-            engine, embed_model=llama_index_embeddings(), error=0.1, namespace=namespace
+            engine,
+            embed_model=llama_index_embeddings(),
+            error=0.1,
+            guard=False,
+            namespace=namespace,
         )
 
     anns, bobs = cache("ann"), cache(namespace)

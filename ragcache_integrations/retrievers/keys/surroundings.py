@@ -25,6 +25,7 @@ import copy
 import dataclasses
 import functools
 import logging
+import re
 import sys
 import types
 import weakref
@@ -118,10 +119,11 @@ _SILENT_MODULES = (
 )
 # The same for variables that are no module's attribute.
 _SILENT_NAMES = {"current_context", "decimal_context", "parent_header"} | {
-    *("shell_parent", "shell_parent_ident"),
+    *("shell_parent", "shell_parent_ident", "usage_metadata_callback"),
 }
 _SILENT_PREFIXES = ("structlog_", "langchain", "langgraph", "langsmith")
 _TAGS = "instrument_tags"
+_NUMBER = re.compile(r"@\d+")
 
 
 class StepWatch:
@@ -170,8 +172,9 @@ class StepWatch:
 
     def warn(self, what: str, reason: str) -> None:
         """Log a warning, once."""
-        if reason not in self._warned:
-            self._warned.add(reason)
+        known = _NUMBER.sub("", reason)  # of variables that an application makes for each call
+        if known not in self._warned:
+            self._warned.add(known)
             logger.warning("%s: %s", what, reason)
 
     def _variables(self) -> dict[str, Any]:

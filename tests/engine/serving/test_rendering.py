@@ -15,6 +15,7 @@ import logging
 import os
 import random
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -285,7 +286,10 @@ def render_server() -> Any:
 def rendering() -> tuple[Any, DocumentReader]:
     """That application, and our checks of requests to it."""
     level = logging.root.level
-    with mock.patch.dict(os.environ):  # vLLM sets variables, and the level of all logs
+    # vLLM sets variables, and the level of all logs. Where another library has loaded Python's own
+    # distutils before, setuptools, which torch imports, can't put its own in the place of that.
+    own = {} if sys.version_info >= (3, 12) else {"SETUPTOOLS_USE_DISTUTILS": "stdlib"}
+    with mock.patch.dict(os.environ, own):
         app = render_server()
     logging.root.setLevel(level)
     from ragcache_integrations.engine.serving import _vllm  # noqa: PLC0415

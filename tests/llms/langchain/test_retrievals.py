@@ -83,7 +83,7 @@ def chat_on(engine: Any, **knobs: Any) -> ChatRAGCache:
 def test_the_usual_chain(
     engine: RAGCacheEngine, counted: Counted, store: FAISS, wrapped: bool
 ) -> None:
-    ours = ApproximateCacheRetriever.from_vectorstore(store, k=1, tolerance=0.1)
+    ours = ApproximateCacheRetriever.from_vectorstore(store, k=1, tolerance=0.1, guard=False)
     theirs = store.as_retriever(search_kwargs={"k": 1})
     chain = chain_over(ours if wrapped else theirs, chat_on(engine))
     chain.invoke(FIRST)
