@@ -23,6 +23,7 @@ from typing import Any
 from unittest import mock
 
 import httpx
+import jinja2
 import pytest
 import transformers
 from hypothesis import given
@@ -374,7 +375,7 @@ def rendered(family: str, texts: list[str], *, guarded: bool) -> str:
 def test_what_passes_has_the_templates_own_control_tokens(family: str, texts: list[str]) -> None:
     try:
         text = rendered(family, texts, guarded=True)
-    except RequestRefusedError:
+    except (RequestRefusedError, jinja2.TemplateError):  # some templates refuse texts themselves
         return
     harmless = [re.sub(r"\S", "0", content) for content in texts]
     tokenizer, known = tokenizer_of("byte-level", family), set(FAMILIES[family].markup)
