@@ -228,7 +228,7 @@ def _unused(message: AIMessage) -> None:
     if message.usage_metadata is not None:
         # As LangChain's own cache has it: whoever adds costs up finds that there were none.
         none: dict[str, int] = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
-        message.usage_metadata = UsageMetadata(**none, total_cost=0)  # type: ignore[typeddict-item]
+        message.usage_metadata = UsageMetadata(**none, total_cost=0)  # type: ignore[typeddict-item] # as there
     # With the id of a response, OpenAI's continues the conversation in which it was given.
     message.response_metadata.pop("id", None)
     forget_usage(message.response_metadata)

@@ -129,7 +129,7 @@ class Decisions(Generic[T]):
             if other is None:
                 reason = f"the nearest entry is at distance {distance:.4g}, but of other words"
                 tolerance = self.limit_of(entry)
-                return Explanation(False, reason, distance, tolerance, None, entries)  # noqa: FBT003
+                return Explanation(False, reason, distance, tolerance, None, entries)  # noqa: FBT003 - no hit
             match = other
             entry, distance = match.entry, match.distance
         hit, fresh, _ = self.decide(look, match)

@@ -533,7 +533,7 @@ def _model_of(wrapped: BaseRetriever) -> BaseEmbedding | None:
     """Return the model of a retriever, which shows it nowhere in public, or LlamaIndex's own."""
     own = getattr(wrapped, "_embed_model", None)
     # Not the property, which would load a model of OpenAI's if there is none.
-    return Settings._embed_model if own is None else own  # noqa: SLF001
+    return Settings._embed_model if own is None else own  # noqa: SLF001 - as said above
 
 
 def _live(
