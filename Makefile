@@ -24,12 +24,13 @@ $(READY): pyproject.toml requirements/cpu.txt tools/install.sh reader/pyproject.
 demo: $(READY)  ## both frameworks before and after the swap; ARGS="--quick" for less
 	$(BIN)/ragcache demo $(ARGS)
 
-check: $(READY)  ## lint, format, types and import rules
+check: $(READY)  ## lint, format, types, import rules and sizes
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --num-workers $(PROCESSES)
 	$(BIN)/mypy -p ragcache_reader
 	$(BIN)/lint-imports
+	$(BIN)/python tools/size.py --check
 
 quick: $(READY)  ## the fast tests that need no engine, with few examples each
 	$(PYTEST) -m "not engine and not slow" --hypothesis-profile quick $(ARGS)
