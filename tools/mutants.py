@@ -45,8 +45,8 @@ DRAWN, RESULTS, BUILD = "tools/mutants/drawn.jsonl", "tools/mutants/results.json
 
 MUTANT_SECONDS = 300  # of all tests of a mutant
 CHOSEN_SECONDS = 150  # the same, by what they took without it
-TEST_SECONDS = 100  # of one test, which a mutant may keep from ending
-MAP_SECONDS = 3600  # of a folder's tests
+MAP_SECONDS = 14400  # of a folder's tests
+ONE_FAILURE = ("-x", "--timeout=100")  # a mutant may keep a test from ending
 
 COMPARISONS = {
     ast.Lt: "<=",
@@ -407,7 +407,7 @@ def run_tests(tree: Path, arguments: Iterable[str], seconds: float) -> Run:
     listed = tree / "tests.args"
     listed.write_text("\n".join(arguments), "utf-8")
     options = ["-p", "tools.mutants", "-p", "no:cacheprovider", "--hypothesis-seed", "0"]
-    command = [sys.executable, "-m", "pytest", *options, "-q", f"--timeout={TEST_SECONDS}"]
+    command = [sys.executable, "-m", "pytest", *options, "-q"]
     process = subprocess.Popen(  # noqa: S603 - our own command
         [*command, f"@{listed}"],
         cwd=tree,
@@ -453,7 +453,7 @@ class Hunt:
     def __init__(self, root: Path) -> None:
         self._root = root
         self.mutants = [Mutant(**line) for line in read_lines(root / DRAWN)]
-        self._commit = git(root, "rev-parse", "--short", "HEAD").strip()
+        self._commit = git(root, "log", "-1", "--format=%h", "--", PACKAGE).strip()
         listed = git(root, "ls-tree", "-r", "HEAD").splitlines()
         code = [x for x in listed if x.endswith((".py", DRAWN)) and "\ttools/" not in x]
         self.version = hashlib.sha256("\n".join(code).encode()).hexdigest()[:8]
@@ -520,7 +520,7 @@ class Hunt:
         while tests:
             path.write_text(changed(source, place), "utf-8")
             try:
-                run = run_tests(self._tree, ["-x", *tests], MUTANT_SECONDS)
+                run = run_tests(self._tree, [*ONE_FAILURE, *tests], MUTANT_SECONDS)
             finally:
                 path.write_text(source, "utf-8")
             ran = {"tests": len(tests), "of": len(reaching)}
@@ -529,7 +529,7 @@ class Hunt:
             if run.status == 0:
                 break
             by = run.failed[0] if run.failed else tests[0]  # else no test could be imported
-            if run_tests(self._tree, [by], MUTANT_SECONDS).status == 0:
+            if run_tests(self._tree, [*ONE_FAILURE, by], MUTANT_SECONDS).status == 0:
                 return {"status": "found", "by": by, **ran}
             tests.remove(by)  # it fails without the mutant, too
         if not everywhere:
