@@ -34,6 +34,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -622,19 +623,28 @@ def read_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in lines]
 
 
-def report(root: Path) -> None:
-    """Print how many were found, what survived, and what was found at an earlier commit only."""
+def report(root: Path) -> bool:
+    """Print how many were found, and the others.
+
+    Returns:
+        Whether all that were found before, in other code, are found now.
+    """
     mutants = [Mutant(**line) for line in read_lines(root / DRAWN)]
     results: dict[int, list[Any]] = defaultdict(list)
     for line in read_lines(root / RESULTS):
         results[line["mutant"]].append(line)
-    last = {number: lines[-1] for number, lines in results.items()}
-    counts = Counter(line["status"] for line in last.values())
-    print(f"{len(mutants)} drawn, {len(last)} run: {dict(counts)}")
-    for number, line in sorted(last.items()):
+    last = {number: lines[-1] for number, lines in sorted(results.items())}
+    seconds = [line["seconds"] for lines in results.values() for line in lines]
+    counts = dict(Counter(line["status"] for line in last.values()))
+    print(f"{len(mutants)} drawn, {len(last)} run: {counts}")
+    print(f"{median(seconds) if seconds else 0:.0f} s each (median)")
+    kept = True
+    for number, line in last.items():
         if line["status"] != "found":
-            lost = any(other["status"] == "found" for other in results[number])
-            print(f"{number} {line['status']}{', found before' * lost}: {mutants[number]}")
+            before = any(other["status"] == "found" for other in results[number])
+            kept = kept and not before
+            print(f"{number} {line['status']}{', found before' * before}: {mutants[number]}")
+    return kept
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
@@ -663,7 +673,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
                 break
             print(json.dumps(hunt.run(number, everywhere=everywhere)), flush=True)
     else:
-        report(root)
+        return 0 if report(root) else 1
     return 0
 
 

@@ -268,6 +268,10 @@ def test_each_mutant_runs_the_tests_that_reach_it(
     ]
     assert mutants.main(["report"], repository) == 0
     assert "6 drawn, 6 run: {'found': 5, 'gone': 1}" in capsys.readouterr().out
+    with (repository / mutants.RESULTS).open("a") as file:
+        file.write(json.dumps({**results[0], "status": "survived", "version": "other"}) + "\n")
+    assert mutants.main(["report"], repository) == 1
+    assert "0 survived, found before: ragcache_integrations/" in capsys.readouterr().out
     assert (repository / PATH).read_text() == TILL
     assert mutants.main(["run"], repository) == 0
     assert capsys.readouterr().out == ""
