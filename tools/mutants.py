@@ -456,7 +456,7 @@ class Hunt:
         self.mutants = [Mutant(**line) for line in read_lines(root / DRAWN)]
         self._commit = git(root, "log", "-1", "--format=%h", "--", PACKAGE).strip()
         listed = git(root, "ls-tree", "-r", "HEAD").splitlines()
-        code = [x for x in listed if x.endswith((".py", DRAWN)) and "\ttools/" not in x]
+        code = [x for x in listed if re.search(rf"\t(?!(tests/)?tools/).*\.py$|\t{DRAWN}$", x)]
         self.version = hashlib.sha256("\n".join(code).encode()).hexdigest()[:8]
         self._folder = root / BUILD / self.version
         self._tree = self._copy("tree")
