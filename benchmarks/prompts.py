@@ -44,7 +44,7 @@ from parts.traffic.embedded import Embedder
 from parts.traffic.questions import load_corpus
 from parts.traffic.retrieval_streams import RetrievalStream, load_mmlu, question_texts, retrieve
 
-from ragcache_integrations.core.words import estimate_tokens
+from ragcache_integrations.core.texts import estimate_tokens
 from ragcache_integrations.engine import RAGCacheEngine
 
 K = 5

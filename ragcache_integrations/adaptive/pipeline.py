@@ -1,4 +1,10 @@
-"""Per-query configuration from the question to the answer (RAGServe §4, figure 6)."""
+"""Per-query configuration from the question to the answer (RAGServe §4, figure 6).
+
+With ``gradual``, a question is answered from few chunks first, and from more only if the answer is
+not in those. Cascades of models do the same with a cheap model and an expensive one (FrugalGPT,
+section 3, https://arxiv.org/abs/2305.05176). Here each later prompt begins as the earlier one did,
+so an engine with a prefix cache computes the further chunks alone.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +14,26 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import aclosing, closing
-from dataclasses import dataclass, replace
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
 from .answers import AdaptiveAnswer, AdaptiveCost, Explanation, Why
-from .asker import Asker
+from .asker import Asker, ModelAnswer, ModelRequest, add_usage
 from .choice import (
     DEFAULT_PROFILE,
     BestFit,
     CachedChunks,
     Choice,
+    ChunkFacts,
     LoadReader,
     Measures,
     MemoryLoad,
@@ -40,8 +47,6 @@ from .choice import (
     pruned_space,
 )
 from .golden import GOLDEN_CONFIG, GoldenFeedback
-from .gradual import after, apieces_of, inner_asker, pieces_of
-from .job import Job, Profiled, late_profile
 from .profile import LLMProfiler, ProfileEstimate, Profiler, failed_estimate
 from .settings import AdaptiveSettings
 from .synthesis import (
@@ -55,9 +60,135 @@ from .synthesis import (
 )
 from .types import SynthesisConfig, Synthesised
 
-__all__ = ["AdaptivePipeline", "Retrieve"]
+__all__ = [
+    "AdaptivePipeline",
+    "Job",
+    "Profiled",
+    "Retrieve",
+    "after",
+    "apieces_of",
+    "inner_asker",
+    "late_profile",
+    "pieces_of",
+]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """A profiler's estimate, and how long it took in seconds."""
+
+    estimate: ProfileEstimate | None
+    seconds: float
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Job:
+    """One question: times by the performance counter, what is known of it, what was decided."""
+
+    question: str
+    to_retrieve: int
+    to_read: int
+    golden: bool
+    began: float = field(default_factory=time.perf_counter)
+    documents: tuple[PromptDocument, ...] = ()
+    retrieved: float = 0.0
+    profiled: Profiled = Profiled(None, 0.0)
+    estimated: float = 0.0
+    space: PrunedSpace | None = None
+    trusted: bool = False
+    facts: ChunkFacts | None = None
+    decided: float = 0.0
+    chosen: float = 0.0
+    answered: float = 0.0
+    pace: float = 1.0
+    ticket: int = 0
+    cancelled: bool = False
+    reader_seconds: float = 0.0
+    tried: tuple[SynthesisConfig, ...] = ()
+    insufficient: list[Synthesised] = field(default_factory=list)
+    known: Answered = field(default_factory=dict)
+    explanation: Explanation = field(init=False)
+
+    @property
+    def chunks(self) -> tuple[PromptDocument, ...]:
+        """The chunks that the answer may read; golden feedback may read more."""
+        return self.documents[: self.to_read]
+
+    @contextmanager
+    def timing_reader(self) -> Iterator[None]:
+        """Surrounds a ``yield``: adds up the time that the stream's reader takes."""
+        began = time.perf_counter()
+        yield
+        self.reader_seconds += time.perf_counter() - began
+
+    @property
+    def config(self) -> SynthesisConfig:
+        """What is read now."""
+        return self.explanation.config
+
+    @property
+    def is_step(self) -> bool:
+        """Whether more may be read after what is read now."""
+        return self.explanation.why == "enough"
+
+    @property
+    def read(self) -> int:
+        """How many chunks were read before."""
+        return self.tried[-1].num_chunks if self.tried else 0
+
+
+def late_profile(job: Job) -> Profiled:
+    """Return what stands for the profile of a question that did not come in time."""
+    estimate = ProfileEstimate(None, "none", problem="the profiler did not answer in time")
+    return Profiled(estimate, time.perf_counter() - job.began)
+
+
+def after(answer: Synthesised, earlier: Sequence[Synthesised]) -> Synthesised:
+    """Return an answer with the calls of earlier ones, which had found nothing."""
+    every = (*earlier, answer)
+    usages = [each.usage for each in every if each.usage is not None]
+    return replace(
+        answer,
+        calls=sum(each.calls for each in every),
+        usage=add_usage(usages) if len(usages) == len(every) else None,
+        steps=tuple(step for each in every for step in each.steps),
+    )
+
+
+def pieces_of(answer: Synthesised) -> Generator[str | Synthesised]:
+    """Yield a whole answer as a stream does: its text, then itself."""
+    yield answer.text
+    yield answer
+
+
+async def apieces_of(answer: Synthesised) -> AsyncGenerator[str | Synthesised]:
+    """Async version of :func:`pieces_of`."""
+    yield answer.text
+    yield answer
+
+
+def inner_asker(asker: Asker) -> Asker:
+    """Return a model whose answers may turn out to be none, so that they are not streamed."""
+    return cast("Asker", _Inner(asker))
+
+
+class _Inner:
+    """Marks the requests of ``synthesise`` and ``asynthesise``, which make no others than these."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+
+    def ask(self, request: ModelRequest) -> ModelAnswer:
+        return self._asker.ask(replace(request, inner=True))
+
+    async def aask(self, request: ModelRequest) -> ModelAnswer:
+        return await self._asker.aask(replace(request, inner=True))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._asker, name)
+
 
 MAX_READER_SHARE = 0.1
 """Share of an answer's time: the pace is not learnt from a stream whose reader was slower."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.retrievers.keys import freeze_arguments
 from ragcache_integrations.retrievers.retrieval import QUERY_CACHE_METADATA
 

@@ -62,9 +62,9 @@ from typing_extensions import override
 
 from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
 from ragcache_integrations.core.checks import check_flag
-from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.saved_values import decode_value, encode_value
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.keys import (

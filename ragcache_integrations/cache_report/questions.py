@@ -21,8 +21,7 @@ from typing import Any
 
 from ragcache_integrations.answers import plain_answer
 from ragcache_integrations.core.checks import is_number, is_whole
-from ragcache_integrations.core.ids import content_id
-from ragcache_integrations.core.surrogates import without_surrogates
+from ragcache_integrations.core.texts import content_id, without_surrogates
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.lint import EntryLog, read_log, recorded_requests
 

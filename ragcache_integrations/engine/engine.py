@@ -1,4 +1,9 @@
-"""The bundled engine: unmodified vLLM in a process of its own."""
+"""The bundled engine: unmodified vLLM in a process of its own.
+
+Documents that stay in the GPU until they are unpinned or their time is over.
+
+The tokenizer of an engine's model, loaded in the application.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import weakref
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,17 +20,17 @@ from typing import Any, Unpack
 
 from ragcache_integrations.core.checks import check_seconds, check_type
 from ragcache_integrations.core.closing import AsyncCloseable, Closeable
-from ragcache_integrations.core.generation import (
-    Generation,
-    SamplingOptions,
-    Usage,
-)
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.generation import Generation, SamplingOptions, Usage
 from ragcache_integrations.core.prompt import (
+    FOREVER,
     Prompt,
     PromptRenderer,
     RenderedPrompt,
     Rendering,
 )
+from ragcache_integrations.errors import ModelNotFoundError
 from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
@@ -38,7 +44,6 @@ from .calls import (
     aencode_all,
     encode_all,
 )
-from .pinning import PREFILL, Pinning
 from .process import Supervisor, acontrol, control
 from .protocol import (
     SLOW_DTYPE,
@@ -46,14 +51,141 @@ from .protocol import (
     Counters,
     EngineCallOptions,
     EngineLoad,
+    EngineSettings,
     EngineStats,
     FaultSettings,
+    Submit,
 )
-from .tokenizer import load_tokenizer
 
-__all__ = ["RAGCacheEngine", "engine_settings"]
+__all__ = ["PREFILL", "Pinning", "RAGCacheEngine", "engine_settings", "load_tokenizer"]
 
 logger = logging.getLogger(__name__)
+
+
+PREFILL = SamplingOptions(max_tokens=1, tool_choice="none")
+
+
+class Pinning:
+    """An engine's methods that pin documents."""
+
+    _process: Supervisor
+    _calls: Calls
+
+    @property
+    @abstractmethod
+    def _link(self) -> Link:
+        """What ties a stream to the engine."""
+
+    @abstractmethod
+    def _check(
+        self, options: SamplingOptions | None, **call: Unpack[EngineCallOptions]
+    ) -> tuple[SamplingOptions, dict[str, Any]]:
+        """The options of a request, and the arguments of its stream."""
+
+    def pin(
+        self,
+        documents: Prompt | Iterable[Any],
+        *,
+        ttl: float | None = None,
+        system: str = "",
+        **call: Unpack[EngineCallOptions],
+    ) -> Usage:
+        """Keep documents' KV caches in the GPU under any load.
+
+        A KV cache serves only after the same text, so that all before the documents is kept, too.
+        What is missing is computed now. Pinning again sets a new time. :meth:`reset_cache` ends all
+        pins; after a restart of the process they are made again. A prompt's question is not kept.
+
+        Args:
+            documents: A prompt as it will be asked, or several documents, which
+                :meth:`Prompt.rag` puts into one.
+            ttl: Seconds; ``None`` until :meth:`unpin`.
+            system: System text before the documents, if they are not in a prompt.
+            call: As of :meth:`generate`, and so are the errors.
+
+        Returns:
+            The prompt's tokens, and how many of these were cached before.
+
+        Raises:
+            ConfigurationError: There would be no room for the longest request, of
+                ``max_model_len`` tokens, or the tenant's pins would exceed its quota; the message
+                says the numbers. Or there are no documents, or there is no knowledge tree.
+        """
+        arguments = self._pinning(ttl, call)
+        rendered = self._calls.render_pinned(documents, system, call.get("namespace", ""))
+        return GenerationStream(self._link, rendered, **arguments).result().usage
+
+    async def apin(
+        self,
+        documents: Prompt | Iterable[Any],
+        *,
+        ttl: float | None = None,
+        system: str = "",
+        **call: Unpack[EngineCallOptions],
+    ) -> Usage:
+        """Async version of :meth:`pin`."""
+        arguments = self._pinning(ttl, call)
+        render, namespace = self._calls.render_pinned, call.get("namespace", "")
+        rendered = await asyncio.to_thread(render, documents, system, namespace)
+        stream = AsyncGenerationStream(self._link, rendered, **arguments)
+        return (await stream.aresult()).usage
+
+    def unpin(
+        self, documents: Prompt | Iterable[Any], *, system: str = "", namespace: str = ""
+    ) -> bool:
+        """Let pinned documents be evicted again; arguments as of :meth:`pin`.
+
+        Returns:
+            Whether they were pinned at this place.
+        """
+        self._check(PREFILL, namespace=namespace)
+        rendered = self._calls.render_pinned(documents, system, namespace)
+        return bool(control(self._process, "unpin", _unpinning(rendered, namespace)))
+
+    async def aunpin(
+        self, documents: Prompt | Iterable[Any], *, system: str = "", namespace: str = ""
+    ) -> bool:
+        """Async version of :meth:`unpin`."""
+        self._check(PREFILL, namespace=namespace)
+        render = self._calls.render_pinned
+        rendered = await asyncio.to_thread(render, documents, system, namespace)
+        return bool(await acontrol(self._process, "unpin", _unpinning(rendered, namespace)))
+
+    def _pinning(self, ttl: float | None, call: EngineCallOptions) -> dict[str, Any]:
+        """The arguments of a stream that pins its documents."""
+        check_seconds("ttl", ttl, also="None for no end")
+        call = {**call, "reuse": "prefix", "link_tokens": None}
+        options, arguments = self._check(PREFILL, **call)
+        return {"options": options, **arguments, "pin": FOREVER if ttl is None else float(ttl)}
+
+
+def _unpinning(prompt: RenderedPrompt, namespace: str) -> Submit:
+    documents = tuple((span.id, span.start, span.end) for span in prompt.documents)
+    return Submit(0, prompt.token_ids, PREFILL, namespace, documents, pin=0.0)
+
+
+_ARGUMENTS = ("revision", "trust_remote_code")
+
+# Of two threads that import transformers at once, one may see half of it.
+_LOADING = make_lock()
+
+
+def load_tokenizer(settings: EngineSettings) -> Any:
+    """Load the tokenizer that vLLM will use with these settings.
+
+    Raises:
+        ModelNotFoundError: There is none.
+    """
+    name = settings.vllm_args.get("tokenizer") or settings.model
+    arguments = {key: settings.vllm_args[key] for key in _ARGUMENTS if key in settings.vllm_args}
+    try:
+        with _LOADING:
+            transformers = require("transformers", feature="The local engine", extra="vllm")
+            return transformers.AutoTokenizer.from_pretrained(name, **arguments)
+    except (OSError, ValueError, KeyError) as error:
+        msg = f"no tokenizer for the model {name!r}: {error}"
+        raise ModelNotFoundError(msg) from error
+
 
 FAULTS = FaultSettings()
 

@@ -1,4 +1,7 @@
-"""A node of the knowledge tree: one document after one particular path."""
+"""A node of the knowledge tree: one document after one particular path.
+
+A request's way through the knowledge tree.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,38 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from ragcache_integrations.core.prompt import Span
+
 from .popularity import NEVER, Trial
 from .shares import Share
 
-__all__ = ["History", "Key", "Node", "Shelf", "in_group"]
+__all__ = ["History", "Key", "Node", "Path", "Shelf", "Span", "in_group"]
+
+
+@dataclass(slots=True, eq=False)
+class Path:
+    """The nodes of one request.
+
+    Attributes:
+        nodes: The text before the first document, then the documents that may be cached.
+        ends: For each node, how many leading blocks of the prompt end in it or before it.
+        spans: All documents of the request, those beyond ``cache_depth`` included.
+        accessed: Whether the access was counted; a preempted request comes twice.
+        accessed_at: When it was; kept only where frequencies have a time window.
+        counted_at: When it was, in the time of :class:`~.popularity.Popularity`.
+        retracted: Whether it was taken back.
+        closed: Whether the request has left.
+    """
+
+    nodes: tuple[Node, ...]
+    ends: tuple[int, ...]
+    spans: tuple[Span, ...] = field(default=())
+    accessed: bool = False
+    accessed_at: float = 0.0
+    counted_at: float = 0.0
+    retracted: bool = False
+    closed: bool = False
+
 
 Key = Hashable
 """Names a block by its content and by everything before it, as vLLM's block hashes do."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .path import Span
+from .node import Span
 from .shares import ShareStats
 
 __all__ = ["Tally", "TreeStats"]

@@ -24,8 +24,7 @@ from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError
 
 from .hints import HINTED, Hints
-from .node import History, Key, Node, in_group
-from .path import Path, Span
+from .node import History, Key, Node, Path, Span, in_group
 from .pins import Pins, chain
 from .policies import DEFAULT_POLICY, POLICIES
 from .prefill_cost import PrefillCostModel

@@ -35,7 +35,7 @@ class BaseQueryCache(Generic[T]):
         """Note that the store got new documents; call it when the store has them.
 
         Entries keep answering those queries whose answer the new documents cannot change, see
-        :mod:`~ragcache_integrations.query_cache.entries.freshness`.
+        :mod:`~ragcache_integrations.query_cache.entries.entry`.
 
         Args:
             ids: Ids of the new documents.

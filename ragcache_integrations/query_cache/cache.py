@@ -21,7 +21,7 @@ from .entries import NOWHERE, Contents, DocumentVectors, Entry
 from .files import capture, check_arguments, read, write
 from .insertions import Insertions
 from .kernels import kernels
-from .reading import Answers, Conclusions, Decisions, Learning, Look, Match
+from .lookup import Answers, Conclusions, Decisions, Learning, Look, Match
 from .removals import Removals
 from .settings import Settings
 from .tolerance import AdaptiveTolerance, TenantTolerances

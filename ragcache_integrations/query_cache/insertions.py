@@ -22,7 +22,7 @@ from .entries import (
     check_candidates,
     document_keys,
 )
-from .reading import Decisions, Learning, Look
+from .lookup import Decisions, Learning, Look
 from .settings import Settings
 from .types import Candidate, Wording
 from .validation import check_key

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from ragcache_integrations.core.checks import check_int
 
 from .entries import Contents, DocumentVectors
-from .reading import Decisions
+from .lookup import Decisions
 from .types import Candidate
 from .validation import check_ids
 

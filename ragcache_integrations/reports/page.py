@@ -10,7 +10,7 @@ from typing import Any
 from ragcache_integrations import __version__
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.files import replacing
-from ragcache_integrations.core.surrogates import without_surrogates
+from ragcache_integrations.core.texts import without_surrogates
 from ragcache_integrations.errors import ConfigurationError
 
 from .colours import DARK, LIGHT, PALETTE_SIZE

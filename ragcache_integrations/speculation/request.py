@@ -14,8 +14,7 @@ from typing import Any, Generic, cast
 from ragcache_integrations.engine import GenerationChunk, Prompt, SamplingOptions
 from ragcache_integrations.errors import ConfigurationError, GenerationTimeoutError
 
-from .pace import Capacity
-from .pool import PrefillPool
+from .pool import Capacity, PrefillPool
 from .threads import iterate_in_thread
 from .types import (
     AnswerStream,

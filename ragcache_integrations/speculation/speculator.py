@@ -16,8 +16,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import PrefillCostModel
 from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
 
-from .pace import Capacity, saturating_tokens
-from .pool import PrefillPool
+from .pool import Capacity, PrefillPool, saturating_tokens
 from .request import Request, Shared, Stages
 from .streams import AsyncSpeculativeStream, SpeculativeStream
 from .types import (

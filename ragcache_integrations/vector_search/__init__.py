@@ -7,7 +7,6 @@ documents can begin with the likely ones. It imports no framework.
 from __future__ import annotations
 
 from .index import StagedIndex
-from .plan import StagePlan
-from .types import Filter, Found, Stage
+from .searches import Filter, Found, Stage, StagePlan
 
 __all__ = ["Filter", "Found", "Stage", "StagePlan", "StagedIndex"]

@@ -10,9 +10,7 @@ import numpy as np
 
 from ragcache_integrations.errors import ConfigurationError
 
-from .searches import Labels
-from .selection import Selection
-from .types import Filter
+from .searches import Filter, Labels, Selection
 
 __all__ = ["Documents", "check_filter", "check_ids", "check_metadata"]
 

@@ -1,23 +1,43 @@
-"""Searching an HNSW graph in slices, with the heaps kept between them (RAGCache §6)."""
+"""Searching an HNSW graph in slices, with the heaps kept between them (RAGCache §6).
+
+Whether graphs can be searched in slices: numba compiles what does so.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import graph_kernels
-from .plan import Pace, StagePlan
-from .searches import Part, Vectors, whole_search
-from .selection import Selection, faiss, reader
+from .searches import Pace, Part, Selection, StagePlan, Vectors, faiss, reader, whole_search
 
-__all__ = ["HNSWSearch"]
+__all__ = ["HNSWSearch", "graph_kernels"]
+
+
+logger = logging.getLogger(__name__)
+
+
+@cache
+def graph_kernels() -> ModuleType | None:
+    """Return the module of the kernels, ``None`` without numba; imports numba the first time."""
+    try:
+        return import_module("ragcache_integrations.vector_search._graph")
+    except (ImportError, RuntimeError) as error:  # the latter: nowhere to keep compiled code
+        logger.warning(
+            "HNSW searches have a single stage, as numba cannot be used: %s. "
+            "pip install 'ragcache-integrations[numba]'",
+            error,
+        )
+        return None
+
 
 _MOST_MARKS = 250  # then an array of marks is cleared
 _KEPT_WALKS = 4

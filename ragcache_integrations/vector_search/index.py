@@ -1,40 +1,134 @@
-"""A FAISS index that can be searched in stages."""
+"""A FAISS index that can be searched in stages.
+
+Many read, or one writes.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.checks import check_int
+from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.threads import in_thread
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 from ragcache_integrations.query_cache import Metric
 from ragcache_integrations.query_cache.validation import as_array, check_vectors
 
-from .copying import compact_copy, rebuilt_graph
-from .documents import (
-    Documents,
-    check_filter,
-    check_ids,
-    check_metadata,
-)
-from .locks import ReadWriteLock
+from .documents import Documents, check_filter, check_ids, check_metadata
 from .opened import Opened, open_index
-from .plan import StagePlan
-from .searches import Part, Vectors
-from .selection import faiss
-from .storing import load_index, save_index
-from .types import Filter, Found, Stage
+from .searches import Filter, Found, Part, Stage, StagePlan, Vectors, faiss
+from .storing import compact_copy, load_index, rebuilt_graph, save_index
 
-__all__ = ["StagedIndex"]
+__all__ = ["ReadWriteLock", "StagedIndex"]
 
 logger = logging.getLogger(__name__)
+
+
+class ReadWriteLock:
+    """Readers go in together; a writer waits until they are gone and keeps others out.
+
+    Each reader holds a separate lock, and a writer takes all of them, which makes going in and out
+    cheap for readers. A reader that comes while a writer waits goes after it. Neither side may
+    enter twice in one thread.
+
+    A reader that goes in and out many times borrows a lock for all of them::
+
+        own = lock.lend()
+        try:
+            while ...:
+                if lock.shut:
+                    lock.wait()
+                with own:
+                    ...
+        finally:
+            lock.give_back(own)
+
+    Attributes:
+        shut: Whether somebody writes, or waits until readers are gone.
+    """
+
+    def __init__(self) -> None:
+        self._turn = make_lock()  # of writers, and of those for whom there is no lock yet
+        self._all: list[threading.Lock] = []
+        self._free: list[threading.Lock] = []
+        self.shut = False
+        self._torn = False
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._torn = self.shut
+
+    def lend(self) -> threading.Lock:
+        """Return a lock that no other reader has; it may be held as long as nobody waits."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            own = make_lock()
+        with self._turn:
+            self._all.append(own)
+        return own
+
+    def give_back(self, own: threading.Lock) -> None:
+        """Take back what was lent, and is not held. Never waits."""
+        self._free.append(own)
+
+    def wait(self) -> None:
+        """Let a writer go first.
+
+        Raises:
+            RAGCacheError: As for :meth:`writing`.
+        """
+        self._check()
+        with self._turn:
+            pass
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read once; nobody writes meanwhile."""
+        own = self.lend()
+        try:
+            if self.shut:
+                self.wait()
+            with own:
+                yield
+        finally:
+            self.give_back(own)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Write; nobody else reads or writes meanwhile.
+
+        Raises:
+            RAGCacheError: This process was forked while another thread wrote.
+        """
+        self._check()
+        with self._turn:
+            self.shut = True
+            try:
+                with ExitStack() as held:
+                    for own in self._all:
+                        held.enter_context(own)
+                    yield
+            finally:
+                self.shut = False
+
+    def _check(self) -> None:
+        if self._torn:
+            msg = (
+                "this process was forked while another thread changed the index, which is "
+                "incomplete here: load or build it in this process"
+            )
+            raise RAGCacheError(msg)
+
 
 _PLAN = StagePlan(number=8)
 _RESTARTS = 2  # then the rest of a search is one stage, which nothing can interrupt

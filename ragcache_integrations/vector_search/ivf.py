@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .plan import Pace, StagePlan
-from .searches import Labels, Part, Vectors, whole_search
-from .selection import Selection, faiss
+from .searches import Labels, Pace, Part, Selection, StagePlan, Vectors, faiss, whole_search
 
 __all__ = ["IVFSearch"]
 

@@ -13,8 +13,7 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .hnsw import HNSWSearch
 from .ivf import IVFSearch
-from .searches import FlatSearch, Labels, Search, Vectors
-from .selection import faiss, reader
+from .searches import FlatSearch, Labels, Search, Vectors, faiss, reader
 
 __all__ = ["Kind", "Opened", "open_index"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.core.words import CHARACTERS_PER_TOKEN, estimate_tokens
+from ragcache_integrations.core.texts import CHARACTERS_PER_TOKEN, estimate_tokens
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError
 
 __all__ = ["ModelFacts", "kv_bytes_per_token", "read_model_facts"]

@@ -17,7 +17,7 @@ from ragcache_integrations.adaptive import (
     asynthesise,
     synthesise,
 )
-from ragcache_integrations.adaptive.choice.measuring import Measures
+from ragcache_integrations.adaptive.choice.best_fit import Measures
 from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
 from ragcache_integrations.core.prompt import PromptDocument
 

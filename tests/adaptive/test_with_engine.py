@@ -24,11 +24,9 @@ from ragcache_integrations.adaptive import (
     pruned_space,
     synthesise,
 )
-from ragcache_integrations.adaptive.choice.best_fit import Situation, size
-from ragcache_integrations.adaptive.choice.cached_chunks import CachedChunks
+from ragcache_integrations.adaptive.choice.best_fit import Measures, Situation, size
 from ragcache_integrations.adaptive.choice.mapping import Region
-from ragcache_integrations.adaptive.choice.measuring import Measures
-from ragcache_integrations.adaptive.choice.resources import resources_of
+from ragcache_integrations.adaptive.choice.resources import CachedChunks, resources_of
 from ragcache_integrations.engine import (
     Prompt,
     PromptDocument,

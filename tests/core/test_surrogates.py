@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_integrations.core.surrogates import without_surrogates
+from ragcache_integrations.core.texts import without_surrogates
 
 
 @pytest.mark.parametrize(

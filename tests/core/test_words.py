@@ -10,12 +10,7 @@ import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_integrations.core.words import (
-    estimate_tokens,
-    split_words,
-    token_weight,
-    word_spans,
-)
+from ragcache_integrations.core.texts import estimate_tokens, split_words, token_weight, word_spans
 
 TEXTS = {
     "English": "A full refund is possible up to two weeks before the journey, but we keep a fee of "

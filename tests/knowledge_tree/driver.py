@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ragcache_integrations.knowledge_tree import KnowledgeTree
-from ragcache_integrations.knowledge_tree.node import Key
-from ragcache_integrations.knowledge_tree.path import Path, Span
+from ragcache_integrations.knowledge_tree.node import Key, Path, Span
 
 Token = tuple[object, ...]
 Rule = Literal["unused", "always"]

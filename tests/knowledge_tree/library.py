@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ragcache_integrations.knowledge_tree import KnowledgeTree
-from ragcache_integrations.knowledge_tree.node import Node
-from ragcache_integrations.knowledge_tree.path import Span
+from ragcache_integrations.knowledge_tree.node import Node, Span
 
 from .driver import Driver, Request, Token
 

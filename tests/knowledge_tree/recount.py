@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 from ragcache_integrations.knowledge_tree import tier as tier_module
-from ragcache_integrations.knowledge_tree.node import Key, Node, Shelf
-from ragcache_integrations.knowledge_tree.path import Path
+from ragcache_integrations.knowledge_tree.node import Key, Node, Path, Shelf
 from ragcache_integrations.knowledge_tree.popularity import FIRST, NEVER
 from ragcache_integrations.knowledge_tree.shares import Share
 from ragcache_integrations.knowledge_tree.tier import Tier

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import (
+    DEFAULT_FORMULA,
     PrefillCostModel,
+    PrefillFormula,
     load_profile,
     profile_path,
 )
-from ragcache_integrations.knowledge_tree.prefill_formula import DEFAULT_FORMULA, PrefillFormula
 
 SMALL = PrefillCostModel([0, 100], [10, 20, 40], [[1.0, 2.0, 4.0], [3.0, 4.0, 6.0]])
 

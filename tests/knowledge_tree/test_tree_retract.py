@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ragcache_integrations.knowledge_tree import KnowledgeTree
-from ragcache_integrations.knowledge_tree.path import Path
+from ragcache_integrations.knowledge_tree.node import Path
 
 
 def enter(tree: KnowledgeTree[int], *names: str) -> Path:

@@ -10,8 +10,7 @@ import pytest
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import KnowledgeTree
-from ragcache_integrations.knowledge_tree.node import Key, Node
-from ragcache_integrations.knowledge_tree.path import Path, Span
+from ragcache_integrations.knowledge_tree.node import Key, Node, Path, Span
 from ragcache_integrations.knowledge_tree.shares import Share
 from ragcache_integrations.knowledge_tree.tier import Tier
 

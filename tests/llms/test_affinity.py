@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.engine import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.affinity import AFFINITY_HEADER, affinity_headers, affinity_key
+from ragcache_integrations.llms.openai.wire import AFFINITY_HEADER, affinity_headers, affinity_key
 
 ROME, BERN, OSLO = (PromptDocument(f"About {name}.", name) for name in ("rome", "bern", "oslo"))
 
@@ -130,7 +130,7 @@ def test_values_never_change() -> None:
 def test_another_process_says_the_same() -> None:
     script = (
         "import json; from ragcache_integrations.engine import Prompt, PromptDocument;"
-        "from ragcache_integrations.llms.affinity import affinity_key;"
+        "from ragcache_integrations.llms.openai.wire import affinity_key;"
         "prompt = Prompt.rag('Why?', [PromptDocument('About.', 'rome')]);"
         "print(json.dumps([affinity_key(prompt), affinity_key(prompt, session='s')]))"
     )

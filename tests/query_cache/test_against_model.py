@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 
 from ragcache_integrations.query_cache import Candidate, Metric, QueryCache
 from ragcache_integrations.query_cache.certificates import safe_radius
-from ragcache_integrations.query_cache.entries.freshness import nearest_new
-from ragcache_integrations.query_cache.entries.keys import hyperplanes
+from ragcache_integrations.query_cache.entries.entry import nearest_new
+from ragcache_integrations.query_cache.entries.table import hyperplanes
 from ragcache_integrations.query_cache.types import Eviction
 from tests.support.sizes import examples
 

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from ragcache_integrations.query_cache import Metric, QueryCache, certificates
+from ragcache_integrations.query_cache import Metric, QueryCache, certificates, lookup
 from ragcache_integrations.query_cache.certificates import proven, proven_unit, safe_radius
 from ragcache_integrations.query_cache.kernels import kernels
-from ragcache_integrations.query_cache.reading import answers
 from tests.support.sizes import examples
 
 from .reference import Store, candidates, unit
@@ -75,7 +74,7 @@ class TestTheHunt:
         def wrong(keys: Any, radii: Sequence[float], *others: Any) -> bool:
             return right(keys, [radius * 1.05 for radius in radii], *others)
 
-        monkeypatch.setattr(answers, "nothing_nearer", wrong)
+        monkeypatch.setattr(lookup, "nothing_nearer", wrong)
         found_out(surrounded("unit"))
 
 

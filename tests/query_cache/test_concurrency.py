@@ -24,7 +24,7 @@ import pytest
 
 from ragcache_integrations.query_cache import Candidate, Hit, QueryCache
 from ragcache_integrations.query_cache import cache as cache_module
-from ragcache_integrations.query_cache.entries import keys as keys_module
+from ragcache_integrations.query_cache.entries import table as keys_module
 from ragcache_integrations.query_cache.kernels import compiled as _compiled
 from ragcache_integrations.query_cache.kernels import plain as _plain
 from tests.support.sizes import scaled

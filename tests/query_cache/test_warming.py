@@ -5,8 +5,7 @@ import sys
 
 import numpy as np
 
-from ragcache_integrations.query_cache import Candidate, QueryCache
-from ragcache_integrations.query_cache.kernels import choice as kernels
+from ragcache_integrations.query_cache import Candidate, QueryCache, kernels
 from ragcache_integrations.query_cache.warming import start_warm_up, warm_up
 
 

@@ -11,7 +11,7 @@ from ragcache_integrations.engine import EngineLoad
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import PrefillCostModel
 from ragcache_integrations.speculation import Speculator
-from ragcache_integrations.speculation.pace import Capacity, Pace, saturating_tokens
+from ragcache_integrations.speculation.pool import Capacity, Pace, saturating_tokens
 
 from .doubles import FakeEngine, prompt_of, stages_of
 

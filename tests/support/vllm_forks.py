@@ -27,7 +27,7 @@ from multiprocessing import context
 from pathlib import Path
 from typing import ClassVar, NoReturn, Self
 
-from ragcache_integrations.engine.in_vllm.garbage import kept_without_collecting
+from ragcache_integrations.engine.in_vllm.main import kept_without_collecting
 from ragcache_integrations.engine.process import client
 from ragcache_integrations.engine.serving import launch
 

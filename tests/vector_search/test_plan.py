@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.vector_search import StagePlan
-from ragcache_integrations.vector_search.plan import Pace
+from ragcache_integrations.vector_search.searches import Pace
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from parts.stats.tables import Cell, print_table
 from parts.traffic.question_streams import Stream
 from parts.vector_search.exact_store import Answers, ExactStore
 from ragcache_integrations.knowledge_tree.simulation.traces import zipf_ranks
-from ragcache_integrations.query_cache import QueryCache
-from ragcache_integrations.query_cache.reading import answers
+from ragcache_integrations.query_cache import QueryCache, lookup
 
 __all__ = [
     "DEPTH",
@@ -211,7 +210,7 @@ HEAD = ("", "calls saved", "hit recall", "worst", "< 0.8", "certified", "entries
 
 def run(asked: Asked, knobs: Knobs, name: str) -> Result:
     """Replay a stream with a new cache."""
-    with nullcontext() if knobs.together else patch.object(answers, "_TOGETHER", 1):
+    with nullcontext() if knobs.together else patch.object(lookup, "_TOGETHER", 1):
         replayed = replay(knobs.cache(asked.store), asked.queries, asked.store, asked.answers, k=K)
     return Result(name, knobs, replayed)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from parts.servers.servers import free_port
-from ragcache_integrations.llms.affinity import AFFINITY_HEADER
+from ragcache_integrations.llms.openai.wire import AFFINITY_HEADER
 
 __all__ = [
     "ROUTERS",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ragcache_integrations.knowledge_tree import KnowledgeTree, ReorderingQueue
-from ragcache_integrations.knowledge_tree.path import Path
+from ragcache_integrations.knowledge_tree.node import Path
 
 __all__ = ["scheduling_microseconds"]
 

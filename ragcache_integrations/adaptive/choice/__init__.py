@@ -1,13 +1,10 @@
 """The best configuration that fits the free memory: candidates, load, reservations."""
 
-from .best_fit import BestFit, Choice, ChunkFacts, Situation, next_step
-from .cached_chunks import CachedChunks
+from .best_fit import BestFit, Choice, ChunkFacts, Measures, Situation, next_step
 from .load import EngineLoadSource, LoadSource, MemoryLoad, MetricsLoadSource
 from .mapping import DEFAULT_PROFILE, LEEWAY, Held, PrunedSpace, RecentSpaces, pruned_space
-from .measuring import Measures
-from .polling import Seen
 from .reservations import Reservations
-from .resources import LoadReader, Resources, resources_of
+from .resources import CachedChunks, LoadReader, Resources, Seen, resources_of
 
 __all__ = [
     "DEFAULT_PROFILE",

@@ -1,10 +1,17 @@
 """What a query needs: estimated by a heuristic or a model, or recorded."""
 
-from .cache import CachedProfiler
-from .heuristic import HeuristicProfiler
 from .llm import EXAMPLE_CHARACTERS, Example, LLMProfiler, adraft_corpus, draft_corpus
-from .profile import MAX_PIECES, ProfileEstimate, Profiler, QueryProfile, failed_estimate
-from .recorded import RecordedProfiler, save_profiles
+from .profile import (
+    MAX_PIECES,
+    CachedProfiler,
+    HeuristicProfiler,
+    ProfileEstimate,
+    Profiler,
+    QueryProfile,
+    RecordedProfiler,
+    failed_estimate,
+    save_profiles,
+)
 
 __all__ = [
     "EXAMPLE_CHARACTERS",

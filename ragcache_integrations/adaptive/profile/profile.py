@@ -1,18 +1,37 @@
-"""What a question needs, in four values (RAGServe §4.1), and their form in a few tokens."""
+"""Query profiles: what a question needs, in four values (RAGServe §4.1).
+
+Profilers that ask no LLM are here, too: rules of thumb for cold starts and tests, which do not know
+the corpus and estimate no confidence; profiles cached for questions that were asked before, in the
+same or other words; and recorded profiles, so that two runs under comparison have the same ones.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import json
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
-from ragcache_integrations.core.checks import check_choice, check_flag, check_int, is_whole
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ragcache_integrations.core.checks import (
+    check_choice,
+    check_flag,
+    check_int,
+    check_number,
+    is_whole,
+)
+from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.generation import TokenLogprob, Usage
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache import Candidate, QueryCache
 
 __all__ = [
     "MAX_PIECES",
@@ -20,16 +39,249 @@ __all__ = [
     "MIN_SUMMARY_WORDS",
     "PROFILE_ANSWERS",
     "SUMMARY_RANGES",
+    "CachedProfiler",
     "Complexity",
+    "HeuristicProfiler",
     "ProfileEstimate",
     "Profiler",
     "QueryProfile",
+    "RecordedProfiler",
     "failed_estimate",
     "read_profile",
+    "save_profiles",
     "value_confidence",
 ]
 
+
 logger = logging.getLogger(__name__)
+
+
+class CachedProfiler:
+    """Keeps confident profiles in a query cache, by the questions' embeddings. Thread-safe.
+
+    ::
+
+        profiler = CachedProfiler(LLMProfiler(asker), embeddings.embed_query)
+        estimate = profiler.profile(question)
+
+    Args:
+        profiler: Profiles the questions that are not close to a cached one.
+        embed: Returns the embedding of a question; called from any thread.
+        tolerance: The largest distance between two questions that share a profile: the chord
+            ``sqrt(2 - 2 cos)`` between their embeddings; at least 0.
+        capacity: The most profiles to keep; at least 1.
+        min_confidence: Profiles below this confidence (0 to 1) are not kept.
+
+    Raises:
+        ConfigurationError: An argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        profiler: Profiler,
+        embed: Callable[[str], ArrayLike],
+        *,
+        tolerance: float = 0.2,
+        capacity: int = 1000,
+        min_confidence: float = 0.9,
+    ) -> None:
+        if not callable(embed):
+            msg = f"embed must be a function of a question, got {embed!r}"
+            raise ConfigurationError(msg)
+        self._profiler = profiler
+        self._embed = embed
+        self._arguments = (
+            check_int("capacity", capacity, 1),
+            check_number("tolerance", tolerance, 0),
+        )
+        self._min_confidence = min_confidence
+        self._lock = make_lock()
+        self._cache: QueryCache[ProfileEstimate] | None = None
+
+    def profile(self, question: str) -> ProfileEstimate:
+        """Return the profile of a close question, or profile this one."""
+        embedding = self._embedding(question)
+        known = self._find(embedding)
+        return known or self._keep(question, embedding, self._profiler.profile(question))
+
+    async def aprofile(self, question: str) -> ProfileEstimate:
+        """Async version of :meth:`profile`; embeds in a thread."""
+        embedding = await asyncio.to_thread(self._embedding, question)
+        known = self._find(embedding)
+        return known or self._keep(question, embedding, await self._profiler.aprofile(question))
+
+    def clear(self) -> None:
+        """Forget all profiles."""
+        if self._cache is not None:
+            self._cache.clear()
+
+    def _embedding(self, question: str) -> NDArray[np.float32] | None:
+        try:
+            embedding = np.asarray(self._embed(question), dtype=np.float32)
+            with self._lock:
+                if self._cache is None:
+                    (dim,) = embedding.shape
+                    capacity, tolerance = self._arguments
+                    self._cache = QueryCache(dim, capacity, tolerance, metric="cosine")
+        except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
+            logger.warning("profiles are not cached: %s: %s", type(error).__name__, error)
+            return None
+        return embedding
+
+    def _find(self, embedding: NDArray[np.float32] | None) -> ProfileEstimate | None:
+        if self._cache is None or embedding is None:
+            return None
+        try:
+            hit = self._cache.lookup(embedding, 1)
+        except ConfigurationError as error:
+            logger.warning("profiles are not cached: %s", error)
+            return None
+        if hit is None:
+            return None
+        known = hit.candidates[0].document
+        return ProfileEstimate(known.profile, "cache", known.confidence)
+
+    def _keep(
+        self, question: str, embedding: NDArray[np.float32] | None, estimate: ProfileEstimate
+    ) -> ProfileEstimate:
+        sure = estimate.confidence is None or estimate.confidence >= self._min_confidence
+        if self._cache is not None and embedding is not None and estimate.profile and sure:
+            try:
+                self._cache.insert(embedding, [Candidate(question, estimate)])
+            except ConfigurationError as error:
+                logger.warning("profiles are not cached: %s", error)
+        return estimate
+
+
+_REASONS = re.compile(
+    r"\b(why|how (?!many|much|old|long|far|tall|often)|explain|reasons?|causes?|caused|effects?|"
+    r"implications?|consequences?|analy[sz]e|discuss|evaluate|relationship|summari[sz]e|"
+    r"summary|describe|opinions?|think|thought|disagree)\b",
+    re.IGNORECASE,
+)
+_JOINS = re.compile(
+    r"\b(compare|compared|comparison|versus|vs|differences?|differ|both|same|between|more than|"
+    r"less than|trend|each|every|all|across|respectively|who else|summari[sz]e|summary|discussion|"
+    r"discussed)\b",
+    re.IGNORECASE,
+)
+# A further question, or a further name; "law and order" is one thing.
+_LISTS = re.compile(
+    r"(?:[,;]|\b(?:and|or|then|as well as)\b)\s*(?:\w+\s+)?"
+    r"\b(?:who|whom|whose|what|when|where|which|why|how)\b"
+    r"|(?-i:(?<=\s)[A-Z][\w'-]*\s*(?:,|\band\b|\bor\b|,\s*and\b|,\s*or\b)\s+(?:the\s+)?(?=[A-Z]))",
+    re.IGNORECASE,
+)
+_NAMES = re.compile(r"(?<!^)(?<![.?!]\s)\b[A-Z][\w'-]*(?:\s+[A-Z][\w'-]*)*")
+
+
+class HeuristicProfiler:
+    """Profiles a question by its words, without an LLM.
+
+    Words that ask for reasons make the question complex; words that compare, a further question or
+    a list of names make it one of joint reasoning. Then each name and each part of a list is a
+    piece of information. One passage usually says all about several names.
+    """
+
+    def profile(self, question: str) -> ProfileEstimate:
+        """Estimate a question's profile within microseconds."""
+        reasons = bool(_REASONS.search(question))
+        parts = 1 + len(_LISTS.findall(question))
+        joint = bool(_JOINS.search(question)) or reasons or parts > 1
+        pieces = max(parts, len(_NAMES.findall(question)), 2) if joint else 1
+        profile = QueryProfile(
+            "high" if reasons else "low",
+            joint,
+            min(MAX_PIECES, pieces),
+            SUMMARY_RANGES["long" if reasons else "medium"],
+        )
+        return ProfileEstimate(profile, "heuristic")
+
+    async def aprofile(self, question: str) -> ProfileEstimate:
+        """Async version of :meth:`profile`; neither of them waits."""
+        return self.profile(question)
+
+
+class RecordedProfiler:
+    """Returns recorded profiles.
+
+    ::
+
+        save_profiles("profiles.jsonl", [(text, profiler.profile(text)) for text in questions])
+        recorded = RecordedProfiler.load("profiles.jsonl")
+
+    Args:
+        estimates: The estimates, by question.
+    """
+
+    def __init__(self, estimates: Mapping[str, ProfileEstimate]) -> None:
+        self._estimates = dict(estimates)
+
+    def __len__(self) -> int:
+        return len(self._estimates)
+
+    def __iter__(self) -> Iterator[str]:
+        """The questions, in the order in which they were recorded."""
+        return iter(self._estimates)
+
+    def profile(self, question: str) -> ProfileEstimate:
+        """Look a question up; one that was not recorded has no profile."""
+        unknown = ProfileEstimate(None, "recorded", problem="the question was not recorded")
+        return self._estimates.get(question, unknown)
+
+    async def aprofile(self, question: str) -> ProfileEstimate:
+        """Async version of :meth:`profile`; neither of them waits."""
+        return self.profile(question)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what :func:`save_profiles` wrote.
+
+        Raises:
+            ConfigurationError: The file cannot be read, or does not hold profiles.
+        """
+        try:
+            lines = Path(path).read_text(encoding="utf-8").split("\n")
+            rows = [json.loads(line) for line in lines if line.strip()]
+            return cls(
+                {
+                    row["question"]: ProfileEstimate(
+                        QueryProfile.from_dict(row["profile"]),
+                        "recorded",
+                        None if row["confidence"] is None else float(row["confidence"]),
+                    )
+                    for row in rows
+                }
+            )
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            msg = f"{path} holds no recorded profiles: {error}"
+            raise ConfigurationError(msg) from error
+
+
+def save_profiles(path: str | Path, estimates: Iterable[tuple[str, ProfileEstimate]]) -> int:
+    """Write profiles as JSON lines, each with its question and confidence.
+
+    Args:
+        path: The file.
+        estimates: Questions with their estimates; those without a profile are left out.
+
+    Returns:
+        Number of profiles written.
+    """
+    lines = [
+        json.dumps(
+            {
+                "question": question,
+                "profile": estimate.profile.as_dict(),
+                "confidence": estimate.confidence,
+            }
+        )
+        for question, estimate in estimates
+        if estimate.profile is not None
+    ]
+    Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return len(lines)
+
 
 Complexity = Literal["low", "high"]
 COMPLEXITIES = ("high", "low")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ragcache_integrations.core.checks import check_text, unknown_name
-from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError
 
 from .tools import Tool, ToolCall, check_unique

@@ -1,7 +1,6 @@
 """Calls of the engine: their checks, their prompts as tokens, and the streams of their outputs."""
 
-from .calls import NO_PARSER, Calls
-from .encoding import Keeping, aencode_all, encode_all
+from .calls import NO_PARSER, Calls, Keeping, aencode_all, encode_all
 from .streams import AsyncGenerationStream, GenerationStream, Link
 
 __all__ = [

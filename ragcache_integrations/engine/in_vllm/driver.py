@@ -2,14 +2,29 @@
 
 vLLM is unmodified. Only the private properties at the end of :class:`VLLM` and :mod:`.scheduler`
 read attributes outside its documented interface.
+
+A resumed request's emitted tokens are the end of its prompt to vLLM. Without further steps the text
+would differ from that of an undisturbed run: a stop string, a character of several tokens or a
+leading space that straddles the cut would be missed. So vLLM's own state is set as if it had
+generated the tokens itself.
+
+Grammars need a tokenizer that leaves the text of a schema unchanged. One that converts text to
+lower case, or composes its characters, has no tokens for a capital letter that a schema requires:
+guidance would force the tokens of another text, and vLLM would end the request with an error.
 """
 
 from __future__ import annotations
 
+import copy
+import json
+import logging
+import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.platforms import current_platform
@@ -18,6 +33,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
+from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.generation import SamplingOptions, TokenLogprob
 from ragcache_integrations.core.prompt import (
     ENCODE,
@@ -47,31 +63,122 @@ from ragcache_integrations.engine.protocol import (
     Submit,
     document_key,
 )
-from ragcache_integrations.engine.schema_limits import (
-    check_schema,
-    limit_schema,
-    reaches_limits,
-)
+from ragcache_integrations.engine.schema_limits import check_schema, limit_schema, reaches_limits
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import TreeSnapshot, TreeStats
 
 from .anywhere.connector import DocumentConnector, finish_writing
 from .anywhere.disk import DISK_CACHE_DIR, DISK_CACHE_GIB
-from .continuation import continue_text
-from .dtypes import slow_on_cpu
 from .host_tier import HOST_CACHE_GIB, HostTierConnector
 from .kv_cache import block_bytes
-from .normalizers import keeping_text
 from .scheduler import DocumentCache, scheduler_class
 from .tool_calls import CallReader
 from .unread import submitted_name
+
+__all__ = ["VLLM", "continue_text", "keeping_text", "slow_on_cpu"]
+
+
+logger = logging.getLogger(__name__)
+
+CONTEXT = 4
+"""Preceding tokens that vLLM needs to decode a token for its log-probability: the most tokens that
+one character may have."""
+
+
+def continue_text(
+    output_processor: Any, name: str, prompt: Sequence[int], emitted: Sequence[int], sampling: Any
+) -> None:
+    """Make a request's text continue after the emitted tokens.
+
+    Args:
+        output_processor: vLLM's output processor, which knows the request.
+        name: The request's name, as it was submitted.
+        prompt: The prompt's tokens, without the emitted ones.
+        emitted: The tokens of the answer that were emitted before.
+        sampling: The request's ``SamplingParams``.
+    """
+    tokenizer = output_processor.tokenizer
+    if tokenizer is None or not emitted:
+        return
+    try:
+        (internal,) = getattr(output_processor, "external_req_ids", {}).get(name, [name])
+        state = output_processor.request_states[internal]
+        request = SimpleNamespace(
+            request_id=internal,
+            prompt_token_ids=list(prompt),
+            prompt_embeds=None,
+            sampling_params=sampling,
+        )
+        detokenizer = type(state.detokenizer)(tokenizer, request)
+        # As if each token had just been generated, and the text returned except for an end that
+        # may be the beginning of a stop string.
+        detokenizer.update(list(emitted), stop_terminated=False)
+        detokenizer.get_next_output_text(finished=False, delta=True)
+        state.detokenizer = detokenizer
+        logprobs = state.logprobs_processor.logprobs
+        if isinstance(logprobs, list):
+            logprobs.extend({token_id: None} for token_id in emitted[-CONTEXT:])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        logger.warning(
+            "this version of vLLM cannot continue a text where it was cut: a stop string or a "
+            "character that straddles the cut may be missed",
+            exc_info=True,
+        )
+
+
+_X86 = {"x86_64", "AMD64"}
+# Private functions of torch, which vLLM calls, too. A missing one is taken as support.
+_CHECKS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+
+
+def slow_on_cpu(dtype: torch.dtype) -> str | None:
+    """The type's name if this CPU computes it in software; only known of bfloat16 on x86."""
+    if dtype != torch.bfloat16 or platform.machine() not in _X86:
+        return None
+    if any(getattr(torch.cpu, name, lambda: True)() for name in _CHECKS):
+        return None
+    return "bfloat16"
+
+
+_CHANGING = frozenset(
+    {"Lowercase", "StripAccents", "BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Strip"}
+)
+
+
+def keeping_text(tokenizer: Any) -> Any:
+    """A copy of a tokenizer without normalizers that change text; the tokenizer if it has none.
+
+    Args:
+        tokenizer: A tokenizer of ``transformers``; one without a ``tokenizers`` backend is returned
+            unchanged.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or backend.normalizer is None:
+        return tokenizer
+    state = json.loads(backend.to_str())
+    kept = _kept(state["normalizer"])
+    if kept == state["normalizer"]:
+        return tokenizer
+    tokenizers = require("tokenizers", feature="the engine", extra="vllm")
+    copied = copy.deepcopy(tokenizer)
+    changed = tokenizers.Tokenizer.from_str(json.dumps({**state, "normalizer": kept}))
+    copied.backend_tokenizer.normalizer = changed.normalizer
+    return copied
+
+
+def _kept(normalizer: dict[str, Any]) -> dict[str, Any] | None:
+    if normalizer["type"] in _CHANGING:
+        return None
+    if normalizer["type"] != "Sequence":
+        return normalizer
+    parts = [part for part in map(_kept, normalizer["normalizers"]) if part is not None]
+    return {"type": "Sequence", "normalizers": parts} if parts else None
+
 
 try:
     from vllm.exceptions import VLLMClientError as RefusedError
 except ImportError:  # older versions raise ValueError itself
     RefusedError = ValueError
-
-__all__ = ["VLLM"]
 
 NEUTRAL = {
     "top_p": 1,

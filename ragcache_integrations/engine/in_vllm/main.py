@@ -3,19 +3,25 @@
 A process of its own keeps vLLM's memory, environment, signals and crashes away from the
 application, needs no ``if __name__ == "__main__"`` guard, and can be replaced when it dies. It
 reads messages (:mod:`..protocol`) from the socket ``FD`` and ends when the other end is gone.
+
+Importing vLLM creates half a million objects that live as long as the process. A full collection
+scans all of them, which takes a quarter of a second or more, and vLLM's start and end cause many;
+so they are frozen, and the garbage collector leaves them alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -41,14 +47,36 @@ from ragcache_integrations.engine.protocol import (
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
 
-from .garbage import kept_without_collecting, left_to_the_exit
+__all__ = ["kept_without_collecting", "left_to_the_exit", "main"]
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def kept_without_collecting() -> Iterator[None]:
+    """Freeze everything allocated here so that the garbage collector never scans it.
+
+    Without this a small engine takes a fifth longer to start.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def left_to_the_exit() -> None:
+    """Keep frozen objects frozen until the process ends, which frees them anyway.
+
+    vLLM's shutdown unfreezes and scans them, for applications that continue without it.
+    """
+    gc.unfreeze = lambda: None
+
 
 if TYPE_CHECKING:
     from .driver import VLLM
 
-__all__ = ["main"]
-
-logger = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 10
 ORPHAN_CHECK_SECONDS = 2.0

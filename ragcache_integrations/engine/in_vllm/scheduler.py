@@ -1,10 +1,10 @@
 """vLLM's scheduler with the knowledge tree: replacement, host tier and reordering.
 
-This module and its parts, :mod:`.free_blocks`, :mod:`.waiting` and :mod:`.host_tier`, are all that
-touches non-public parts of vLLM. vLLM is unmodified: the scheduler class is configurable, and after
-its ``__init__`` two attributes are replaced, the pool's queue of free blocks and the queue of
-waiting requests. All attributes that are relied upon are checked first. If one is missing, the
-scheduler stays vLLM's own and reports why.
+This module and its parts, :mod:`.queues` and :mod:`.host_tier`, are all that touches
+non-public parts of vLLM. vLLM is unmodified: the scheduler class is configurable, and after its
+``__init__`` two attributes are replaced, the pool's queue of free blocks and the queue of waiting
+requests. All attributes that are relied upon are checked first. If one is missing, the scheduler
+stays vLLM's own and reports why.
 """
 
 from __future__ import annotations
@@ -33,19 +33,17 @@ from ragcache_integrations.knowledge_tree import (
     TreeSnapshot,
     TreeStats,
 )
-from ragcache_integrations.knowledge_tree.path import Path
+from ragcache_integrations.knowledge_tree.node import Path
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
 from .anywhere.connector import host_tier_of
 from .anywhere.disk import open_disk
 from .anywhere.prefixes import StoredPrefixes
 from .anywhere.requests import is_plain, reuse_of, why_not
-from .free_blocks import DocumentFreeQueue
 from .kv_cache import unsuited, windows
-from .quotas import keep_to_quotas
+from .queues import CacheAwareRequestQueue, DocumentFreeQueue, keep_to_quotas, topics
 from .steps import Steps
 from .unread import UnreadBlocks, submitted_name
-from .waiting import CacheAwareRequestQueue, topics
 
 __all__ = [
     "DocumentCache",
@@ -56,6 +54,7 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
 
 FIRST_GROUP = b"\0\0\0\0"
 """vLLM's suffix for the hashes of blocks in the first KV cache group."""

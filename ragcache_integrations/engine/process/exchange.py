@@ -6,6 +6,11 @@ process, requests stay here; the next process gets all of them.
 Three kinds of threads meet here under ``Exchange.lock``: callers register and abort, the process's
 reading thread delivers, and the supervisor connects and retries. Receivers are called without the
 lock; outputs stay in order because the reading thread alone delivers them.
+
+Pins and the knowledge tree are lost when the engine's process dies. The application therefore
+keeps the requests that made the pins, and a small tree of the first documents of answered prompts,
+with their tokens and counts: the upper nodes that RAGCache replicates for recovery (§6). The next
+process pins and computes them again.
 """
 
 from __future__ import annotations
@@ -13,11 +18,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import math
 import queue
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from ragcache_integrations.core.forks import make_reentrant_lock
+from ragcache_integrations.core.forks import make_lock, make_reentrant_lock
+from ragcache_integrations.core.prompt import FOREVER
 from ragcache_integrations.engine.protocol import (
     Abort,
     Answer,
@@ -41,19 +50,220 @@ from ragcache_integrations.errors import (
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 from .client import EngineProcess
-from .hot_prefixes import HotPrefixes
-from .pin_record import PinRecord
-from .requests import (
-    DivergedError,
-    PendingControl,
-    PendingRequest,
-    Received,
-    Receiver,
-)
+from .requests import DivergedError, PendingControl, PendingRequest, Received, Receiver
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "HotPrefixes", "PinRecord", "Prefix"]
 
 logger = logging.getLogger(__name__)
+
+
+FEW = 64
+"""Of a record this short nothing is forgotten while it grows."""
+
+_Place = tuple[str, tuple[tuple[str, int, int], ...], tuple[int, ...]]
+
+
+class PinRecord:
+    """The requests that pinned documents. Thread-safe.
+
+    It is at most about twice as large as the pins, for which the KV cache has a limit: those whose
+    time is over are forgotten whenever it has doubled.
+
+    Args:
+        now: Clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._pins: dict[_Place, tuple[Submit, float]] = {}
+        self._full = FEW
+        self._lock = make_lock()
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def note(self, request: Submit) -> None:
+        """Record a request that was answered; one that pins nothing is ignored."""
+        if request.pin is not None and request.pin > 0:
+            until = math.inf if request.pin >= FOREVER else self._now() + request.pin
+            with self._lock:
+                self._pins[_place(request)] = request, until
+                if len(self._pins) >= self._full:
+                    self._forget_ended(self._now())
+                    self._full = max(FEW, 2 * len(self._pins))
+
+    def forget(self, request: Submit) -> None:
+        """Its documents are not pinned any more."""
+        with self._lock:
+            self._pins.pop(_place(request), None)
+
+    def clear(self) -> None:
+        """Nothing is pinned any more."""
+        with self._lock:
+            self._pins.clear()
+
+    def requests(self) -> list[Submit]:
+        """The requests that pin again what is pinned now, for the time that is left."""
+        with self._lock:
+            now = self._now()
+            self._forget_ended(now)
+            return [
+                replace(request, pin=min(FOREVER, until - now), attempt=0)
+                for request, until in self._pins.values()
+            ]
+
+    def _forget_ended(self, now: float) -> None:
+        self._pins = {place: pin for place, pin in self._pins.items() if pin[1] > now}
+
+
+def _place(request: Submit) -> _Place:
+    """Where in prompts the documents are pinned."""
+    end = request.documents[-1][2] if request.documents else 0
+    return request.namespace, request.documents, tuple(request.token_ids[:end])
+
+
+DOCUMENTS = 3
+"""Number of a prompt's first documents that are recorded; further ones hardly ever repeat."""
+RECORDED = 4
+"""Tokens recorded for each token that may be computed again."""
+MOST_PREFIXES = 256
+SEEN_OFTEN = 2
+"""Requests after which a beginning is worth computing again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A prompt's beginning: its tenant, tokens, and spans of documents."""
+
+    namespace: str
+    token_ids: list[int]
+    documents: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(slots=True)
+class _Node:
+    """A document after one path, or the text before the first document.
+
+    Attributes:
+        name: The document's id, the namespace at a root.
+        tokens: Tokens of the document and of the text between it and the previous one.
+        begins: Index of the document's first token among them.
+        requests: Number of requests, halved whenever the record is too large.
+    """
+
+    name: str
+    tokens: array[int]
+    begins: int
+    requests: int = 0
+    children: dict[tuple[str, bytes], _Node] = field(default_factory=dict)
+
+
+class HotPrefixes:
+    """Counts the beginnings of prompts in bounded memory. Thread-safe.
+
+    Args:
+        tokens: The most tokens that :meth:`hottest` returns; 0 records nothing.
+
+    Attributes:
+        recorded_tokens: Size of the record in tokens.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._roots: dict[tuple[str, bytes], _Node] = {}
+        self.recorded_tokens = 0
+        self._lock = make_lock()
+
+    def note(
+        self, namespace: str, token_ids: Sequence[int], documents: Sequence[tuple[str, int, int]]
+    ) -> None:
+        """Record an answered prompt; prompts without documents are ignored.
+
+        Args:
+            namespace: The prompt's tenant.
+            token_ids: The prompt's tokens.
+            documents: Each document's id, first token, and token after the last.
+        """
+        if not self._tokens or not documents:
+            return
+        pieces = [(namespace, 0, documents[0][1]), *documents[:DOCUMENTS]]
+        with self._lock:
+            nodes, start = self._roots, 0
+            for name, begin, end in pieces:
+                tokens = array("i", token_ids[start:end])
+                key = (name, tokens.tobytes())
+                node = nodes.get(key)
+                if node is None:
+                    node = nodes[key] = _Node(name, tokens, begin - start)
+                    self.recorded_tokens += len(tokens) + 1
+                node.requests += 1
+                nodes, start = node.children, end
+            while self.recorded_tokens > RECORDED * self._tokens:
+                self.recorded_tokens = _halve(self._roots)
+
+    def hottest(self, limit: int) -> list[Prefix]:
+        """The most common beginnings, each after those that it continues.
+
+        Args:
+            limit: The most tokens in total; shared beginnings count once.
+        """
+        left = min(limit, self._tokens)
+        with self._lock:
+            known = sorted(_paths(self._roots), key=lambda path: (-path[-1].requests, len(path)))
+            chosen: set[int] = set()
+            prefixes: list[Prefix] = []
+            for path in known:
+                *above, node = path
+                if len(prefixes) == MOST_PREFIXES or node.requests < SEEN_OFTEN:
+                    break
+                if len(node.tokens) > left or (above and id(above[-1]) not in chosen):
+                    continue
+                chosen.add(id(node))
+                left -= len(node.tokens)
+                prefixes.append(_prefix(path))
+        return [prefix for prefix in prefixes if prefix.token_ids]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._roots.clear()
+            self.recorded_tokens = 0
+
+
+def _halve(nodes: dict[tuple[str, bytes], _Node]) -> int:
+    """Halve the counts, drop nodes whose count is 0, and return the tokens that remain.
+
+    No node has more requests than its parent, so that no child outlives its parent.
+    """
+    tokens = 0
+    for key, node in list(nodes.items()):
+        node.requests //= 2
+        if node.requests:
+            tokens += len(node.tokens) + 1 + _halve(node.children)
+        else:
+            del nodes[key]
+    return tokens
+
+
+def _paths(
+    nodes: dict[tuple[str, bytes], _Node], above: tuple[_Node, ...] = ()
+) -> Iterator[tuple[_Node, ...]]:
+    for node in nodes.values():
+        path = (*above, node)
+        yield path
+        yield from _paths(node.children, path)
+
+
+def _prefix(path: Sequence[_Node]) -> Prefix:
+    token_ids: list[int] = []
+    documents = []
+    for depth, node in enumerate(path):
+        begin = len(token_ids) + node.begins
+        token_ids += node.tokens
+        if depth:
+            documents.append((node.name, begin, len(token_ids)))
+    return Prefix(path[0].name, token_ids, tuple(documents))
+
 
 SUSPECT_DEATHS = 2
 """Deaths after which a request is suspected of killing the engine's process.

@@ -1,4 +1,4 @@
-"""Replaces the engine's process when it dies.
+"""Replaces the engine's process when it dies, and sends it control messages.
 
 When a process dies, or hangs and is killed, another one is started with the same settings. It
 pins again what was pinned, computes the most common beginnings of prompts again, and gets every
@@ -7,14 +7,19 @@ unfinished request. After too many deaths in a row no other one is started.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
+import queue
 import threading
 import time
+from typing import Any
 
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine.protocol import (
+    Answer,
     Control,
     Counters,
     EngineSettings,
@@ -33,12 +38,81 @@ from ragcache_integrations.errors import (
 
 from .client import EngineProcess
 from .exchange import Exchange
-from .requests import Receiver
+from .requests import Received, Receiver, expect
 from .silence import Silence, why_hung
 
-__all__ = ["Supervisor"]
+__all__ = ["Supervisor", "acontrol", "control"]
 
 logger = logging.getLogger(__name__)
+
+
+TIMEOUT_SECONDS = 60.0
+
+
+def control(
+    process: Supervisor,
+    operation: str,
+    argument: Any = None,
+    *,
+    timeout: float | None = TIMEOUT_SECONDS,
+) -> Any:
+    """Have the process do something between two steps of the model.
+
+    Args:
+        process: The process; after a restart the new one gets the message.
+        operation: What to do, as in :class:`Control`.
+        argument: With what, if it needs something.
+        timeout: Seconds to wait for the answer; ``None`` for what may take longer than a step.
+
+    Returns:
+        The value that it answers.
+
+    Raises:
+        EngineError: There was no answer in time.
+        EngineClosedError: The engine was closed.
+        EngineDeadError: The process died and is not started again.
+    """
+    inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
+    number = process.register(inbox.put, Control(0, operation, argument))
+    process.exchange.send(number)
+    try:
+        return expect(Answer, inbox.get(timeout=timeout)).value
+    except queue.Empty:
+        raise _no_answer(process, operation, timeout) from None
+    finally:
+        process.exchange.forget(number)
+
+
+async def acontrol(
+    process: Supervisor,
+    operation: str,
+    argument: Any = None,
+    *,
+    timeout: float | None = TIMEOUT_SECONDS,
+) -> Any:
+    """Async version of :func:`control`."""
+    loop = asyncio.get_running_loop()
+    inbox: asyncio.Queue[Received] = asyncio.Queue()
+
+    def receive(received: Received) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+            loop.call_soon_threadsafe(inbox.put_nowait, received)
+
+    number = process.register(receive, Control(0, operation, argument))
+    process.exchange.send(number)
+    try:
+        async with asyncio.timeout(timeout):
+            return expect(Answer, await inbox.get()).value
+    except TimeoutError:
+        raise _no_answer(process, operation, timeout) from None
+    finally:
+        process.exchange.forget(number)
+
+
+def _no_answer(process: Supervisor, operation: str, timeout: float | None) -> EngineError:
+    why = ": it is being restarted" if process.restarting else ""
+    return EngineError(f"the engine did not answer {operation!r} in {timeout:g} s{why}")
+
 
 PREFILL = SamplingOptions(max_tokens=1)
 REWARM_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""Starts and uses vLLM's server: the only module of :mod:`.serving` that knows vLLM's internals.
+"""Starts and uses vLLM's server: the server's only module that knows vLLM's internals.
 
 vLLM is unmodified. Its own code parses and runs its command line; existing options name our
 middleware, scheduler and connector. (The program ``vllm`` itself requires a distribution of that

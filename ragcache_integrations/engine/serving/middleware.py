@@ -3,6 +3,14 @@
 It refuses requests that vLLM should not see, adds the spans of documents, reports the server's
 health, and keeps the log and the metrics. vLLM makes it from its dotted name (``--middleware``), as
 the outermost middleware.
+
+A request whose stored KV cache cannot be read back is repeated: vLLM ends it with an error that it
+calls retryable, and answers 500. The damaged file is forgotten by then, so the repeated request is
+computed and the client notices nothing.
+
+The number of new tenants per minute is limited. Each cache salt has separate KV caches, so a client
+that sends a new salt with every request would evict every other tenant's. Refused requests compute
+nothing, and do not count.
 """
 
 from __future__ import annotations
@@ -11,9 +19,13 @@ import asyncio
 import hashlib
 import hmac
 import json
+import math
 import re
+import time
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -27,7 +39,6 @@ from .observing import Observer, Send, respond
 from .pin_refusals import await_pin_refusal, forget_pin_refusal, read_pin_refusal
 from .pulse import PulseWatch
 from .refusals import RequestRefusedError
-from .repeating import repeat_failed
 from .request_log import RequestLog
 from .requests import (
     CHAT_PATH,
@@ -49,10 +60,147 @@ from .requests import (
     with_strict_tools,
 )
 from .settings import SCHEDULER, TREE_SETTINGS, ServingSettings
-from .tenants import TenantLimit
 from .wire import FACTS_PATH, PROTOCOL, ServerFacts
 
-__all__ = ["ServingMiddleware"]
+__all__ = ["ServingMiddleware", "TenantLimit", "repeat_failed"]
+
+
+ATTEMPTS = 3
+"""Each may meet another damaged file; the files that were met are gone."""
+
+
+def repeat_failed(engine: Any) -> None:
+    """Make vLLM's ``AsyncLLM`` repeat a request that fails before its first output.
+
+    Args:
+        engine: The engine client, whose method ``generate`` is replaced.
+    """
+    generate = engine.generate
+
+    async def repeating(
+        prompt: Any, sampling_params: Any, request_id: str, **options: Any
+    ) -> AsyncGenerator[Any]:
+        # Prompts of these kinds can be read once, or have a name of their own.
+        once = isinstance(prompt, AsyncIterator) or hasattr(prompt, "request_id")
+        for attempt in range(1 if once else ATTEMPTS):
+            last = once or attempt == ATTEMPTS - 1
+            name = f"{request_id}-again-{attempt}" if attempt else request_id
+            begun = False
+            async with aclosing(generate(prompt, sampling_params, name, **options)) as outputs:
+                async for output in outputs:
+                    if not begun and not last and _failed(output):
+                        break
+                    begun = True
+                    yield output
+                else:
+                    return
+
+    engine.generate = repeating
+
+
+def _failed(output: Any) -> bool:
+    return any(choice.finish_reason == "error" for choice in output.outputs)
+
+
+KNOWN = 65_536
+"""Number of tenants that are remembered, the most recent ones."""
+
+MINUTE = 60.0
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A new salt of which no request has been served yet.
+
+    Attributes:
+        account: Account in whose minute it counts.
+        since: When it was admitted, in seconds of the clock.
+        requests: Number of unfinished requests with it.
+    """
+
+    account: bytes
+    since: float
+    requests: int = 0
+
+
+class TenantLimit:
+    """Counts the salts that were not seen lately, in a sliding window of a minute.
+
+    Args:
+        per_minute: How many are admitted for each account; 0 for no limit.
+        known: How many salts are remembered.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self, per_minute: int, *, known: int = KNOWN, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._per_minute = per_minute
+        self._most = known
+        self._clock = clock
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._pending: dict[bytes, _Pending] = {}
+        self._entered: dict[bytes, deque[float]] = {}
+
+    def admit(self, salt: str, account: bytes = b"") -> int | None:
+        """Admit a request; every admitted request must be settled.
+
+        Args:
+            salt: The request's cache salt.
+            account: The account in which a new salt counts, such as the digest of an API key.
+
+        Returns:
+            ``None`` if the request is admitted, else whole seconds after which it may be sent
+            again.
+        """
+        key = _key(salt)
+        if not self._per_minute or key in self._known:
+            return None
+        pending = self._pending.get(key)
+        if pending is None:
+            now = self._clock()
+            entered = self._entered.setdefault(account, deque())
+            while entered and now - entered[0] >= MINUTE:
+                entered.popleft()
+            if len(entered) >= self._per_minute:
+                return max(1, math.ceil(MINUTE - (now - entered[0])))
+            entered.append(now)
+            pending = self._pending[key] = _Pending(account, now)
+        pending.requests += 1
+        return None
+
+    def settle(self, salt: str, *, served: bool) -> None:
+        """Settle an admitted request when it ends.
+
+        Args:
+            salt: The request's cache salt.
+            served: Whether anything may have been computed for it. A new salt for which nothing was
+                computed no longer counts.
+        """
+        if not self._per_minute:
+            return
+        key = _key(salt)
+        pending = self._pending.get(key)
+        if pending is not None:
+            pending.requests -= 1
+        if served:
+            self._pending.pop(key, None)
+            self._known[key] = None
+        if key in self._known:
+            self._known.move_to_end(key)
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
+        elif pending is not None and not pending.requests:
+            del self._pending[key]
+            entered = self._entered[pending.account]
+            if pending.since in entered:  # not yet a minute ago
+                entered.remove(pending.since)
+
+
+def _key(salt: str) -> bytes:
+    """A digest of a salt, which may be long and is a secret."""
+    return hashlib.blake2b(salt.encode(), digest_size=16).digest()
+
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -34,7 +34,7 @@ from typing import Any, BinaryIO
 
 from ragcache_integrations.core.closing import Closeable
 from ragcache_integrations.core.files import check_replaceable, open_own, replacing
-from ragcache_integrations.core.surrogates import without_surrogates
+from ragcache_integrations.core.texts import without_surrogates
 from ragcache_integrations.errors import ConfigurationError
 
 from .checkpoints import (

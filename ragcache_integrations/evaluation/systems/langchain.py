@@ -15,8 +15,8 @@ from typing_extensions import override
 from ragcache_integrations.chains.askers.langchain import LangChainAsker
 from ragcache_integrations.chains.askers.langchain import LangChainModel as AskerModel
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import PromptDocument
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.embeddings.langchain import MiniLMEmbeddings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.evaluation.datasets import EvalDocument

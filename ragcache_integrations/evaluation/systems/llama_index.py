@@ -20,8 +20,8 @@ from typing_extensions import override
 
 from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import PromptDocument
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.embeddings.llama_index import MiniLMEmbeddings
 from ragcache_integrations.evaluation.datasets import EvalDocument
 from ragcache_integrations.llms.knobs import LLMKnobs

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ragcache_integrations.knowledge_tree.path import Path, Span
+from ragcache_integrations.knowledge_tree.node import Path, Span
 from ragcache_integrations.knowledge_tree.stats import Tally, TreeStats
 from ragcache_integrations.knowledge_tree.tree import KnowledgeTree
 

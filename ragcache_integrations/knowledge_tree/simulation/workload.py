@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from ragcache_integrations.core.checks import is_whole
-from ragcache_integrations.core.ids import content_id
-from ragcache_integrations.core.words import estimate_tokens
+from ragcache_integrations.core.texts import content_id, estimate_tokens
 from ragcache_integrations.errors import ConfigurationError
 
 from .traces import Trace, TraceRequest

@@ -20,7 +20,7 @@ from langchain_core.messages import (
 from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_type
-from ragcache_integrations.core.words import estimate_tokens
+from ragcache_integrations.core.texts import estimate_tokens
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.repeats.langchain import documents_once, shown_text
 

@@ -17,8 +17,8 @@ from itertools import chain
 from typing import Any, Literal, get_args
 
 from ragcache_integrations.core.checks import check_choice, unknown_name
-from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import Message, Part, Prompt, PromptDocument, part_text
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.prompts.rendering import (

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 from ragcache_integrations.core.checks import check_choice
-from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import Message
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError
 
 from .layout import SEAM, LaidOutPrompt, RenderedPart, Turn

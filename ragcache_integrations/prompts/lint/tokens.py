@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import regex
 
-from ragcache_integrations.core.words import token_weight
+from ragcache_integrations.core.texts import token_weight
 
 __all__ = ["CountTokens", "approximate_tokens", "common_length", "excerpt", "printable"]
 
@@ -27,7 +27,7 @@ def approximate_tokens(text: str) -> int:
 
     A token is a word or up to eight letters of it, up to three digits, a run of punctuation, or a
     run of line ends. Words of other scripts than the Latin one have as many as
-    :func:`~ragcache_integrations.core.words.token_weight` says.
+    :func:`~ragcache_integrations.core.texts.token_weight` says.
     """
     if text.isascii():
         return sum(1 for _ in _TOKEN.finditer(text))

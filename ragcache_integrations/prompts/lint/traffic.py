@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import PromptDocument, part_text
-from ragcache_integrations.core.words import split_words, word_spans
+from ragcache_integrations.core.texts import content_id, split_words, word_spans
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout import Change, Flow
 from ragcache_integrations.prompts.rendering import stable_json

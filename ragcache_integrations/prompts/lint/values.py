@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ragcache_integrations.core.words import split_words, token_weight, word_spans
+from ragcache_integrations.core.texts import split_words, token_weight, word_spans
 from ragcache_integrations.prompts.layout import Change, Flow
 
 from .rules import Matter, Stretch

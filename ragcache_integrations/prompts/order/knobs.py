@@ -16,8 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from ragcache_integrations.core.ids import content_id
-from ragcache_integrations.core.words import estimate_tokens
+from ragcache_integrations.core.texts import content_id, estimate_tokens
 from ragcache_integrations.prompts.fixed_settings import CheckedSettings
 
 from .order import DocumentOrder, OrderStats, SharedOrders

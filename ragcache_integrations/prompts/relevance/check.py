@@ -24,7 +24,7 @@ from ragcache_integrations.core.prompt import (
     Prompt,
     PromptDocument,
 )
-from ragcache_integrations.core.words import estimate_tokens
+from ragcache_integrations.core.texts import estimate_tokens
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import mark_documents
 

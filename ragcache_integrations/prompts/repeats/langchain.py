@@ -10,8 +10,7 @@ from langchain_core.messages import BaseMessage, ToolMessage
 from ragcache_integrations.core.prompt import Part, PromptDocument, part_text
 from ragcache_integrations.prompts.completion.langchain import block_document, part_block
 
-from .held import HELD, dump_parts, held_parts, is_in_full
-from .repeats import MIN_WORDS, Repeats
+from .repeats import HELD, MIN_WORDS, Repeats, dump_parts, held_parts, is_in_full
 
 __all__ = ["documents_once", "shown_text"]
 

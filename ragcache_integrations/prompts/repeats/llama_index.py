@@ -8,8 +8,7 @@ from llama_index.core.base.llms.types import CachePoint, ChatMessage, MessageRol
 
 from ragcache_integrations.core.prompt import Part, PromptDocument, part_text
 
-from .held import HELD, dump_parts, held_parts, is_in_full
-from .repeats import MIN_WORDS, Repeats
+from .repeats import HELD, MIN_WORDS, Repeats, dump_parts, held_parts, is_in_full
 
 __all__ = ["documents_once", "shown_text"]
 

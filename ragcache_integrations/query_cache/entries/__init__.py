@@ -1,12 +1,9 @@
 """Entries, their keys and vectors, and how they follow changes of the store."""
 
-from .changes import ChangeLog, Part
-from .contents import Contents
+from .contents import ChangeLog, Contents, Part
 from .document_vectors import DocumentVectors
-from .entry import NEVER, Entry, NewEntry, Readable, check_candidates
-from .keys import hyperplanes
-from .pool import DocumentKey, document_keys
-from .table import NOWHERE, EntryTable, serving
+from .entry import NEVER, DocumentKey, Entry, NewEntry, Readable, check_candidates, document_keys
+from .table import NOWHERE, EntryTable, hyperplanes, serving
 
 __all__ = [
     "NEVER",

@@ -1,11 +1,20 @@
-"""The entries, and everything that is found by them, kept consistent."""
+"""The entries with their keys and indexes, kept consistent.
+
+Cached keys are in arrays: a lookup scans all of them (FLAT) or those of one bucket (LSH). Keys are
+compared in L2, also under inner product; for ``cosine`` they are unit vectors, whose L2 distance is
+the chord. Distances are computed on differences directly, in 64-bit floats, and are therefore exact
+for the kept 32-bit vectors up to ``(dim + 2) * 2**-53`` of their size; rounding to 32 bits moves a
+vector by at most ``2**-24`` of its length (for ``cosine``, a chord by at most ``2**-23``). That is
+the slack: a key whose true distance differs from the tolerance by less may fall on either side.
+Equal vectors are at distance 0 exactly.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -13,17 +22,335 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ragcache_integrations.query_cache.kernels import (
+    COLUMNS,
+    EXPIRES,
+    FREE,
+    PARTITION,
+    SEQUENCE,
+    SERVES,
+    address,
+)
 from ragcache_integrations.query_cache.settings import Settings
 
-from .entry import Entry, NewEntry, Readable
-from .freshness import Reach, nearest_new, serves
-from .keys import KeyTable
-from .pool import DocumentKey, VectorPool
+from .entry import DocumentKey, Entry, NewEntry, Reach, Readable, VectorPool, nearest_new, serves
 
-__all__ = ["NOWHERE", "EntryTable", "serving", "without"]
+__all__ = ["NOWHERE", "EntryTable", "KeyTable", "hyperplanes", "serving", "without"]
+
+
+Vectors = NDArray[np.float32]
+
+# The first dimensions of all keys lie together: mostly they suffice to rule a key out. Random
+# directions do so from a share of tolerance**2 / 2 on, an eighth at a tolerance of 0.5.
+_HEAD, _HEAD_SHARE = 128, 1 / 6
+_ZERO = np.float32(0)
+_STARTS = 16  # dimensions by which keys are told apart before they are compared
+# From so many numbers on, a scan takes longer than giving Python's lock away and getting it back.
+_LONG_SCAN = 1 << 22
+
+
+def hyperplanes(count: int, dim: int, seed: int) -> Vectors:
+    """Draw random hyperplanes through the origin (Proximity §3.2): normal vectors, (count, dim)."""
+    return np.random.default_rng(seed).standard_normal((count, dim), dtype=np.float32)
+
+
+class KeyTable:
+    """Keys by slot. FLAT is one bucket of all slots; LSH is ``2**L`` buckets.
+
+    Reads may run during a write: a slot that changed meanwhile has another sequence number,
+    and arrays that grew are replaced, never moved. Writers exclude each other through their owner.
+
+    Attributes:
+        planes: The hyperplanes, shape (L, dim); none for FLAT.
+        finding: The kernel that finds the nearest key, what it has to know of the table, what has
+            to be held on to while it runs, and whether it ranks candidates, too; replaced as a
+            whole.
+        written: Sequence number of the last key that was written in full. A scan that began after
+            looking at it, and comes back with a later one, may have read half of that key.
+
+    Args:
+        settings: The arguments of the cache.
+        kernels: The module of compiled or plain loops.
+        planes: The hyperplanes; drawn by the seed where ``None``.
+    """
+
+    def __init__(
+        self, settings: Settings, kernels: ModuleType, planes: Vectors | None = None
+    ) -> None:
+        dim = settings.dim
+        if planes is None:
+            planes = hyperplanes(settings.planes, dim, settings.seed)
+        self.planes = planes
+        self._dim = dim
+        self._per_bucket = settings.bucket_capacity if settings.planes else settings.capacity
+        self._unit = settings.metric == "cosine"
+        self._touches = settings.eviction == "lru"
+        self._multi_probe = settings.probes
+        self._inner = settings.metric == "ip"
+        self._ranks = settings.vectors is not None
+        self._kernels = kernels
+        self._table = np.full(1 << len(planes), -1, dtype=np.int32)
+        self._buckets = 0
+        self._used = 0  # slots from here on were never used
+        self._freed = 0  # FLAT: how many of the others are free again
+        self._clock = self.written = 0
+        head = min(dim, max(_HEAD, int(dim * _HEAD_SHARE)))
+        self._heads = np.empty((0, head), dtype=np.float32)
+        self._tails = np.empty((0, dim - head), dtype=np.float32)
+        self._meta = np.empty((0, COLUMNS), dtype=np.int64)
+        self._stamps = np.empty(0, dtype=np.int64)
+        # The same numbers, quicker to write one by one.
+        self._marks, self._facts = memoryview(self._stamps.data), memoryview(self._meta.data)
+        # Slots by how their keys begin: finding an equal key must not take a scan.
+        self._by_start: defaultdict[bytes, list[int]] = defaultdict(list)
+        # Address and number of every slot's candidates' rows among the documents' vectors.
+        self._lists = np.empty((0, 2), dtype=np.int64)
+        # What is at those addresses. Who still reads shorter arrays holds on to a shorter list.
+        self._rows: list[NDArray[np.int64] | None] = []
+        self._documents = np.empty((0, dim), dtype=np.float32)
+        self.finding: tuple[Callable[..., Any], Any, tuple[Any, ...], bool]
+        self._publish()
+
+    @property
+    def capacity(self) -> int:
+        """The most keys there can be."""
+        return len(self._table) * self._per_bucket
+
+    def prepare(self, vector: Vectors) -> Vectors:
+        """Return a vector as keys are kept."""
+        prepared: Vectors = self._kernels.prepare(vector, self._unit)[1]
+        return prepared
+
+    def same(self, key: Vectors, partition: int) -> int | None:
+        """Return the slot of exactly this key, whether its entry has ended or not.
+
+        Args:
+            key: Shape (dim,), prepared.
+            partition: The cache key that it belongs to.
+        """
+        for slot in self._by_start.get(_start(key), ()):
+            if self._meta[slot, PARTITION] == partition and np.array_equal(self.key(slot), key):
+                return slot
+        return None
+
+    def nearest(self, query: Vectors, partition: int, k: int, now: int) -> tuple[int, float]:
+        """Return the slot of the nearest key, however far, and its distance; slot -1 for none."""
+        _, packed, _held, _ = self.finding
+        _, slot, _, square = self._scan(query, packed, partition, k, now, math.inf)
+        return slot, math.sqrt(square)
+
+    def neighbours(self, query: Vectors, partition: int, now: int, count: int) -> list[int]:
+        """Find the slots of several keys, nearest first.
+
+        Args:
+            query: Shape (dim,), as it came.
+            partition: Only keys of this cache key count.
+            now: Only keys that end later count.
+            count: How many at most.
+        """
+        _, packed, _held, _ = self.finding
+        slots, _ = self._kernels.neighbours(query, packed, partition, 1, now, math.inf, count)
+        nearest: list[int] = slots.tolist()
+        return nearest
+
+    def key(self, slot: int) -> Vectors:
+        """Return a copy of the key in a slot."""
+        return np.concatenate([self._heads[slot], self._tails[slot]])
+
+    def keys(self, slots: NDArray[np.intp]) -> Vectors:
+        """Return a copy of the keys in some slots, shape (len(slots), dim)."""
+        return np.concatenate([self._heads[slots], self._tails[slots]], axis=1)
+
+    def bucket_of(self, key: Vectors) -> int:
+        """Return the hash of a prepared key: the sides of the hyperplanes that it is on."""
+        return int(self._kernels.bucket(key, self.planes)) if len(self.planes) else 0
+
+    def place(self, key: Vectors) -> int:
+        """Return the slot for a new key: a free one, or that of the entry that has to go.
+
+        Args:
+            key: Shape (dim,), prepared.
+        """
+        bucket = self.bucket_of(key)
+        row = int(self._table[bucket])
+        if row < 0:
+            row = self._buckets
+            self._buckets += 1
+            if len(self.planes):
+                self._grow((row + 1) * self._per_bucket)
+            self._table[bucket] = row
+        begin = row * self._per_bucket
+        end = begin + self._per_bucket
+        if not len(self.planes) and self._used < end:  # FLAT's only bucket fills up bit by bit
+            self._grow(self._used + 1)
+            if not self._freed:
+                return self._used
+            end = self._used
+        return begin + int(self._stamps[begin:end].argmin())
+
+    def next_sequence(self) -> int:
+        """Return the sequence number of the next insertion."""
+        self._clock += 1
+        return self._clock
+
+    def show(self, documents: Vectors) -> None:
+        """Let readers rank by the documents' vectors, where the array of these is another one."""
+        if self._ranks and documents is not self._documents:
+            self._documents = documents
+            self._publish()
+
+    def list_candidates(self, slot: int, rows: NDArray[np.int64] | None) -> None:
+        """Note which rows of the documents' vectors the slot's candidates have.
+
+        Args:
+            slot: The entry's slot.
+            rows: One row for each candidate; ``None`` where they have no vectors.
+        """
+        # A compiled reader keeps Python's lock: it sees the old address or the new one with the
+        # number that belongs to it, as both are written at once, and both arrays are there until
+        # this is done.
+        if not self._ranks:
+            return
+        old = self._rows[slot]
+        self._lists[slot] = (0, 0) if rows is None else (address(rows), len(rows))
+        self._rows[slot] = rows
+        del old
+
+    def put(
+        self, slot: int, key: Vectors, partition: int, serves: int, expires: int, sequence: int
+    ) -> None:
+        """Write a key; readers find it from now on.
+
+        Args:
+            slot: The slot to write to.
+            key: Shape (dim,), prepared.
+            partition: Number of the cache key that it belongs to.
+            serves: The largest k that its entry can answer.
+            expires: When its entry ends, in nanoseconds of the cache's clock.
+            sequence: Number of the insertion.
+        """
+        head = self._heads.shape[1]
+        self._heads[slot], self._tails[slot] = key[:head], key[head:]
+        facts = self._facts
+        facts[slot, SERVES], facts[slot, EXPIRES], facts[slot, SEQUENCE] = serves, expires, sequence
+        facts[slot, PARTITION] = partition  # until then the slot counts as free
+        self._marks[slot] = sequence
+        self._by_start[_start(key)].append(slot)
+        if slot < self._used:
+            self._freed -= 1
+        else:
+            self._used = slot + 1
+        self.written = sequence
+
+    def serve(self, slot: int, serves: int) -> None:
+        """Change the largest k that the slot's entry can answer."""
+        self._meta[slot, SERVES] = serves
+
+    def touch(self, slot: int) -> None:
+        """Note that the slot's entry answered a query."""
+        if self._touches:
+            self._clock += 1
+            self._marks[slot] = self._clock
+
+    def free(self, slot: int) -> None:
+        """Forget the slot's key."""
+        self._facts[slot, PARTITION] = FREE
+        self._marks[slot] = -1
+        self._freed += 1
+        start = _start(self._heads[slot])
+        self._by_start[start].remove(slot)
+        if not self._by_start[start]:
+            del self._by_start[start]
+        self.list_candidates(slot, None)
+
+    def served(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return the largest k that entries can answer."""
+        served: NDArray[np.int64] = self._meta[slots, SERVES]
+        return served
+
+    def stamps(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return when entries were put or last touched, as numbers that only grow."""
+        return self._stamps[slots]
+
+    def expired(self, now: int) -> list[int]:
+        """Return the slots whose entries have ended."""
+        meta = self._meta[: self._used]
+        ended: list[int] = np.flatnonzero(
+            (meta[:, PARTITION] != FREE) & (meta[:, EXPIRES] <= now)
+        ).tolist()
+        return ended
+
+    def taken(self) -> NDArray[np.intp]:
+        """Return the slots that hold keys, in the order of their insertion."""
+        meta = self._meta[: self._used]
+        slots = np.flatnonzero(meta[:, PARTITION] != FREE)
+        ordered: NDArray[np.intp] = slots[meta[slots, SEQUENCE].argsort()]
+        return ordered
+
+    def eligible(self, partition: int, k: int, now: int) -> int:
+        """Return how many keys in all buckets could match at some distance."""
+        meta = self._meta[: self._used]
+        fits = (meta[:, PARTITION] == partition) & (meta[:, SERVES] >= k)
+        return int((fits & (meta[:, EXPIRES] > now)).sum())
+
+    def _grow(self, slots: int) -> None:
+        if slots <= len(self._stamps):
+            return
+        size = min(max(slots, 2 * len(self._stamps), 16), self.capacity)
+        if len(self.planes):
+            size = -(-size // self._per_bucket) * self._per_bucket
+        more = size - len(self._stamps)
+        self._heads = _extend(self._heads, more, 0)
+        self._tails = _extend(self._tails, more, 0)
+        self._meta = _extend(self._meta, more, FREE)
+        self._stamps = _extend(self._stamps, more, -1)
+        self._lists = _extend(self._lists, more, 0)
+        self._rows = self._rows + [None] * more
+        self._marks, self._facts = memoryview(self._stamps.data), memoryview(self._meta.data)
+        # A lookup that still reads the shorter arrays must not see buckets beyond them.
+        self._table = self._table.copy()
+        self._publish()
+
+    def _publish(self) -> None:
+        """Let readers see the arrays as they are now, all at once."""
+        arrays: tuple[Any, ...] = (
+            self._unit,
+            self.planes,
+            self._table,
+            self._per_bucket,
+            self._heads,
+            self._tails,
+            self._meta,
+        )
+        # Slots that were never used are free, and passed over like all that are.
+        long = not len(self.planes) and len(self._meta) * self._dim >= _LONG_SCAN
+        ranks = self._ranks and not long
+        kernels = self._kernels
+        self._scan = kernels.nearest_unlocked if long else kernels.nearest
+        documents = self._documents, self._lists, self._inner
+        self.finding = (
+            kernels.answer if ranks else self._scan,
+            kernels.pack(*arrays, self._multi_probe, *documents),
+            (arrays, documents, self._rows),
+            ranks,
+        )
+
+
+def _start(key: Vectors) -> bytes:
+    """Return how a key begins; the same for keys that are equal, of which -0 and 0 are."""
+    return (key[:_STARTS] + _ZERO).tobytes()
+
+
+def _extend(array: NDArray[Any], more: int, fill: int) -> NDArray[Any]:
+    """Return a longer copy. Empty memory is not touched where it is not written."""
+    longer = np.empty((len(array) + more, *array.shape[1:]), dtype=array.dtype)
+    longer[: len(array)] = array
+    if fill:
+        longer[len(array) :] = fill
+    return longer
+
 
 T = TypeVar("T")
-Vectors = NDArray[np.float32]
 
 NOWHERE = -2
 """The partition of a cache key that no entry has."""

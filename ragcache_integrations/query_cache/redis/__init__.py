@@ -6,11 +6,10 @@ from .cache import (
     RedisServer,
     SharedCacheStats,
 )
-from .debts import Debts
 from .link import Link, UnreachableError
 from .scripts import EVICT_OLDEST, Script
-from .server import as_server
-from .settings import shared_settings
+from .server import as_server, shared_settings
+from .shards import Debts
 
 __all__ = [
     "EVICT_OLDEST",

@@ -27,15 +27,13 @@ from ragcache_integrations.query_cache.types import (
 )
 from ragcache_integrations.query_cache.validation import check_ids
 
-from .debts import Debts
 from .link import Link, UnreachableError
 from .matching import DocumentSource
-from .names import Names
 from .operations import Operations, Plan, advance
+from .records import Names
 from .requests import Request
-from .server import RedisServer, as_server
-from .settings import shared_settings
-from .stats import SharedCacheStats
+from .server import RedisServer, SharedCacheStats, as_server, shared_settings
+from .shards import Debts
 
 __all__ = ["DocumentSource", "RedisQueryCache", "RedisServer", "SharedCacheStats"]
 

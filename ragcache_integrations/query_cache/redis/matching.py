@@ -31,7 +31,7 @@ from ragcache_integrations.query_cache.entries import (
     serving,
 )
 from ragcache_integrations.query_cache.kernels import COLUMNS, EXPIRES, SEQUENCE, SERVES
-from ragcache_integrations.query_cache.reading import Answers, Decisions, Look, Match
+from ragcache_integrations.query_cache.lookup import Answers, Decisions, Look, Match
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.types import Candidate, Hit, Wording
 

@@ -25,14 +25,14 @@ from .matching import (
     Matching,
     Outcome,
 )
-from .names import Names
 from .records import (
+    Names,
     Record,
     decode_record,
     encode_record,
 )
 from .requests import Request, Requests
-from .stats import SharedCacheStats
+from .server import SharedCacheStats
 
 __all__ = ["Operations", "Plan", "advance"]
 

@@ -15,10 +15,10 @@ from ragcache_integrations.query_cache.entries import Part
 from ragcache_integrations.query_cache.settings import Settings
 
 from .matching import Fetched
-from .names import Names
 from .records import (
     LARGEST_BUCKET,
     LARGEST_CHANGE,
+    Names,
     Record,
     encode_change,
     encode_part,

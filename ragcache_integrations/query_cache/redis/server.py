@@ -1,14 +1,79 @@
-"""Which Redis server keeps a shared query cache, and how patient its users are."""
+"""Which Redis server keeps a shared query cache, and how patient its users are.
+
+What a cache in Redis did, as one process sees it.
+
+The arguments of a shared query cache, checked.
+"""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ragcache_integrations.core.checks import check_flag, check_int, check_number
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.query_cache.types import QueryCacheStats
 
-__all__ = ["RedisServer", "as_server"]
+__all__ = ["RedisServer", "SharedCacheStats", "as_server", "shared_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCacheStats(QueryCacheStats):
+    """What this process did with the shared cache.
+
+    ``entries`` and ``vectors`` are 0: they are not counted. ``capacity`` is that of each cache
+    key. ``expired`` and ``invalidated`` are entries that lookups came upon, ``evictions`` those
+    that had to go for this process's insertions.
+
+    Attributes:
+        failed: Lookups that missed because Redis failed or did not answer in time.
+        skipped: Lookups that missed without asking, because it had failed before.
+        lost: Insertions and deletions that did not reach Redis.
+        corrupt: Values in Redis, or answers of it, that are no entries.
+        owed: Shards whose entries have to be cleared once Redis can be reached again.
+    """
+
+    failed: int = 0
+    skipped: int = 0
+    lost: int = 0
+    corrupt: int = 0
+    owed: int = 0
+
+
+def shared_settings(**arguments: Any) -> Settings:
+    """Return the settings of a shared cache, whose entries lie in the buckets of a hash.
+
+    Args:
+        **arguments: Those of
+            :class:`~ragcache_integrations.query_cache.redis.cache.RedisQueryCache`.
+
+    Raises:
+        ConfigurationError: An argument is out of its range, or lacks what it needs.
+    """
+    if arguments["tolerance"] == "auto":
+        msg = "tolerance must be a number for a shared cache, got 'auto': it is not learnt together"
+        raise ConfigurationError(msg)
+    if not isinstance(arguments["tag"], str) or not arguments["tag"]:
+        msg = (
+            "tag must name the embedding model and the store, the same in all processes that share "
+            f"the cache and another in all others, got {arguments['tag']!r}"
+        )
+        raise ConfigurationError(msg)
+    if arguments["metric"] == "ip" and arguments["guarantee"] is not None:
+        msg = (
+            f"guarantee={arguments['guarantee']!r} cannot be given by a shared cache under "
+            "metric='ip': no process knows the longest vector that another one adds"
+        )
+        raise ConfigurationError(msg)
+    return Settings(
+        capacity=1,  # of a bucket there is bucket_capacity
+        index="lsh",
+        unit_vectors=False,  # no process knows what another one adds
+        **arguments,
+    )
+
 
 _SCHEMES = ("redis", "rediss", "unix")
 _CLUSTER_SHARDS = 16

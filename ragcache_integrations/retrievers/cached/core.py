@@ -1,8 +1,8 @@
 """The engine of the approximate-cache retrievers, free of any framework.
 
 A question is embedded, looked up in the query cache, and on a miss searched for in the store. An
-adapter says how that is done in its framework (:mod:`.retrieval`) and gets the documents back, with
-what happened.
+adapter says how that is done in its framework (:mod:`..retrieval`) and gets the documents back,
+with what happened.
 """
 
 from __future__ import annotations

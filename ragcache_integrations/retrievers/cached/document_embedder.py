@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
-from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.memo import Memo
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.core.threads import is_ending
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, VectorsPendingError

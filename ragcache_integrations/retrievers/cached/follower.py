@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Follower(Generic[T]):
-    """Passes the store's changes to the cache; a listener of :mod:`.store_changes`.
+    """Passes the store's changes to the cache; a listener of :mod:`..stores.changes`.
 
     Every answer is forgotten if a change is not known in full: a new document's vector cannot be
     read, the documents that changed are not known, or the cached ones have no ids.

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.single_flight import Role
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Hit, QueryCache
 from ragcache_integrations.query_cache.redis import DocumentSource

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError
 
 from .text_identity import normalize_text

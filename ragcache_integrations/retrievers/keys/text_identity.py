@@ -20,7 +20,7 @@ from typing import Any, TypeGuard
 
 import regex
 
-from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.embeddings import MiniLM
 from ragcache_integrations.retrievers.embedder import Texts
 

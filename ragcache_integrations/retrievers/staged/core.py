@@ -25,8 +25,7 @@ from ragcache_integrations.retrievers.retrieval import DocumentStage, check_ques
 from ragcache_integrations.retrievers.stores import StoreFacts
 from ragcache_integrations.retrievers.tally import Tally
 from ragcache_integrations.vector_search import Found, Stage, StagedIndex, StagePlan
-from ragcache_integrations.vector_search.selection import faiss
-from ragcache_integrations.vector_search.types import Filter
+from ragcache_integrations.vector_search.searches import Filter, faiss
 
 __all__ = [
     "Indexed",

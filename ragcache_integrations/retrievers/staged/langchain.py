@@ -29,7 +29,7 @@ from ragcache_integrations.retrievers.runs.langchain import AsyncRetrieverRun, R
 from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
 from ragcache_integrations.retrievers.stores import FaissView, is_faiss_index
 from ragcache_integrations.vector_search import StagedIndex
-from ragcache_integrations.vector_search.types import Filter
+from ragcache_integrations.vector_search.searches import Filter
 
 from .core import (
     Indexed,

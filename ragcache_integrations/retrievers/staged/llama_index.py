@@ -27,7 +27,7 @@ from ragcache_integrations.retrievers.runs.llama_index import arun_stages, as_bu
 from ragcache_integrations.retrievers.sharing import FinishedRetriever
 from ragcache_integrations.retrievers.stores import FaissView, ids_by_number, is_faiss_index
 from ragcache_integrations.vector_search import StagedIndex
-from ragcache_integrations.vector_search.types import Filter
+from ragcache_integrations.vector_search.searches import Filter
 
 from .core import (
     Indexed,

@@ -27,12 +27,12 @@ from ragcache_integrations.adaptive import (
     stream_synthesis,
     synthesise,
 )
+from ragcache_integrations.adaptive.synthesis.methods import best, mean_logprob, self_rated
 from ragcache_integrations.adaptive.synthesis.prompts import (
     NOT_FOUND,
     NOTHING_TO_READ,
     found_nothing,
 )
-from ragcache_integrations.adaptive.synthesis.scores import best, mean_logprob, self_rated
 from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.errors import ConfigurationError
 from tests.adaptive.askers import Answer, ScriptedAsker, documents, read, said

@@ -15,7 +15,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.outputs import LogprobsLists
 
-from ragcache_integrations.engine.in_vllm.continuation import continue_text
+from ragcache_integrations.engine.in_vllm.driver import continue_text
 from ragcache_integrations.engine.tiny_model import default_model_path
 
 NAME = "7.1"

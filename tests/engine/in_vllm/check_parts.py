@@ -43,11 +43,15 @@ from ragcache_integrations.engine.in_vllm.driver import (
     connector_config,
     errors_of,
 )
-from ragcache_integrations.engine.in_vllm.free_blocks import DocumentFreeQueue
 from ragcache_integrations.engine.in_vllm.host_tier import HostTierConnector, Transfers, host_blocks
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
-from ragcache_integrations.engine.in_vllm.scheduler import FIRST_GROUP, scheduler_class, unsupported
-from ragcache_integrations.engine.in_vllm.waiting import CacheAwareRequestQueue
+from ragcache_integrations.engine.in_vllm.queues import DocumentFreeQueue
+from ragcache_integrations.engine.in_vllm.scheduler import (
+    FIRST_GROUP,
+    CacheAwareRequestQueue,
+    scheduler_class,
+    unsupported,
+)
 from ragcache_integrations.engine.protocol import CacheSettings, FailureKind, RequestFailed
 from tests.engine.in_vllm.invariants import check, check_gpu_tier
 from tests.engine.in_vllm.simulation import Case, Engine, make_scheduler

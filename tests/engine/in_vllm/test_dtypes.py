@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
-from ragcache_integrations.engine.in_vllm.dtypes import slow_on_cpu
+from ragcache_integrations.engine.in_vllm.driver import slow_on_cpu
 from ragcache_integrations.engine.protocol import SLOW_DTYPE
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragcache_integrations.engine.in_vllm.garbage import kept_without_collecting
+from ragcache_integrations.engine.in_vllm.main import kept_without_collecting
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ragcache_integrations.engine.in_vllm.normalizers import keeping_text
+from ragcache_integrations.engine.in_vllm.driver import keeping_text
 
 PREPEND = normalizers.Prepend("▁")
 

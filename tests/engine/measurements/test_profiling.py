@@ -17,8 +17,7 @@ from ragcache_integrations.engine.measurements.profiling import (
     _grid,
 )
 from ragcache_integrations.errors import ConfigurationError, EngineError
-from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
-from ragcache_integrations.knowledge_tree.prefill_formula import PrefillFormula
+from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, PrefillFormula
 
 
 def assert_rising(model: PrefillCostModel) -> None:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from ragcache_integrations.engine.process.hot_prefixes import DOCUMENTS, MOST_PREFIXES, RECORDED
-from ragcache_integrations.engine.process.hot_prefixes import HotPrefixes as Record
+from ragcache_integrations.engine.process.exchange import DOCUMENTS, MOST_PREFIXES, RECORDED
+from ragcache_integrations.engine.process.exchange import HotPrefixes as Record
 
 SYSTEM = [1, 2, 3, 4]
 

@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.process.client import environment
-from ragcache_integrations.engine.process.loopback import loopback_environment
+from ragcache_integrations.engine.process.client import environment, loopback_environment
 
 
 @pytest.mark.engine

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_integrations.engine.process.states import is_group_stopped
+from ragcache_integrations.engine.process.client import is_group_stopped
 from tests.support import waiting
 from tests.support.programs import run_program
 from tests.support.waiting import gone

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import FOREVER
-from ragcache_integrations.engine.process.pin_record import FEW, PinRecord
+from ragcache_integrations.engine.process.exchange import FEW, PinRecord
 from ragcache_integrations.engine.protocol import Submit
 
 REQUEST = Submit(7, [1, 2, 3, 4, 5], SamplingOptions(), "tenant", (("a", 1, 4),), pin=60.0)

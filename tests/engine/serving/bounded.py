@@ -13,8 +13,7 @@ from typing import Any
 import uvicorn
 
 from ragcache_integrations.engine.serving import ServingSettings
-from ragcache_integrations.engine.serving.connections.clients import Clients
-from ragcache_integrations.engine.serving.connections.protocol import Bounds, bound_connections
+from ragcache_integrations.engine.serving.connections import Bounds, Clients, bound_connections
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.requests.reading import read_body
 

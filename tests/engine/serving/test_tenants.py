@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ragcache_integrations.engine.serving.tenants import TenantLimit
+from ragcache_integrations.engine.serving.middleware import TenantLimit
 
 
 class Clock:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_integrations.core.ids import content_id
-from ragcache_integrations.core.words import estimate_tokens
+from ragcache_integrations.core.texts import content_id, estimate_tokens
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.simulation.workload import (
     Workload,

@@ -26,7 +26,7 @@ from llama_index.core.schema import (
     TextNode,
 )
 
-from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.engine import PromptDocument, RAGCacheEngine
 from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever

@@ -21,8 +21,7 @@ from ragcache_integrations.errors import (
     ServerResponseError,
     ServerUnreachableError,
 )
-from ragcache_integrations.llms.affinity import affinity_key
-from ragcache_integrations.llms.openai.wire import build_request
+from ragcache_integrations.llms.openai.wire import affinity_key, build_request
 from tests.llms.doubles import Exchange, StubServer
 
 from .calls import CHAT, RAW, SAID, Ask, connect, every_way

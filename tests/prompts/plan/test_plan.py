@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.lint import provider_cost, recorded_requests
-from ragcache_integrations.prompts.plan.plan import (
-    LAYOUTS,
-    FlowPart,
-    FlowStep,
-    PrefixPlan,
-    Traffic,
-)
+from ragcache_integrations.prompts.plan import LAYOUTS, FlowPart, FlowStep, PrefixPlan, Traffic
 from ragcache_integrations.prompts.provider_caches import DAY, PROVIDERS, ProviderCache
 from tests.support.sizes import examples
 

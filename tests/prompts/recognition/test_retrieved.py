@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ragcache_integrations.core.ids import content_id
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.engine import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts import mark_prompt

@@ -11,7 +11,7 @@ import pytest
 
 from ragcache_integrations.query_cache import QueryCache
 from ragcache_integrations.query_cache import cache as cache_module
-from ragcache_integrations.query_cache.entries.keys import KeyTable, hyperplanes
+from ragcache_integrations.query_cache.entries.table import KeyTable, hyperplanes
 from ragcache_integrations.query_cache.kernels import compiled as _compiled
 from ragcache_integrations.query_cache.kernels import plain as _plain
 from ragcache_integrations.query_cache.settings import Settings

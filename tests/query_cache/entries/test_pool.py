@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ragcache_integrations.query_cache.entries.pool import VectorPool
+from ragcache_integrations.query_cache.entries.entry import VectorPool
 
 
 def keys(*numbers: int) -> list[tuple[str, str]]:

@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.archive import read_archive, write_archive
-from ragcache_integrations.query_cache import Candidate, Hit, QueryCache
-from ragcache_integrations.query_cache.files import reading as restoration
-from ragcache_integrations.query_cache.files import writing as persistence
+from ragcache_integrations.query_cache import Candidate, Hit, QueryCache, files
 
 DIM = 3
 SECOND = 1_000_000_000
@@ -68,8 +66,7 @@ class World:
     def lived_in(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             clock = SimpleNamespace(time_ns=self.time_ns)
-            patch.setattr(persistence, "time", clock)
-            patch.setattr(restoration, "time", clock)
+            patch.setattr(files, "time", clock)
             yield
 
 

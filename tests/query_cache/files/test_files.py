@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 from ragcache_integrations.core.archive import read_archive
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
 from ragcache_integrations.query_cache import Candidate, QueryCache
+from ragcache_integrations.query_cache.kernels import kernels as chosen
 from ragcache_integrations.query_cache.kernels import plain as _plain
-from ragcache_integrations.query_cache.kernels.choice import kernels as chosen
 
 from .saving import DIM, Cache, act, candidates, filled, first, rewrite, vectors
 

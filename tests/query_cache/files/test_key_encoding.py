@@ -19,7 +19,7 @@ from llama_index.core.vector_stores import FilterCondition, FilterOperator, Meta
 
 import ragcache_integrations
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.files.key_encoding import decode_key, encode_key
+from ragcache_integrations.query_cache.files import decode_key, encode_key
 from ragcache_integrations.retrievers.keys.cache_keys import freeze_arguments
 
 PLAIN: st.SearchStrategy[Any] = st.one_of(

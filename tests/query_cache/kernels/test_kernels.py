@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache.entries.keys import KeyTable, hyperplanes
+from ragcache_integrations.query_cache.entries.table import KeyTable, hyperplanes
 from ragcache_integrations.query_cache.kernels import compiled as _compiled
 from ragcache_integrations.query_cache.kernels import plain as _plain
 from ragcache_integrations.query_cache.settings import Settings

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from ragcache_integrations.query_cache.redis.bounds import Budget
 from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
+from ragcache_integrations.query_cache.redis.link import Budget
 from ragcache_integrations.query_cache.redis.requests import Request
 
 from .servers import RealRedis, Shelf, near, patient, queries, redis_server

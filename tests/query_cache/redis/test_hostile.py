@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ragcache_integrations.query_cache.redis import bounds as redis_bounds
+from ragcache_integrations.query_cache.redis import link as redis_bounds
 from ragcache_integrations.query_cache.redis import records as redis_records
-from ragcache_integrations.query_cache.redis.bounds import Budget
 from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
-from ragcache_integrations.query_cache.redis.link import Link
+from ragcache_integrations.query_cache.redis.link import Budget, Link
 from tests.query_cache.reference import Vector
 
 from .fake_server import Answer, drip, fake_redis, flood, say

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.query_cache.entries import Part
-from ragcache_integrations.query_cache.redis.breaker import Breaker
+from ragcache_integrations.query_cache.redis.link import Breaker
 from ragcache_integrations.query_cache.redis.records import (
     Record,
     decode_change,

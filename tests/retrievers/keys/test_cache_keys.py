@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 from pydantic import BaseModel, PrivateAttr
 
-from ragcache_integrations.query_cache.files.key_encoding import decode_key, encode_key
+from ragcache_integrations.query_cache.files import decode_key, encode_key
 from ragcache_integrations.retrievers.keys.cache_keys import freeze_arguments
 
 

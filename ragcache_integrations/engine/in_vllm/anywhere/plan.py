@@ -3,7 +3,7 @@
 A request whose documents' KV caches are reused at any place is admitted as if everything before its
 question had been computed. Stored documents are read; all else (the text around them, each
 document's first tokens, which are its links to what comes before it, and documents that are not
-stored) is computed in rows of the same step (:mod:`.rows`).
+stored) is computed in rows of the same step.
 """
 
 from __future__ import annotations

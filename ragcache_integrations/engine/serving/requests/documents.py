@@ -1,10 +1,16 @@
 """Translates chats, and requests with documents, for vLLM's server.
 
 A document is a content part of a request (see :mod:`..wire`). Contents and documents are hidden
-while vLLM applies the model's chat template (:mod:`.chats`), and replace their placeholders
-afterwards: tokens and spans are made here, never trusted, and only the template's own text is
-markup. A client with the tokenizer may also send the tokens of a completion with the spans of its
-documents, which are checked.
+while vLLM applies the model's chat template, and replace their placeholders afterwards: tokens and
+spans are made here, never trusted, and only the template's own text is markup. A client with the
+tokenizer may also send the tokens of a completion with the spans of its documents, which are
+checked.
+
+vLLM applies the template, with its handling of tools, content parts and keyword arguments. Every
+text of a user, a tool or a document is replaced by a placeholder: contents of messages, arguments
+and results of tools, descriptions in their schemas. Templates do see the texts that they evaluate,
+such as names and types, unless these could be read as markup, and roles, which were checked before
+(:mod:`.guard`).
 """
 
 from __future__ import annotations
@@ -15,9 +21,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ragcache_integrations.core.prompt import (
+    ENCODE,
+    LINK_TOKENS,
+    NEXT_STEPS,
+    PIN,
+    PIN_TICKET,
     SPAN_ARGS,
+    STEP,
+    STEPS_BEFORE,
     ChangedContentError,
     Part,
+    Placeholders,
     Prompt,
     PromptDocument,
     PromptRenderer,
@@ -25,20 +39,172 @@ from ragcache_integrations.core.prompt import (
     RenderedPrompt,
     Span,
     TemplateText,
+    TextEncoder,
+    ValueHider,
     extra_args_from_spans,
     leading_special_tokens,
     part_text,
     spans_from_extra_args,
+    texts_in,
 )
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.wire import DOCUMENT, TEXT, tokenizer_mark
 from ragcache_integrations.errors import ConfigurationError
 
-from .chats import NOT_RENDERED, HiddenChat
-from .fields import object_in
 from .guard import MarkupGuard, is_guarded
 
-__all__ = ["CHAT_PATH", "COMPLETION_PATH", "DocumentReader", "Template", "check_spans"]
+__all__ = [
+    "CHAT_FIELDS",
+    "CHAT_PATH",
+    "COMPLETION_PATH",
+    "NOT_RENDERED",
+    "DocumentReader",
+    "HiddenChat",
+    "Template",
+    "check_fields",
+    "check_spans",
+    "has_grammar",
+    "object_in",
+    "refuse_marks",
+    "with_strict_tools",
+]
+
+
+_MARKS = (ENCODE, LINK_TOKENS, PIN, PIN_TICKET, STEP, NEXT_STEPS, STEPS_BEFORE)
+_FREE_FORMATS = ("text", "json_object")
+
+
+def check_fields(body: dict[str, Any]) -> None:
+    """Refuse fields on which vLLM would fail with an internal error.
+
+    Raises:
+        RequestRefusedError: ``structured_outputs`` is no object.
+    """
+    object_in(body, "structured_outputs")
+
+
+def object_in(body: dict[str, Any], name: str) -> dict[str, Any]:
+    """The object in a field; an empty one if there is none.
+
+    Raises:
+        RequestRefusedError: The field is no object.
+    """
+    value = body.get(name)
+    if value is not None and not isinstance(value, dict):
+        msg = f"{name} must be an object, got {type(value).__name__}"
+        raise RequestRefusedError(400, msg)
+    return value or {}
+
+
+def refuse_marks(body: dict[str, Any]) -> None:
+    """Refuse what only this server passes to the scheduler, on routes without fields of ours.
+
+    vLLM passes ``vllm_xargs`` on unchecked from there, too, and ``extra_args`` of sampling
+    parameters.
+
+    Raises:
+        RequestRefusedError: Such a name is among them.
+    """
+    sampling = body.get("sampling_params")
+    places = (
+        body.get("vllm_xargs"),
+        sampling.get("extra_args") if isinstance(sampling, dict) else None,
+    )
+    for name in _MARKS:
+        if any(isinstance(place, dict) and name in place for place in places):
+            raise RequestRefusedError(400, f"{name} is not for clients")
+
+
+def has_grammar(body: dict[str, Any]) -> bool:
+    """Whether a request has a grammar, a schema, tools or the like, which the engine compiles.
+
+    The engine compiles it after accepting the request, and reports a failure as an internal error.
+    """
+    formatted = body.get("response_format")
+    kind = formatted.get("type") if isinstance(formatted, dict) else None
+    formed = kind is not None and kind not in _FREE_FORMATS
+    return bool(body.get("structured_outputs")) or formed or bool(body.get("tools"))
+
+
+def with_strict_tools(body: dict[str, Any]) -> dict[str, Any]:
+    """A request whose forced tool calls follow the tools' schemas, as on the local engine.
+
+    vLLM would leave the arguments of tools free that do not say ``strict``.
+    """
+    tools = body.get("tools")
+    if body.get("tool_choice") in (None, "auto", "none") or not isinstance(tools, list):
+        return body
+    return {**body, "tools": [_strict(tool) for tool in tools]}
+
+
+def _strict(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or function.get("strict") is not None:
+        return tool
+    return {**tool, "function": {**function, "strict": True}}
+
+
+CHAT_FIELDS = (
+    *("messages", "tools", "tool_choice", "functions", "function_call", "documents"),
+    *("chat_template_kwargs", "response_format"),
+)
+"""Fields of a chat request that a template may write into the prompt."""
+
+NOT_RENDERED = ("echo", "truncate_prompt_tokens", "prompt_embeds", "return_prompt_text")
+"""With one of these fields, vLLM renders a chat itself, even if the request has tokens."""
+
+
+class HiddenChat:
+    """A chat request as the template may see it.
+
+    Args:
+        body: The request.
+        contents: The contents of its messages; ``None`` for those that are lists or missing.
+        encoder: Encoder that knows the model's markup.
+        reasoning: Splits reasoning from answers as the template does.
+
+    Attributes:
+        placeholders: Put the contents back into the rendered text.
+        body: The request with placeholders.
+    """
+
+    def __init__(
+        self,
+        body: dict[str, Any],
+        contents: Sequence[Sequence[Part] | None],
+        encoder: TextEncoder,
+        reasoning: Reasoning,
+    ) -> None:
+        self._reasoning = reasoning
+        fields = {name: body[name] for name in CHAT_FIELDS if name in body}
+        self.placeholders = Placeholders(texts_in(fields))
+        self._hide = ValueHider(self.placeholders, encoder).hide
+        hidden = {name: self._hide(value) for name, value in fields.items() if name != "messages"}
+        own = body.get("chat_template_kwargs")
+        if isinstance(own, dict) and "chat_template" in own:
+            # The application's, which vLLM uses only if its settings allow that.
+            hidden["chat_template_kwargs"]["chat_template"] = own["chat_template"]
+        messages = [
+            self._message(message, content)
+            for message, content in zip(body["messages"], contents, strict=True)
+        ]
+        self.body = {**body, **hidden, "messages": messages}
+
+    def _message(self, message: dict[str, Any], content: Sequence[Part] | None) -> dict[str, Any]:
+        hidden = {
+            name: value if name == "role" and isinstance(value, str) else self._hide(value, name)
+            for name, value in message.items()
+            if name != "content" or content is None
+        }
+        if content is None:
+            return hidden
+        parts: Sequence[Part] = content
+        if message.get("role") == "assistant" and not hidden.get("reasoning"):
+            thoughts, parts = self._reasoning.split(content)
+            if thoughts is not None and not message.get("reasoning_content"):
+                hidden["reasoning"] = self.placeholders.hide(thoughts)
+        return {**hidden, "content": self.placeholders.hide(parts)}
+
 
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 

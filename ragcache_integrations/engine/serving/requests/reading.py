@@ -1,7 +1,10 @@
-"""Bodies of requests: how much is read, and what counts as JSON.
+"""Bodies of requests: how much is read, what counts as JSON, and the fields that are ours.
 
 This is stricter than :mod:`json`, so that every later reader can handle an accepted request: vLLM
 passes parts of it to recursive parsers, to 64-bit integers and to UTF-8 encoders.
+
+Our fields are ``pin``, which pins a request's documents; ``reuse`` and ``link_tokens``, which say
+where they are reused; and ``step`` and ``next_steps``, a request's place in a workflow.
 """
 
 from __future__ import annotations
@@ -9,13 +12,171 @@ from __future__ import annotations
 import json
 import math
 import re
+import uuid
 import zlib
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
+from ragcache_integrations.core.checks import is_number, is_whole
+from ragcache_integrations.core.prompt import (
+    ENCODE,
+    FOREVER,
+    LINK_TOKENS,
+    NEXT_STEPS,
+    PIN,
+    PIN_TICKET,
+    SPAN_ARGS,
+    STEP,
+    STEPS_BEFORE,
+    check_steps,
+    extra_args_from_steps,
+)
+from ragcache_integrations.engine.protocol import MOST_LINK_TOKENS, REUSES, CacheSettings
 from ragcache_integrations.engine.serving.refusals import Headers, RequestRefusedError
+from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["MAX_DEPTH", "decoded", "parse_json", "read_body"]
+__all__ = [
+    "MAX_DEPTH",
+    "ReuseFields",
+    "decoded",
+    "parse_json",
+    "pass_pin_on",
+    "pass_steps_on",
+    "pin_ticket",
+    "read_body",
+]
+
+
+FIELD = "pin"
+
+
+def pass_pin_on(body: dict[str, Any], *, pins: bool) -> dict[str, Any]:
+    """Check a request's field, and translate it for the scheduler.
+
+    Args:
+        body: The request with the spans of its documents; it is not changed.
+        pins: Whether there is a knowledge tree, which pins documents.
+
+    Raises:
+        RequestRefusedError: The field is not among what is allowed, or there is nothing to pin.
+    """
+    xargs = body.get("vllm_xargs")
+    xargs = xargs if isinstance(xargs, dict) else {}
+    for name in (PIN, PIN_TICKET):
+        if name in xargs:
+            raise RequestRefusedError(400, f"{name} is not for clients: send {FIELD}")
+    if FIELD not in body:
+        return body
+    pin = body[FIELD]
+    body = {name: value for name, value in body.items() if name != FIELD}
+    if pin is None:
+        return body
+    if not isinstance(pin, bool) and not (is_number(pin) and 0 <= pin <= FOREVER):
+        msg = (
+            f"{FIELD} must be a number of seconds, true for no end, or false or 0 to unpin, "
+            f"got {pin!r:.100}"
+        )
+        raise RequestRefusedError(400, msg)
+    if not pins or not any(name in xargs for name in SPAN_ARGS):
+        what = "marks no documents" if pins else "is for a server without a knowledge tree"
+        raise RequestRefusedError(400, f"{FIELD} has nothing to pin: the request {what}")
+    seconds = (FOREVER if pin else 0.0) if isinstance(pin, bool) else float(pin)
+    ticket = {PIN_TICKET: uuid.uuid4().hex} if seconds else {}
+    return {**body, "vllm_xargs": {**xargs, PIN: seconds, **ticket}}
+
+
+def pin_ticket(body: dict[str, Any]) -> str:
+    """The ticket of a request that pins documents; empty for any other."""
+    xargs = body.get("vllm_xargs")
+    return str(xargs.get(PIN_TICKET, "")) if isinstance(xargs, dict) else ""
+
+
+REUSE_FIELDS = REUSE, LINKS = ("reuse", "link_tokens")
+
+
+class ReuseFields:
+    """Reads the fields, and passes them on to the scheduler.
+
+    Args:
+        settings: Those of the knowledge tree; ``None`` without one.
+    """
+
+    def __init__(self, settings: Mapping[str, Any] | None) -> None:
+        known = CacheSettings() if settings is None else CacheSettings(**settings)
+        self._default, self._links = known.reuse, known.link_tokens
+
+    def apply(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Check a request's fields, and translate them for vLLM.
+
+        Args:
+            body: The request with the spans of its documents; it is not changed.
+
+        Raises:
+            RequestRefusedError: A field is not among what is allowed.
+        """
+        xargs = body.get("vllm_xargs")
+        xargs = xargs if isinstance(xargs, dict) else {}
+        if any(name in xargs for name in (ENCODE, LINK_TOKENS)):
+            msg = f"{LINK_TOKENS} and {ENCODE} are not for clients: send {REUSE} and {LINKS}"
+            raise RequestRefusedError(400, msg)
+        reuse, links = self._read(body)
+        if any(name in body for name in REUSE_FIELDS):
+            body = {name: value for name, value in body.items() if name not in REUSE_FIELDS}
+        if reuse == "anywhere" and any(name in xargs for name in SPAN_ARGS):
+            body = {**body, "vllm_xargs": {**xargs, LINK_TOKENS: links}}
+        return body
+
+    def _read(self, body: dict[str, Any]) -> tuple[str, int]:
+        reuse, links = (body.get(name) for name in REUSE_FIELDS)
+        if reuse is None:
+            reuse = self._default
+        elif reuse not in REUSES:
+            msg = f"{REUSE} must be {' or '.join(map(repr, REUSES))}, got {reuse!r:.100}"
+            raise RequestRefusedError(400, msg)
+        elif reuse == "anywhere" != self._default:
+            msg = (
+                f"{REUSE} must be 'prefix' here: this server was not started with --reuse anywhere"
+            )
+            raise RequestRefusedError(400, msg)
+        if links is None:
+            return reuse, self._links
+        if reuse != "anywhere":
+            msg = f"{LINKS} needs {REUSE}: 'anywhere', here it is {reuse!r}"
+            raise RequestRefusedError(400, msg)
+        if not is_whole(links) or not 0 <= links <= MOST_LINK_TOKENS:
+            msg = f"{LINKS} must be a whole number from 0 to {MOST_LINK_TOKENS}, got {links!r:.100}"
+            raise RequestRefusedError(400, msg)
+        return reuse, links
+
+
+STEP_FIELDS = OWN, NEXT = ("step", "next_steps")
+
+
+def pass_steps_on(body: dict[str, Any]) -> dict[str, Any]:
+    """Check a request's fields, and translate them for the scheduler.
+
+    Args:
+        body: The request; it is not changed.
+
+    Raises:
+        RequestRefusedError: A field is not among what is allowed.
+    """
+    xargs = body.get("vllm_xargs")
+    xargs = xargs if isinstance(xargs, dict) else {}
+    for name in (STEP, NEXT_STEPS, STEPS_BEFORE):
+        if name in xargs:
+            raise RequestRefusedError(400, f"{name} is not for clients: send {OWN} and {NEXT}")
+    if not any(name in body for name in STEP_FIELDS):
+        return body
+    step, coming = (body.get(name) for name in STEP_FIELDS)
+    try:
+        checked = check_steps("" if step is None else step, {} if coming is None else coming)
+    except ConfigurationError as error:
+        raise RequestRefusedError(400, str(error)) from None
+    body = {name: value for name, value in body.items() if name not in STEP_FIELDS}
+    passed = extra_args_from_steps(*checked)
+    return {**body, "vllm_xargs": {**xargs, **passed}} if passed else body
+
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations.engine.serving.connections import protocol as connections
-from ragcache_integrations.engine.serving.connections.clients import Clients
+from ragcache_integrations.engine.serving import connections
+from ragcache_integrations.engine.serving.connections import Clients
 from tests.engine.serving.bounded import (
     CLOSING,
     HEALTH,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
-from ragcache_integrations.engine.serving.requests.fields import (
+from ragcache_integrations.engine.serving.requests.documents import (
     check_fields,
     has_grammar,
     refuse_marks,

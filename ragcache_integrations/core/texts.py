@@ -1,7 +1,8 @@
-"""Words and tokens of texts in any script, where there is no tokenizer."""
+"""Small facts about texts: identifiers, words, and characters that UTF-8 cannot encode."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterator
@@ -9,7 +10,34 @@ from typing import Any
 
 import regex
 
-__all__ = ["CHARACTERS_PER_TOKEN", "estimate_tokens", "split_words", "token_weight", "word_spans"]
+__all__ = [
+    "CHARACTERS_PER_TOKEN",
+    "content_id",
+    "estimate_tokens",
+    "split_words",
+    "token_weight",
+    "without_surrogates",
+    "word_spans",
+]
+
+
+def content_id(text: str) -> str:
+    """Hash of a document's text, the same on every machine: 32 hexadecimal digits.
+
+    Lone surrogates are hashed as they are, so that every ``str`` has an id.
+    """
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
+    return digest.hexdigest()
+
+
+def without_surrogates(text: str) -> str:
+    """Join pairs of surrogates, and replace single ones by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
 
 CHARACTERS_PER_TOKEN = 4
 """Of ASCII. Other characters have half a token for each of their bytes in UTF-8 beyond the first:

@@ -1,9 +1,11 @@
-"""Bounds on what a connection may send before the application sees it.
+"""Limits on clients before their key is checked: sizes, timeouts, framing.
 
 uvicorn's parser is written in C and has no limits: it accepts endless and countless headers, bodies
 that never end, and requests that do not wait for answers. Here bytes are counted before they are
 parsed, and the parser's callbacks before anything is kept. A request that exceeds a bound gets a
 4xx, and its connection is closed. Nothing of it reaches the application.
+
+A client is an IPv4 address or an IPv6 network of 64 bits, which one subscriber usually has.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
+from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 from httptools import HttpRequestParser
@@ -26,9 +29,76 @@ from ragcache_integrations.engine.serving.refusals import RequestRefusedError, j
 from ragcache_integrations.engine.serving.requests import DISCARDED
 from ragcache_integrations.engine.serving.settings import ServingSettings
 
-from .clients import Client, Clients
+__all__ = ["BoundedProtocol", "Bounds", "Client", "Clients", "bound_connections"]
 
-__all__ = ["BoundedProtocol", "Bounds", "bound_connections"]
+
+SUBSCRIBER_BITS = 64
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """A client and its use of the server.
+
+    Attributes:
+        name: Its address or network; ``None`` for a Unix socket.
+        connections: Number of open connections.
+        held_bytes: Size of its unfinished bodies.
+    """
+
+    name: str | None
+    connections: int = 0
+    held_bytes: int = 0
+
+
+class Clients:
+    """The connected clients.
+
+    Args:
+        most: The most connections of a client; 0 for no limit.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._connected: dict[str | None, Client] = {}
+
+    def __len__(self) -> int:
+        return len(self._connected)
+
+    def enter(self, address: str | None) -> Client:
+        """Count a new connection.
+
+        Args:
+            address: The client's address; ``None`` for a Unix socket, which is not limited.
+        """
+        name = None if address is None else _name(address)
+        client = self._connected.setdefault(name, Client(name))
+        client.connections += 1
+        return client
+
+    def leave(self, client: Client) -> None:
+        """Count a connection that has ended."""
+        client.connections -= 1
+        if not client.connections:
+            del self._connected[client.name]
+
+    def excess(self, client: Client) -> int:
+        """How many connections a client has beyond the limit."""
+        if not self._most or client.name is None:
+            return 0
+        return max(0, client.connections - self._most)
+
+
+def _name(address: str) -> str:
+    try:
+        parsed = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(IPv6Address(int(parsed) >> SUBSCRIBER_BITS << SUBSCRIBER_BITS))
+    return str(parsed)
+
 
 PIECE_BYTES = 1 << 14
 """Bytes passed to the parser at a time, so that what it keeps is counted in time."""

@@ -1,4 +1,7 @@
-"""vLLM's queue of free blocks, in the knowledge tree's order."""
+"""The queues that replace vLLM's: free blocks in the tree's order, waiting requests in ours.
+
+Tenants' quotas decide which requests wait for blocks.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,52 @@ from vllm.v1.core.kv_cache_utils import (
     get_block_hash,
     get_group_id,
 )
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.request import Request, RequestStatus
 
-from ragcache_integrations.knowledge_tree import KnowledgeTree
+from ragcache_integrations.knowledge_tree import KnowledgeTree, ReorderingQueue
+from ragcache_integrations.knowledge_tree.node import Key, Path
 
-__all__ = ["DocumentFreeQueue"]
+__all__ = ["CacheAwareRequestQueue", "DocumentFreeQueue", "keep_to_quotas", "topics"]
+
+
+def keep_to_quotas(
+    scheduler: Any, tree: KnowledgeTree[Any], free_blocks: DocumentFreeQueue, groups: int
+) -> None:
+    """Charge blocks to tenants, and let nobody's requests take what is within others' quotas.
+
+    A request whose tenant has others running waits until its blocks fit. A tenant's only request
+    runs in any case, or one that is longer than its quota never would.
+
+    Args:
+        scheduler: vLLM's scheduler.
+        tree: Whose tenants have quotas.
+        free_blocks: Its free blocks.
+        groups: Number of groups of layers, each of which has blocks for every token.
+    """
+    allocate = scheduler.kv_cache_manager.allocate_slots
+    most = int(scheduler.max_model_len)
+
+    def blocks(tokens: int) -> int:
+        return -(-tokens // tree.block_size) * groups
+
+    def left(request: Request) -> int:
+        tokens = request.num_prompt_tokens + (request.max_tokens or most)
+        return blocks(min(tokens, most)) - blocks(request.num_computed_tokens)
+
+    def allocate_charged(request: Request, *args: Any, **kwargs: Any) -> Any:
+        user = request.cache_salt or ""
+        if request.status != RequestStatus.RUNNING:
+            payer = tree.payer(user)
+            others = [
+                other for other in scheduler.running if tree.payer(other.cache_salt or "") == payer
+            ]
+            if others and not tree.affords(user, sum(map(left, (request, *others)))):
+                return None
+        free_blocks.user = user
+        return allocate(request, *args, **kwargs)
+
+    scheduler.kv_cache_manager.allocate_slots = allocate_charged
 
 
 class DocumentFreeQueue(FreeKVCacheBlockQueue):
@@ -134,3 +179,58 @@ class DocumentFreeQueue(FreeKVCacheBlockQueue):
                 user = self._users.pop(block.block_id, None)
                 if user is not None:
                     self._tree.charge(user, -1)
+
+
+def topics(path: Path) -> list[Key]:
+    """The last blocks of a request's documents: its priority rises when they get cached.
+
+    The text before the documents is left out, because all requests share it. Keys are returned, not
+    nodes, because keys outlive a reset of the cache.
+    """
+    return [last for _, last in (node.label for node in path.nodes[1:]) if last is not None]
+
+
+class CacheAwareRequestQueue(RequestQueue):
+    """The waiting queue, in our order (see :class:`ReorderingQueue`)."""
+
+    def __init__(self, queue: ReorderingQueue[Request], paths: dict[str, Path]) -> None:
+        self.queue = queue
+        self._paths = paths
+
+    def add_request(self, request: Request) -> None:
+        """Add a request."""
+        path = self._paths.get(request.request_id)
+        self.queue.add(request, topics(path) if path else (), urgency=-request.priority)
+
+    def pop_request(self) -> Request:
+        """Take the next request out."""
+        return self.queue.pop()
+
+    def peek_request(self) -> Request:
+        """The next request."""
+        return self.queue.peek()
+
+    def prepend_request(self, request: Request) -> None:
+        """Put a preempted request back at the front."""
+        self.queue.push_front(request)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        """Put back requests that could not be scheduled in this step."""
+        self.queue.put_back(requests)
+
+    def remove_request(self, request: Request) -> None:
+        """Take a request out."""
+        self.queue.remove((request,))
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Take requests out; unknown ones are ignored."""
+        self.queue.remove(requests)
+
+    def __bool__(self) -> bool:
+        return len(self.queue) > 0
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.queue)

@@ -1,0 +1,577 @@
+"""The settings, messages and counts that the application and the engine's process exchange.
+
+Messages travel pickled over a private socket pair that only the two processes hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from ragcache_integrations.core.checks import (
+    check_choice,
+    check_field,
+    check_int,
+    check_number,
+    check_seconds,
+    or_none,
+)
+from ragcache_integrations.core.forks import make_reentrant_lock
+from ragcache_integrations.core.generation import (
+    CallOptions,
+    FinishReason,
+    SamplingOptions,
+    TokenLogprob,
+    Usage,
+    plain,
+)
+from ragcache_integrations.core.prompt import ToolCallPiece
+from ragcache_integrations.errors import (
+    ConfigurationError,
+    EngineOutOfMemoryError,
+    EngineStartError,
+    ModelNotFoundError,
+    RAGCacheError,
+)
+from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY, POLICIES
+from ragcache_integrations.knowledge_tree.shares import check_quotas
+from ragcache_integrations.knowledge_tree.stats import TreeStats
+
+__all__ = [
+    "MOST_LINK_TOKENS",
+    "MOST_URGENT",
+    "REUSES",
+    "SLOW_DTYPE",
+    "START_ERRORS",
+    "Abort",
+    "Answer",
+    "Begun",
+    "CacheSettings",
+    "Control",
+    "Counters",
+    "EngineCallOptions",
+    "EngineLoad",
+    "EngineSettings",
+    "EngineStats",
+    "FailureKind",
+    "FaultSettings",
+    "Heartbeat",
+    "Output",
+    "Ready",
+    "RequestFailed",
+    "Shutdown",
+    "StartFailed",
+    "Step",
+    "Submit",
+    "ToolUse",
+    "backoff_seconds",
+    "document_key",
+    "heartbeat_seconds",
+]
+
+
+def document_key(salt: str, token_ids: Sequence[int]) -> bytes:
+    """The key of a document: of its tokens and its tenant, so that none meets another's."""
+    content = hashlib.blake2b(array("I", [len(token_ids), *token_ids]).tobytes(), digest_size=20)
+    content.update(salt.encode("utf-8", "surrogatepass"))  # it may hold any character
+    return content.digest()
+
+
+FIRST_BACKOFF_SECONDS = 0.5
+LONGEST_BACKOFF_SECONDS = 30.0
+HEARTBEATS = 4
+"""A process that misses this many in a row counts as hung; at most one a second is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSettings:
+    """See :class:`~ragcache_integrations.engine.RAGCacheEngine` for the meanings.
+
+    Raises:
+        ConfigurationError: A setting is out of its range.
+    """
+
+    max_restarts: int = 5
+    restart_window: float = 60.0
+    rewarm_tokens: int = 8192
+    hang_timeout: float | None = 20.0
+    step_timeout: float | None = 600.0
+    request_timeout: float | None = None
+    max_retries: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("max_restarts", "rewarm_tokens", "max_retries"):
+            check_field(self, check_int, name, 0)
+        check_field(self, check_number, "restart_window", 0, unit="seconds")
+        for name in ("hang_timeout", "step_timeout", "request_timeout"):
+            check_field(self, check_seconds, name, also="None for no limit")
+
+
+def heartbeat_seconds(hang_timeout: float | None) -> float:
+    """Seconds between the heartbeats that a process must send."""
+    return min(1.0, (hang_timeout or HEARTBEATS) / HEARTBEATS)
+
+
+def backoff_seconds(tries: int) -> float:
+    """Seconds to wait before the next attempt: twice as long after each failure.
+
+    Args:
+        tries: Number of failed attempts, at least 1.
+    """
+    doublings = min(tries - 1, 16)  # far beyond the longest
+    return min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * float(1 << doublings))
+
+
+REUSES = ("prefix", "anywhere")
+MOST_LINK_TOKENS = 1 << 20
+"""More than any document has. vLLM refuses requests with numbers that don't fit 64 bits."""
+MOST_URGENT = 1 << 31
+"""Priorities of requests go from this number, negated, to this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """Plain values only, because they pass through vLLM's own configuration.
+
+    Attributes:
+        policy: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
+        host_cache_gib: Size of the host tier in GiB; 0 for none.
+        reorder_window: How many requests may overtake a waiting one; ``None`` for the order of
+            arrival.
+        cache_depth: How many of a request's first documents are kept; ``None`` for all.
+        frequency_window: Seconds for which an access counts, except for ``lrfu`` and ``lru``;
+            ``None`` for ever.
+        prefill_profile: A measured prefill cost model, as plain data.
+        reuse: ``prefix``, which is exact, or ``anywhere``.
+        link_tokens: How many first tokens of each document are computed where the rest is reused
+            anywhere.
+        exact_documents: How many documents at the beginning of a prompt are exact where others are
+            reused anywhere.
+        document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
+        disk_cache_gib: Room on disk for documents of both kinds, in GiB; 0 for none.
+        disk_cache_dir: Folder in which they are kept; ``None`` for the user's cache folder.
+        quotas: Part of the KV cache that belongs to each of some tenants, by namespace.
+
+    Raises:
+        ConfigurationError: A setting is out of its range.
+    """
+
+    policy: str = DEFAULT_POLICY
+    host_cache_gib: float = 0.0
+    reorder_window: int | None = 32
+    cache_depth: int | None = None
+    frequency_window: float | None = None
+    prefill_profile: dict[str, Any] | None = None
+    reuse: str = "prefix"
+    link_tokens: int = 16
+    exact_documents: int = 0
+    document_cache_gib: float = 1.0
+    disk_cache_gib: float = 0.0
+    disk_cache_dir: str | None = None
+    quotas: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        check_field(self, check_choice, "policy", tuple(POLICIES))
+        check_field(self, check_number, "host_cache_gib", 0)
+        optional = or_none(check_int)
+        check_field(self, optional, "reorder_window", 1, also="None for the order of arrival")
+        check_field(self, optional, "cache_depth", 1, also="None for all documents")
+        check_field(self, check_seconds, "frequency_window", also="None for all time")
+        check_field(self, check_choice, "reuse", REUSES)
+        check_field(self, check_int, "link_tokens", 0, MOST_LINK_TOKENS)
+        check_field(self, check_int, "exact_documents", 0)
+        check_field(self, check_number, "document_cache_gib", 0, above=True)
+        check_field(self, check_number, "disk_cache_gib", 0)
+        if self.quotas is not None:
+            object.__setattr__(self, "quotas", check_quotas(self.quotas))
+        if self.disk_cache_dir is not None and not (
+            isinstance(self.disk_cache_dir, str) and self.disk_cache_dir and self.disk_cache_gib
+        ):
+            msg = (
+                "disk_cache_dir must be a folder, or None, and needs disk_cache_gib above 0, got "
+                f"{self.disk_cache_dir!r} and {self.disk_cache_gib}"
+            )
+            raise ConfigurationError(msg)
+
+
+class EngineCallOptions(CallOptions, total=False):
+    """What a call of the local engine takes besides.
+
+    Attributes:
+        reuse: ``prefix``, which is exact, or ``anywhere``; the engine's own by default.
+        link_tokens: First tokens of each document that are computed where the rest is reused
+            anywhere; the engine's own by default.
+        priority: Requests with lower numbers go first, and keep their documents longer; 0 by
+            default.
+        step: Name of the step of a workflow that the request is; empty for none.
+        next_steps: Steps that come next, and how many steps are before each: 1 for the one that
+            comes after this request.
+    """
+
+    reuse: str | None
+    link_tokens: int | None
+    priority: int
+    step: str
+    next_steps: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy the engine is now.
+
+    Attributes:
+        free_kv_tokens: Capacity of the KV cache that a new request could get, in tokens. Blocks
+            that are cached but used by no running request count as free.
+        total_kv_tokens: The whole KV cache, in tokens.
+        running_requests: Requests being computed.
+        waiting_requests: Requests in the queue.
+        prefilling_requests: Running ones whose prompts are not computed yet.
+    """
+
+    free_kv_tokens: int
+    total_kv_tokens: int
+    running_requests: int
+    waiting_requests: int
+    prefilling_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What the engine has done since it started.
+
+    Attributes:
+        requests: Requests accepted.
+        finished_requests: Requests whose answers are complete.
+        aborted_requests: Requests that were aborted, timed out or dropped.
+        failed_requests: Requests that ended in an error.
+        prompt_tokens: Prompt tokens of finished requests.
+        cached_prompt_tokens: Those of them whose KV cache was reused.
+        completion_tokens: Tokens generated by finished requests.
+        tree: Counts of the knowledge tree since the process was last started, as of the last
+            request that ended or was aborted; ``None`` without a tree.
+        block_bytes: Size of a block of the KV cache, the unit of the tree's counts.
+        restarts: Times that the engine's process was started again.
+        replayed_requests: Requests that started over after a restart.
+        resumed_requests: Requests that resumed after a restart, after their emitted tokens.
+        retried_requests: Times that a request was retried because it failed or produced no output.
+        host_tier_failures: Blocks that could not be copied to the host's memory or back; they were
+            computed again.
+    """
+
+    requests: int = 0
+    finished_requests: int = 0
+    aborted_requests: int = 0
+    failed_requests: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    completion_tokens: int = 0
+    tree: TreeStats | None = None
+    block_bytes: int = 0
+    restarts: int = 0
+    replayed_requests: int = 0
+    resumed_requests: int = 0
+    retried_requests: int = 0
+    host_tier_failures: int = 0
+
+
+class Counters:
+    """Keeps :class:`EngineStats` up to date."""
+
+    def __init__(self) -> None:
+        self._lock = make_reentrant_lock()  # reentrant: a garbage collection may count an abort
+        self._stats = EngineStats()
+
+    def _add(self, **counts: int) -> EngineStats:
+        """Add to the counts of these names, and return the counts before."""
+        with self._lock:
+            before = self._stats
+            sums = {name: getattr(before, name) + count for name, count in counts.items()}
+            self._stats = replace(before, **sums)
+        return before
+
+    def started(self) -> None:
+        """A request was accepted."""
+        self._add(requests=1)
+
+    def finished(self, usage: Usage) -> None:
+        """A request's answer is complete."""
+        self._add(
+            finished_requests=1,
+            prompt_tokens=usage.prompt_tokens,
+            cached_prompt_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
+
+    def aborted(self) -> None:
+        """A request was aborted."""
+        self._add(aborted_requests=1)
+
+    def failed(self) -> None:
+        """A request ended in an error."""
+        self._add(failed_requests=1)
+
+    def restarted(self, replayed: int, resumed: int) -> None:
+        """The process was restarted.
+
+        Args:
+            replayed: Number of requests that restart.
+            resumed: Number of requests that resume after their emitted tokens.
+        """
+        self._add(restarts=1, replayed_requests=replayed, resumed_requests=resumed)
+
+    def retried(self) -> None:
+        """A request is retried."""
+        self._add(retried_requests=1)
+
+    def host_tier_failed(self, blocks: int) -> bool:
+        """Count blocks that the host tier could not copy.
+
+        Args:
+            blocks: Number of blocks.
+
+        Returns:
+            Whether these are the first.
+        """
+        return not self._add(host_tier_failures=blocks).host_tier_failures
+
+    def snapshot(self) -> EngineStats:
+        """The counts so far."""
+        return self._stats
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The settings with which a process starts (see :class:`RAGCacheEngine` for the meanings)."""
+
+    model: str
+    kv_cache_gib: float | None
+    max_model_len: int | None
+    dtype: str
+    seed: int
+    vllm_args: dict[str, Any] = field(default_factory=dict)
+    cache: CacheSettings | None = field(default_factory=CacheSettings)
+    """``None`` without the knowledge tree."""
+    heartbeat_seconds: float = 1.0
+    """Seconds between the process's heartbeats."""
+    folder: str = ""
+    """Folder of temporary files; the process removes it if the application is gone."""
+
+
+class FailureKind(Enum):
+    """Why something failed, so that the application can raise the right exception."""
+
+    INVALID = "invalid"
+    REFUSED = "refused"
+    MODEL_NOT_FOUND = "model not found"
+    OUT_OF_MEMORY = "out of memory"
+    HOST_TIER = "host tier"
+    OTHER = "other"
+
+
+START_ERRORS: dict[FailureKind, type[RAGCacheError]] = {
+    FailureKind.INVALID: ConfigurationError,
+    FailureKind.MODEL_NOT_FOUND: ModelNotFoundError,
+    FailureKind.OUT_OF_MEMORY: EngineOutOfMemoryError,
+    FailureKind.OTHER: EngineStartError,
+}
+"""The exception for each reason for which vLLM does not start."""
+
+
+# To the engine's process.
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How an answer may call tools.
+
+    Attributes:
+        definitions: The tools in OpenAI's form.
+        choice: ``auto``, ``required`` or the name of the tool to call.
+        parallel: Whether it may call several.
+        parser: Name of vLLM's parser for calls that are not forced; empty if it is unknown.
+    """
+
+    definitions: tuple[dict[str, Any], ...]
+    choice: str
+    parallel: bool
+    parser: str
+
+    @property
+    def forced(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.choice != "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start a request.
+
+    Attributes:
+        request_id: Number of the request.
+        token_ids: Tokens of the prompt.
+        options: How to sample the answer.
+        namespace: The tenant.
+        documents: Each document's id, first token, and token after the last.
+        emitted: Tokens of the answer that an earlier attempt has produced. The answer resumes after
+            them, and only new output is returned.
+        attempt: Number of earlier attempts.
+        tools: The tools that the answer may call; ``None`` for none.
+        link_tokens: First tokens of each document that are computed where the rest is reused at any
+            place; ``None`` for an exact answer.
+        encodes: Whether its documents are stored, to be reused at any place.
+        priority: Requests with lower numbers go first, and keep their documents longer.
+        pin: Seconds for which its documents are pinned, 0 to unpin them; ``None`` for neither.
+        step: Name of the step of a workflow that it is; empty for none.
+        next_steps: Steps that come next, and how many steps are before each.
+    """
+
+    request_id: int
+    token_ids: list[int]
+    options: SamplingOptions
+    namespace: str
+    documents: tuple[tuple[str, int, int], ...]
+    emitted: tuple[int, ...] = ()
+    attempt: int = 0
+    tools: ToolUse | None = None
+    link_tokens: int | None = None
+    encodes: bool = False
+    priority: int = 0
+    pin: float | None = None
+    step: str = ""
+    next_steps: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "namespace", plain(self.namespace))
+        documents = tuple((plain(name), start, end) for name, start, end in self.documents)
+        object.__setattr__(self, "documents", documents)
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Abort requests.
+
+    Attributes:
+        request_ids: Numbers of the requests; unknown ones are ignored.
+        retract: Whether their documents were a wrong guess, which does not count as an access. This
+            includes requests that have ended.
+    """
+
+    request_ids: tuple[int, ...]
+    retract: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A query or command outside any request, answered by :class:`Answer`."""
+
+    request_id: int
+    operation: str
+    argument: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Abort everything and end."""
+
+
+# From the engine's process.
+
+
+SLOW_DTYPE = (
+    "the model is computed in %s, which this CPU has no instructions for: %s takes twice the "
+    "memory and reads prompts several times faster"
+)
+"""The warning about :attr:`Ready.slow_dtype`: the type, and how to choose another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is loaded. Lengths are in tokens."""
+
+    max_model_len: int
+    total_kv_tokens: int
+    block_size: int
+    block_bytes: int
+    tree_is_off: str | None
+    """Why there is no knowledge tree although one was requested."""
+    slow_dtype: str | None
+    """The model's numeric type, if this CPU has no instructions for it."""
+    reuse_is_off: str | None = None
+    """Why documents are not reused anywhere although that was requested."""
+    disk_is_off: str | None = None
+    """Why documents are not kept on disk although that was requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The model could not be loaded; the process ends."""
+
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """New output of one request in one step."""
+
+    request_id: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: FinishReason | None
+    cached_tokens: int
+    attempt: int = 0
+    tool_calls: tuple[ToolCallPiece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """An attempt at a request was refused or failed; it has no further output."""
+
+    request_id: int
+    kind: FailureKind
+    message: str
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The outputs of one engine step.
+
+    Attributes:
+        outputs: New output or failure of each request.
+        tree: Counts of the knowledge tree if a request has ended; else ``None``.
+        host_failures: Blocks that the host tier has failed to copy since the process started.
+        host_error: Its last error message.
+    """
+
+    outputs: tuple[Output | RequestFailed, ...]
+    tree: TreeStats | None = None
+    host_failures: int = 0
+    host_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Requests that have waited and are computed from the next step on."""
+
+    request_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The process lives; ``busy_seconds`` is the time that its current step has taken so far."""
+
+    busy_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a :class:`Control`."""
+
+    request_id: int
+    value: Any

@@ -1,0 +1,604 @@
+"""Saves a query cache to a file, and loads it.
+
+A file keeps the queries' embeddings, the candidates found for them and what has been learnt since,
+each document and each vector once. Everything that follows from these is recomputed on loading,
+because the current kernels may differ from the ones that saved the file. Counts are not kept.
+
+Cache keys are written as JSON, which distinguishes ``None``, booleans, whole numbers, floats and
+strings. Everything else becomes a list that begins with the name of its kind. Types and members of
+enumerations, which occur in frozen filters, are written by name. Reading looks names up among the
+loaded modules; it imports none and calls nothing, so no file can make it run code.
+
+An entry's age is its saved age plus the elapsed wall-clock time, because one process's monotonic
+clock says nothing to the next. If the elapsed time is negative, the wall clock went back and the
+age is unknown: the entry counts as no younger than it was, and with a ``ttl`` it has expired.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType
+from typing import Any, Generic, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.core.archive import MALFORMED, read_archive, write_archive
+from ragcache_integrations.core.checks import as_number, check_int
+from ragcache_integrations.errors import CacheFileError, ConfigurationError
+from ragcache_integrations.query_cache.certificates import are_unit
+from ragcache_integrations.query_cache.entries import (
+    NEVER,
+    DocumentKey,
+    Entry,
+    EntryTable,
+    NewEntry,
+    Readable,
+    document_keys,
+)
+from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.query_cache.tolerance import MOST_TENANTS, TenantTolerances
+from ragcache_integrations.query_cache.types import Candidate
+from ragcache_integrations.query_cache.validation import check_vectors
+
+__all__ = [
+    "FORMAT",
+    "MEMBERS",
+    "Arrays",
+    "Decode",
+    "Encode",
+    "Path",
+    "Snapshot",
+    "agreed",
+    "capture",
+    "check_arguments",
+    "decode_key",
+    "decode_learning",
+    "encode_key",
+    "encode_learning",
+    "read",
+    "write",
+]
+
+logger = logging.getLogger(__name__)
+
+
+_PLAIN = (type(None), bool, int, float, str)
+# Says that it lives in builtins, and does not.
+_NONE_TYPE = ["builtins", "NoneType"]
+
+
+def encode_key(key: Hashable) -> Any:
+    """Return a cache key as JSON can hold it.
+
+    Raises:
+        ConfigurationError: It holds something that :func:`decode_key` could not give back.
+    """
+    if type(key) in _PLAIN:
+        return key
+    if type(key) is bytes:
+        return ["bytes", key.hex()]
+    if type(key) is tuple:
+        return ["tuple", *(encode_key(part) for part in key)]
+    if type(key) is frozenset:
+        return ["frozenset", *sorted((encode_key(part) for part in key), key=json.dumps)]
+    encoded: list[str] | None = None
+    if isinstance(key, type):
+        encoded = ["type", *_name(key)]
+    elif isinstance(key, Enum):
+        encoded = ["enum", *_name(type(key)), str(key.name)]
+    try:
+        if encoded is not None and decode_key(encoded) is key:
+            return encoded
+    except ValueError:
+        pass  # a type that is made inside a function, for example
+    msg = (
+        "what a saved cache's keys hold must be None, bool, int, float, str, bytes, tuples, "
+        f"frozensets, or types and enum members found in their modules, got {key!r}"
+    )
+    raise ConfigurationError(msg)
+
+
+def decode_key(encoded: Any) -> Hashable:
+    """Return the cache key that :func:`encode_key` wrote.
+
+    Raises:
+        ValueError: It wrote no such thing, or a type in it is not loaded.
+    """
+    if type(encoded) in _PLAIN:
+        plain: Hashable = encoded
+        return plain
+    match encoded:
+        case ["bytes", str(digits)]:
+            return bytes.fromhex(digits)
+        case ["tuple", *parts]:
+            return tuple(decode_key(part) for part in parts)
+        case ["frozenset", *parts]:
+            return frozenset(decode_key(part) for part in parts)
+        case ["type", str(module), str(name)]:
+            return _find(module, name)
+        case ["enum", str(module), str(name), str(member)]:
+            kind = _find(module, name)
+            if issubclass(kind, Enum) and member in kind.__members__:
+                return kind.__members__[member]
+    msg = f"a cache key must be one that was saved, got {encoded!r}"
+    raise ValueError(msg)
+
+
+def _name(kind: type) -> list[str]:
+    return [kind.__module__, kind.__qualname__]
+
+
+def encode_learning(learnt: TenantTolerances | None) -> list[Any] | None:
+    """Return what tenants have learnt as JSON can hold it; ``None`` if the tolerance is fixed.
+
+    A tenant whose key cannot be written is left out, and starts again.
+    """
+    if learnt is None:
+        return None
+    encoded = []
+    for tenant, state in learnt.states():
+        try:
+            encoded.append([encode_key(tenant), state])
+        except ConfigurationError:
+            continue
+    return encoded
+
+
+def decode_learning(saved: Any, learnt: TenantTolerances | None) -> TenantTolerances | None:
+    """Return tolerances that continue from what :func:`encode_learning` wrote.
+
+    Args:
+        saved: What it wrote.
+        learnt: The tolerances of the cache that is to have them.
+
+    Returns:
+        ``None`` if that cache does not learn, or for other targets.
+
+    Raises:
+        ValueError: It wrote no such thing.
+    """
+    if learnt is None or saved is None:
+        return None
+    if not isinstance(saved, list) or len(saved) > MOST_TENANTS:
+        msg = f"what was learnt must be a list of at most {MOST_TENANTS} tenants"
+        raise ValueError(msg)
+    return learnt.restore((decode_key(tenant), state) for tenant, state in saved)
+
+
+def _find(module: str, name: str) -> type:
+    if [module, name] == _NONE_TYPE:
+        return type(None)
+    value: object = sys.modules.get(module)
+    for part in name.split("."):
+        # Not getattr, which modules and classes may answer by running code.
+        value = getattr(value, "__dict__", {}).get(part)
+    if isinstance(value, type):
+        return value
+    msg = f"the type {module}.{name} of a cache key is not there: import {module} before"
+    raise ValueError(msg)
+
+
+T = TypeVar("T")
+Path = str | os.PathLike[str]
+Arrays = dict[str, NDArray[Any]]
+Encode = Callable[[T], Any]
+
+FORMAT = 3
+"""Number of the format; another one for every change that an older version misreads."""
+
+MEMBERS = (
+    *("header", "documents", "keys", "planes", "stamps", "serves", "ages", "radius", "newest"),
+    *("cap", "vectors", "cache_keys", "complete", "ranked", "readable", "counts", "names", "texts"),
+    *("scores", "scored"),
+)
+"""What arrays a file has."""
+
+
+@dataclass(frozen=True)
+class Snapshot(Generic[T]):
+    """What a cache held at one moment.
+
+    Attributes:
+        entries: In the order of their insertion.
+        documents: Those whose vectors are kept.
+        arrays: Numbers of the entries and vectors of the documents, in these orders.
+        longest: L2 length of the longest document vector seen.
+        learning: What tenants have learnt, as JSON can hold it; ``None`` for a fixed tolerance.
+        saved_at: The moment, in nanoseconds of the wall clock.
+    """
+
+    entries: list[Entry[T]]
+    documents: list[DocumentKey]
+    arrays: Arrays
+    longest: float
+    learning: list[Any] | None
+    saved_at: int
+
+
+def check_arguments(path: object, function: object, store_tag: object) -> None:
+    """Check what :meth:`QueryCache.save` and :meth:`QueryCache.load` were given.
+
+    Raises:
+        ConfigurationError: It cannot be used.
+    """
+    if not isinstance(path, str | os.PathLike):
+        msg = f"path must be a string or a path, got {path!r}"
+        raise ConfigurationError(msg)
+    if function is not None and not callable(function):
+        msg = f"encode and decode must be functions of one argument or None, got {function!r}"
+        raise ConfigurationError(msg)
+    if not isinstance(store_tag, str):
+        msg = f"store_tag must be a string, got {store_tag!r}"
+        raise ConfigurationError(msg)
+
+
+def capture(table: EntryTable[T], learnt: TenantTolerances | None, now: int) -> Snapshot[T]:
+    """Copy what a cache holds; its lock is held.
+
+    Args:
+        table: The entries.
+        learnt: The learnt tolerances; ``None`` if the tolerance is fixed.
+        now: What its clock says. Entries that have ended are left out.
+    """
+    slots = table.keys.taken()
+    slots = slots[~np.isin(slots, table.keys.expired(now))]
+    entries = cast("list[Entry[T]]", [table.entry(slot) for slot in slots.tolist()])  # all taken
+    documents, vectors = table.pool.contents()
+    arrays: Arrays = {
+        "keys": table.keys.keys(slots),
+        "planes": table.keys.planes,
+        "stamps": table.keys.stamps(slots),
+        "serves": table.keys.served(slots),
+        "ages": _whole(min(max(now - entry.born, 0), NEVER) for entry in entries),
+        "radius": table.reach.radius[slots],
+        "newest": table.reach.newest[slots],
+        "cap": table.reach.cap[slots],
+        "vectors": vectors,
+    }
+    learning = encode_learning(learnt)
+    return Snapshot(entries, documents, arrays, table.longest, learning, time.time_ns())
+
+
+def write(
+    path: Path,
+    snapshot: Snapshot[T],
+    settings: Settings,
+    encode: Encode[T] | None,
+    store_tag: str,
+) -> None:
+    """Write a snapshot to a file.
+
+    Args:
+        path: The file.
+        snapshot: What to write.
+        settings: The arguments of the cache, checked.
+        encode: Turns a document into what JSON can hold; ``None`` where it is such a thing.
+        store_tag: What :func:`read` has to be given, too.
+
+    Raises:
+        ConfigurationError: A document or a cache key cannot be written. The file is as it was.
+        OSError: The file cannot be written. It is as it was.
+    """
+    entries = snapshot.entries
+    cache_keys: dict[Hashable, int] = {}
+    names = {document: number for number, document in enumerate(snapshot.documents)}
+    texts: dict[str, int] = {}
+    # Most documents stand in several entries, often as the same object: encode that once.
+    text_of: dict[int, int] = {}
+    candidates = [candidate for entry in entries for candidate in entry.candidates]
+    for candidate in candidates:
+        if id(candidate.document) not in text_of:
+            text = _as_text(candidate, encode)
+            text_of[id(candidate.document)] = texts.setdefault(text, len(texts))
+    scores = [candidate.score for candidate in candidates]
+    arrays: Arrays = snapshot.arrays | {
+        "cache_keys": _whole(
+            cache_keys.setdefault(entry.key, len(cache_keys)) for entry in entries
+        ),
+        "complete": np.array([entry.complete for entry in entries], dtype=np.bool_),
+        "ranked": np.array([entry.ranked for entry in entries], dtype=np.bool_),
+        "readable": np.array([entry.readable is not None for entry in entries], dtype=np.bool_),
+        "counts": _whole(len(entry.candidates) for entry in entries),
+        "names": _whole(
+            names.setdefault(document, len(names)) for document in document_keys(candidates)
+        ),
+        "texts": _whole(text_of[id(candidate.document)] for candidate in candidates),
+        "scores": np.array(
+            [np.nan if score is None else score for score in scores], dtype=np.float64
+        ),
+        "scored": np.array([score is not None for score in scores], dtype=np.bool_),
+        "documents": _as_bytes(f"[{','.join(texts)}]"),
+    }
+    header = {
+        "format": FORMAT,
+        "settings": agreed(settings, store_tag),
+        "saved_at": snapshot.saved_at,
+        "longest": snapshot.longest,
+        "learning": snapshot.learning,
+        "cache_keys": [encode_key(key) for key in cache_keys],
+        "wordings": [entry.text for entry in entries],
+        "names": list(names),
+    }
+    arrays["header"] = _as_bytes(json.dumps(header))
+    write_archive(path, arrays)
+
+
+def agreed(settings: Settings, store_tag: str) -> dict[str, object]:
+    """Return the settings that must agree, or answers and proofs would be wrong."""
+    names = ["dim", "metric", "index", "tag", "exact_search", "unit_vectors"]
+    if settings.index == "lsh":
+        names += ["num_hyperplanes", "bucket_capacity", "seed"]
+    same: dict[str, object] = {name: getattr(settings, name) for name in names}
+    if settings.metric == "ip":
+        same["longest is given"] = settings.longest is not None
+    return same | {"store_tag": store_tag}
+
+
+def _as_text(candidate: Candidate[T], encode: Encode[T] | None) -> str:
+    """Return a document as JSON."""
+    document: Any = candidate.document
+    if encode is not None:
+        document = encode(document)
+    try:
+        text = json.dumps(document)
+        # JSON makes lists of tuples and strings of numbers, without a word.
+        if encode is not None or json.loads(text) == document:
+            return text
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = f": {error}"
+    else:
+        reason = ""
+    what = "encode must turn every document into JSON" if encode else "documents must be JSON"
+    kind = type(document).__name__
+    msg = f"{what} to be saved, got {kind} for {candidate.id!r}{reason}. See encode= and decode="
+    raise ConfigurationError(msg)
+
+
+def _as_bytes(text: str) -> NDArray[np.uint8]:
+    return np.frombuffer(text.encode("ascii"), dtype=np.uint8)
+
+
+def _whole(numbers: Iterable[int]) -> NDArray[np.int64]:
+    return np.fromiter(numbers, dtype=np.int64)
+
+
+Decode = Callable[[Any], T]
+
+_LONGEST_REASON = 500  # characters, as it may repeat what the file holds
+
+
+def read(
+    path: Path,
+    settings: Settings,
+    kernels: ModuleType,
+    now: int,
+    decode: Decode[T] | None,
+    store_tag: str,
+    learnt: TenantTolerances | None = None,
+) -> tuple[EntryTable[T], TenantTolerances | None]:
+    """Read what :func:`.writing.write` wrote.
+
+    Args:
+        path: The file.
+        settings: Those of the cache that is to have it.
+        kernels: The module of compiled or plain loops.
+        now: What that cache's clock says.
+        decode: Turns what ``encode`` returned into the document; ``None`` where it is that.
+        store_tag: What :func:`.writing.write` was given.
+        learnt: That cache's tolerances; ``None`` if its tolerance is fixed.
+
+    Returns:
+        The entries, the last used ones if there is no room for all; and what has been learnt, if
+        the cache learns for the same targets.
+
+    Raises:
+        CacheFileError: It does not hold a cache like that, or ``decode`` raised something.
+        OSError: The file cannot be read.
+    """
+    arrays = read_archive(path, MEMBERS)
+    try:
+        header = json.loads(arrays["header"].tobytes())
+        _check_header(header, agreed(settings, store_tag))
+        documents = _documents(arrays, decode)
+        table = _table(header, _Rows(header, arrays, documents, settings), settings, kernels, now)
+        learning = header["learning"]
+        restored = decode_learning(learning, learnt)
+    except MALFORMED as error:
+        reason = str(error) if isinstance(error, ValueError) else repr(error)
+        msg = f"{path} holds no query cache for this one: {reason[:_LONGEST_REASON]}"
+        raise CacheFileError(msg) from error
+    if learning is not None and learnt is not None and restored is None:
+        logger.info("The saved tolerances are not used: they were learnt for other targets")
+    return table, restored
+
+
+def _check_header(header: dict[str, Any], expected: dict[str, object]) -> None:
+    if header["format"] != FORMAT:
+        msg = f"its format must be {FORMAT}, got {header['format']!r}"
+        raise ValueError(msg)
+    saved = header["settings"]
+    differences = [
+        f"{name} is {value!r} here and {saved.get(name)!r} there"
+        for name, value in expected.items()
+        if saved.get(name) != value
+    ]
+    if differences:
+        raise ValueError(", ".join(differences))
+
+
+def _documents(arrays: Arrays, decode: Decode[T] | None) -> list[T]:
+    saved = json.loads(arrays["documents"].tobytes())
+    if not isinstance(saved, list):
+        msg = f"its documents must be a list, got a {type(saved).__name__}"
+        raise TypeError(msg)
+    if decode is None:
+        return saved
+    try:
+        return [decode(document) for document in saved]
+    except Exception as error:
+        msg = f"decode raised {error!r}"
+        raise ValueError(msg) from error
+
+
+class _Rows(Generic[T]):
+    """The columns of a file, of the right types and lengths, and without a number out of range."""
+
+    def __init__(
+        self, header: dict[str, Any], arrays: Arrays, documents: list[T], settings: Settings
+    ) -> None:
+        self.planes = check_vectors(
+            arrays["planes"], settings.planes, settings.dim, "the hyperplanes"
+        )
+        self.keys = check_vectors(arrays["keys"], None, settings.dim, "the keys")
+        self.vectors = check_vectors(arrays["vectors"], None, settings.dim)
+        _check_lengths(self.keys, self.vectors, settings)
+        self.names = _names(header["names"])
+        self.vector_of = {
+            document: row for row, document in enumerate(self.names[: len(self.vectors)])
+        }
+        self.documents = documents
+        cache_keys = [decode_key(key) for key in header["cache_keys"]]
+        self.wordings = header["wordings"]
+
+        def column(name: str, kind: type[np.generic], length: int) -> NDArray[Any]:
+            array = arrays[name]
+            if array.dtype != kind or array.shape != (length,):
+                msg = f"{name} must be {length} of {kind.__name__}, got {array.shape} {array.dtype}"
+                raise ValueError(msg)
+            return array
+
+        def numbers(name: str, length: int, below: int) -> list[int]:
+            array = column(name, np.int64, length)
+            if length and not 0 <= array.min() <= array.max() < below:
+                msg = f"{name} must be from 0 and below {below}"
+                raise ValueError(msg)
+            listed: list[int] = array.tolist()
+            return listed
+
+        def distances(name: str, length: int) -> NDArray[np.float64]:
+            array = column(name, np.float64, length)
+            if np.isnan(array).any():
+                msg = f"{name} must be numbers, got NaN"
+                raise ValueError(msg)
+            return array
+
+        count = len(self.keys)
+        if len(self.wordings) != count or not all(isinstance(text, str) for text in self.wordings):
+            msg = f"its wordings must be {count} strings"
+            raise ValueError(msg)
+        self.stamps = column("stamps", np.int64, count)
+        self.serves = numbers("serves", count, NEVER + 1)
+        self.ages = numbers("ages", count, NEVER + 1)
+        self.radius, self.newest, self.cap = (
+            distances(name, count) for name in ("radius", "newest", "cap")
+        )
+        self.cache_keys = [
+            cache_keys[number] for number in numbers("cache_keys", count, len(cache_keys))
+        ]
+        self.complete = column("complete", np.bool_, count).tolist()
+        self.ranked = column("ranked", np.bool_, count).tolist()
+        self.readable = column("readable", np.bool_, count).tolist()
+        self.ends = np.cumsum([0, *numbers("counts", count, len(arrays["names"]) + 1)]).tolist()
+        total = self.ends[-1]
+        self.name_of = numbers("names", total, len(self.names))
+        self.text_of = numbers("texts", total, len(documents))
+        self.scores = column("scores", np.float64, total).tolist()
+        self.scored = column("scored", np.bool_, total).tolist()
+
+    def candidates(self, row: int) -> tuple[Candidate[T], ...]:
+        """Return the candidates of an entry."""
+        return tuple(
+            self._candidate(number) for number in range(self.ends[row], self.ends[row + 1])
+        )
+
+    def _candidate(self, number: int) -> Candidate[T]:
+        document_id, fingerprint = self.names[self.name_of[number]]
+        score = self.scores[number] if self.scored[number] else None
+        return Candidate(document_id, self.documents[self.text_of[number]], fingerprint, score)
+
+
+def _check_lengths(
+    keys: NDArray[np.float32], vectors: NDArray[np.float32], settings: Settings
+) -> None:
+    """Check what proofs go by: no key is zero, and unit vectors have length 1."""
+    if not keys.any(axis=1).all():
+        msg = "the keys must not be zero"
+        raise ValueError(msg)
+    if settings.unit and not (are_unit(keys).all() and are_unit(vectors).all()):
+        msg = "the keys and the documents' vectors must have length 1"
+        raise ValueError(msg)
+
+
+def _names(saved: Any) -> list[tuple[str, str]]:
+    """Return the documents' ids and fingerprints, no two the same."""
+    names = [(document_id, fingerprint) for document_id, fingerprint in saved]
+    if not all(isinstance(part, str) for name in names for part in name):
+        msg = "its names must be pairs of strings"
+        raise TypeError(msg)
+    if len(set(names)) < len(names):
+        msg = "its names must differ from each other"
+        raise ValueError(msg)
+    return names
+
+
+def _table(
+    header: dict[str, Any], rows: _Rows[T], settings: Settings, kernels: ModuleType, now: int
+) -> EntryTable[T]:
+    longest = as_number(header["longest"])
+    if not 0 <= longest < math.inf:
+        msg = f"longest must be a length, got {header['longest']!r}"
+        raise ValueError(msg)
+    longest = max(longest, settings.longest or 0.0)
+    table = EntryTable[T](settings, kernels, longest, rows.planes)
+    passed = time.time_ns() - check_int("saved_at", header["saved_at"], 0)
+    lasts = NEVER if settings.lifetime is None else settings.lifetime
+    row_of: dict[int, int] = {}
+    # In the order of insertion, of which the table makes sequence numbers.
+    for row in np.sort(rows.stamps.argsort()[-table.keys.capacity :]).tolist():
+        born = now - rows.ages[row] - max(passed, 0)
+        ended = settings.ttl is not None and (passed < 0 or born + lasts <= now)
+        if ended:
+            continue
+        candidates = rows.candidates(row)
+        readable = _readable(table, rows, row, candidates)
+        entry = Entry(
+            rows.cache_keys[row],
+            candidates,
+            readable,
+            rows.complete[row],
+            born,
+            0,
+            rows.ranked[row],
+            rows.wordings[row],
+        )
+        expires = NEVER if settings.ttl is None else min(born + lasts, NEVER)
+        new = NewEntry(rows.keys[row], entry, rows.radius[row], rows.newest[row], expires)
+        slot = table.add(new)
+        table.keys.serve(
+            slot, min(rows.serves[row], sys.maxsize if entry.complete else len(candidates))
+        )
+        table.reach.cap[slot] = rows.cap[row]
+        row_of[slot] = row
+    for slot in sorted(row_of, key=lambda slot: int(rows.stamps[row_of[slot]])):
+        table.keys.touch(slot)
+    return table
+
+
+def _readable(
+    table: EntryTable[T], saved: _Rows[T], row: int, candidates: tuple[Candidate[T], ...]
+) -> Readable | None:
+    if not (saved.readable[row] and saved.ranked[row]):
+        return None
+    documents = document_keys(candidates)
+    held = tuple(dict.fromkeys(documents))
+    table.pool.acquire(held, saved.vectors[[saved.vector_of[document] for document in held]])
+    return table.rank(saved.keys[row], documents)

@@ -1,0 +1,569 @@
+"""Lookups: the answer of an entry to a query, its proof, and the decision whether it is a hit.
+
+A scan finds a match without the lock, so the decision under the lock looks again at what may have
+changed. ``tolerance="auto"`` learns here, too, from answers that are compared with the store's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from types import ModuleType
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_integrations.core.checks import as_number
+from ragcache_integrations.query_cache.certificates import nothing_nearer, proven, proven_unit
+from ragcache_integrations.query_cache.entries import NOWHERE, Contents, Entry, EntryTable
+from ragcache_integrations.query_cache.settings import Settings
+from ragcache_integrations.query_cache.tolerance import TenantTolerances
+from ragcache_integrations.query_cache.types import (
+    Candidate,
+    Explanation,
+    Hit,
+    Metric,
+    Wording,
+    unanswered,
+)
+
+__all__ = ["Answers", "Conclusions", "Decisions", "Learning", "Look", "Match", "Used"]
+
+
+T = TypeVar("T")
+Vectors = NDArray[np.float32]
+Used = list[tuple[int, Entry[T]]]
+"""Entries that an answer comes from, with their slots."""
+
+
+class Look(NamedTuple, Generic[T]):
+    """One lookup of one query.
+
+    Attributes:
+        table: The entries at its beginning.
+        query: The query's embedding, shape (dim,).
+        k: How many candidates to answer with, at least 1.
+        now: Its time, in nanoseconds of the cache's clock.
+    """
+
+    table: EntryTable[T]
+    query: Vectors
+    k: int
+    now: int
+
+
+class Match(NamedTuple, Generic[T]):
+    """The entry whose key is nearest to a query.
+
+    Attributes:
+        slot: Its place in the table.
+        entry: The entry, as it was when it was found.
+        distance: From the query to its key.
+    """
+
+    slot: int
+    entry: Entry[T]
+    distance: float
+
+
+_SECOND = 1_000_000_000
+# Entries whose knowledge is taken together where the nearest one's does not prove enough. More of
+# them hardly prove more.
+_TOGETHER = 10
+
+
+class Answers(Generic[T]):
+    """Reads a table. What it read may change meanwhile: its caller looks again, under the lock.
+
+    Args:
+        settings: The arguments of the cache.
+        kernels: The module of compiled or plain loops.
+    """
+
+    def __init__(self, settings: Settings, kernels: ModuleType) -> None:
+        self._settings = settings
+        self._kernels = kernels
+        self._rank = kernels.rank
+        self._unit_keys = settings.metric == "cosine"
+        self._inner = settings.metric == "ip"
+        self._proves = settings.proves
+        self._required = settings.required_bound or 0.0
+
+    def fresh(self, look: Look[T], match: Match[T]) -> bool:
+        """Whether no document that came after the entry belongs in its answer."""
+        table, entry = look.table, match.entry
+        newest = table.reach.newest[match.slot]
+        if newest == math.inf:
+            return True
+        if entry.readable is None or entry.complete:  # it is about to be changed
+            return False
+        distances = entry.readable.distances
+        last = distances[min(look.k, len(distances)) - 1]
+        return bool(2 * table.apart(match.distance) <= newest - last)
+
+    def of_entry(self, look: Look[T], match: Match[T]) -> Hit[T]:
+        """Answer from one entry."""
+        table, query, k, now = look
+        _, entry, distance = match
+        age = (now - entry.born) / _SECOND
+        # The store's own order stands where the query is the same.
+        if entry.readable is None or distance == 0.0:
+            bound = 1.0 if self._proves and distance == 0.0 else None
+            return Hit(entry.candidates[:k], distance, age, recall_bound=bound)
+        rows = entry.readable.rows
+        order, values = self._rank(query, self._unit_keys, table.pool.vectors, rows, self._inner)
+        nearest: list[float] = values[:k].tolist()
+        bound = None
+        if self._proves:
+            count = self._count_proven(table, match, nearest)
+            bound = count / len(nearest) if nearest else 1.0
+        candidates = entry.candidates
+        best = tuple([candidates[place] for place in order[:k].tolist()])
+        scores = [-value for value in nearest] if self._inner else nearest
+        return Hit(best, distance, age, reranked=True, scores=tuple(scores), recall_bound=bound)
+
+    def of_ranked(self, look: Look[T], match: Match[T], ranked: NDArray[np.float64]) -> Hit[T]:
+        """Answer from one entry whose candidates the kernel has ranked.
+
+        Args:
+            look: The lookup.
+            match: The entry.
+            ranked: The values of its best candidates, then their positions among all of them.
+        """
+        _, entry, distance = match
+        candidates = entry.candidates
+        numbers: list[float] = ranked.tolist()
+        best = min(look.k, len(candidates))
+        values = numbers[:best]
+        bound = None
+        if self._proves:
+            bound = self._count_proven(look.table, match, values) / best
+        if self._inner:
+            values = [-value for value in values]
+        answer = tuple([candidates[int(place)] for place in numbers[best : 2 * best]])
+        age = (look.now - entry.born) / _SECOND
+        return Hit(answer, distance, age, True, tuple(values), bound)  # noqa: FBT003 - quicker
+
+    def _count_proven(self, table: EntryTable[T], match: Match[T], values: list[float]) -> int:
+        radius = float(table.reach.radius[match.slot])
+        if self._settings.unit:
+            return proven_unit(values, radius, match.distance)
+        return proven(values, radius, table.apart(match.distance))
+
+    def guess(self, look: Look[T], partition: int) -> tuple[Candidate[T], ...]:
+        """Return the nearest of the documents that entries nearby hold; k, or none at all."""
+        _, candidates = self._known_nearby(look, partition)
+        if len(candidates) < look.k:
+            return ()
+        rows = np.fromiter(candidates, np.int64, len(candidates))
+        vectors = look.table.pool.vectors
+        order, _ = self._rank(look.query, self._unit_keys, vectors, rows, self._inner)
+        known = list(candidates.values())
+        return tuple([known[place] for place in order[: look.k].tolist()])
+
+    def _known_nearby(
+        self, look: Look[T], partition: int
+    ) -> tuple[Used[T], dict[int, Candidate[T]]]:
+        """Return the nearest entries, and the documents that they hold by their row in the pool."""
+        table = look.table
+        used: Used[T] = []
+        candidates: dict[int, Candidate[T]] = {}
+        for slot in table.keys.neighbours(look.query, partition, look.now, _TOGETHER):
+            entry = table.entry(slot)
+            if entry is None or table.partitions.get(entry.key) != partition:
+                continue  # another took its place
+            if entry.readable is not None:
+                used.append((slot, entry))
+                rows = entry.readable.rows.tolist()
+                candidates |= zip(rows, entry.candidates, strict=True)
+        return used, candidates
+
+    def of_several(self, look: Look[T], partition: int) -> tuple[Hit[T] | None, Used[T]]:
+        """Answer from several entries where all that they know proves what is required.
+
+        Args:
+            look: The lookup.
+            partition: Number of the cache key that the entries belong to.
+
+        Returns:
+            The answer if there is one, and the entries that it comes from.
+        """
+        table, query, k, now = look
+        if not self._settings.unit:
+            return None, []
+        used, candidates = self._known_nearby(look, partition)
+        if len(candidates) < k:
+            return None, used
+        rows = np.fromiter(candidates, np.int64, len(candidates))
+        order, values = self._rank(query, self._unit_keys, table.pool.vectors, rows, self._inner)
+        needed = math.ceil(self._required * k)
+        chosen = [slot for slot, _ in used]
+        keys = table.keys.keys(np.array(chosen)).astype(np.float64)
+        prepared = table.keys.prepare(query).astype(np.float64)
+        radii = table.reach.radius[chosen].clip(0.0, 2.0).tolist()
+        worst = float(values[needed - 1])
+        if not nothing_nearer(keys, radii, prepared, worst, self._kernels):
+            return None, used
+        known = list(candidates.values())
+        best = tuple([known[place] for place in order[:k].tolist()])
+        distance = float(np.linalg.norm(keys[0] - prepared))
+        age = (now - min(entry.born for _, entry in used)) / _SECOND
+        scores = tuple(values[:k].tolist())
+        return Hit(best, distance, age, reranked=True, scores=scores, recall_bound=needed / k), used
+
+
+class Learning(Generic[T]):
+    """Labels answers for the tolerance. Its owner holds the lock.
+
+    Args:
+        settings: The arguments of the cache.
+        answers: Answers from entries.
+        decisions: Has the tolerance that is learnt.
+    """
+
+    def __init__(self, settings: Settings, answers: Answers[T], decisions: Decisions[T]) -> None:
+        self._settings = settings
+        self._answers = answers
+        self._decisions = decisions
+
+    def learn(
+        self, look: Look[T], truth: Entry[T], wording: Wording | None, *, served: bool
+    ) -> bool | None:
+        """Compare what the nearest entry answers with what the store said.
+
+        Args:
+            look: The query.
+            truth: What the store said for it, under its cache key.
+            wording: Its words; an entry of other ones says nothing.
+            served: Whether the cache answered so.
+
+        Returns:
+            Whether the answer was good enough; ``None`` where there is none to learn from.
+        """
+        table, learnt = look.table, self._decisions.learnt
+        partition = table.partitions.get(truth.key, NOWHERE)
+        slot, distance = table.keys.nearest(look.query, partition, look.k, look.now)
+        entry = table.entry(slot) if slot >= 0 else None
+        if learnt is None or entry is None:
+            return None
+        match: Match[T] | None = Match(slot, entry, distance)
+        if wording is not None and not wording.accepts(entry.text):
+            match = self._decisions.next_accepted(look, partition, wording)
+        if match is None:
+            return None
+        (slot, entry, distance), cap = match, table.reach.cap
+        would_be_served = served or distance <= cap[slot]
+        if not would_be_served or not self._answers.fresh(look, match):
+            return None
+        hit = self._answers.of_entry(look, match)
+        violated = _recall(hit, truth, look.k, self._settings.metric) < self._settings.target_recall
+        learnt.observe(self._decisions.tenant(truth.key), distance, violated, served=served)
+        self._decisions.note_learnt(learnt)
+        if violated and served:
+            # Rephrasings of one near-duplicate scatter around its distance.
+            cap[slot] = min(cap[slot], distance / 2)
+        return not violated
+
+
+def _recall(hit: Hit[T], truth: Entry[T], k: int, metric: Metric) -> float:
+    """Return the share of the store's k documents that an answer has.
+
+    A document as near as the last of them counts, too: the store could have returned it as well.
+
+    Args:
+        hit: The answer.
+        truth: What the store said for the same query.
+        k: How many documents were requested.
+        metric: How the cache ranks documents.
+    """
+    right = {(candidate.id, candidate.fingerprint) for candidate in truth.candidates[:k]}
+    if not right:
+        return 1.0
+    furthest = -math.inf
+    if truth.readable is not None and hit.scores is not None:
+        distances = truth.readable.distances
+        last = float(distances[min(k, len(distances)) - 1])
+        furthest = last + 1e-9 * abs(last)
+    scores = hit.scores or [math.nan] * len(hit.candidates)
+    correct = sum(
+        (candidate.id, candidate.fingerprint) in right
+        or (-score if metric == "ip" else score) <= furthest
+        for candidate, score in zip(hit.candidates, scores, strict=True)
+    )
+    return min(correct, len(right)) / len(right)
+
+
+_MOST_ASKED = 16
+"""Of the nearest entries, how many have their words compared."""
+
+
+class Decisions(Generic[T]):
+    """Decides by distance, by what is proven, and by what came after an entry.
+
+    Args:
+        settings: The arguments of the cache.
+        answers: Reads what entries answer.
+        learnt: What tenants have learnt; ``None`` if the tolerance is fixed.
+
+    Attributes:
+        learnt: The tolerance of each tenant, unless it is fixed.
+        limit: How far keys are looked for.
+    """
+
+    def __init__(
+        self, settings: Settings, answers: Answers[T], learnt: TenantTolerances | None
+    ) -> None:
+        self._answers = answers
+        self._fixed = 0.0 if settings.tolerance == "auto" else as_number(settings.tolerance)
+        unranked = settings.unranked_tolerance
+        self._unranked = self._fixed if unranked is None else min(unranked, self._fixed)
+        self._reranks = settings.vectors is not None
+        self._proves = settings.proves
+        self._required = settings.required_bound
+        self._target = settings.target_recall
+        self._tenant_of = settings.tenant_of
+        self.note_learnt(learnt)
+
+    @property
+    def tolerance(self) -> float:
+        """The largest distance at which an unproven lookup of any tenant hits, now."""
+        return self._fixed if self.learnt is None else self.learnt.widest
+
+    def tolerance_of(self, key: Hashable) -> float:
+        """Return the largest distance at which an unproven lookup under a cache key hits, now."""
+        return self._fixed if self.learnt is None else self.learnt.value(self.tenant(key))
+
+    def tenant(self, key: Hashable) -> Hashable:
+        """Return whose questions a cache key is for: what they teach holds for no other tenant."""
+        return key if self._tenant_of is None else self._tenant_of(key)
+
+    def note_learnt(self, learnt: TenantTolerances | None) -> None:
+        """Go by what has been learnt by now.
+
+        Args:
+            learnt: Learns the tolerances from now on.
+        """
+        self.learnt = learnt
+        self.limit = self._fixed if learnt is None else learnt.reach
+        if learnt is not None and self._proves:
+            self.limit = math.inf  # proofs may allow what the tolerance learnt does not
+
+    @property
+    def farthest(self) -> float:
+        """The largest distance at which any entry answers an unproven lookup, now."""
+        return self.tolerance if self._reranks else self._unranked
+
+    def limit_of(self, entry: Entry[T]) -> float:
+        """How far an unproven lookup may be from the key of an entry to hit."""
+        if self.learnt is not None:
+            return self.tolerance_of(entry.key)
+        return self._unranked if entry.readable is None else self._fixed
+
+    def decide(self, look: Look[T], match: Match[T]) -> tuple[Hit[T] | None, bool, Used[T]]:
+        """Return the hit that a match gives, whether the entry is fresh, and what was read."""
+        slot, entry, distance = match
+        reach = look.table.reach
+        used = [(slot, entry)]
+        fresh = self._answers.fresh(look, match)
+        if self.learnt is None and distance > self.limit_of(entry):
+            return None, fresh, used
+        hit = self._answers.of_entry(look, match) if fresh else None
+        if self._required is not None:
+            bound = None if hit is None else hit.recall_bound
+            if bound is None or bound < self._required:
+                partition = look.table.partitions.get(entry.key)
+                hit = None
+                # Beyond what the nearest entry knows, the others prove next to nothing.
+                if partition is not None and distance < reach.radius[slot]:
+                    hit, others = self._answers.of_several(look, partition)
+                    used += others
+        elif hit is not None and self.learnt is not None:
+            limit = min(self.tolerance_of(entry.key), reach.cap[slot])
+            if distance > limit and not self.suffices(hit):
+                hit = None
+        return hit, fresh, used
+
+    def explain(
+        self, look: Look[T], partition: int, key: Hashable, wording: Wording | None = None
+    ) -> Explanation:
+        """Explain why a lookup hits or misses. The cache's lock is held."""
+        table, query, k, now = look
+        entries = table.keys.eligible(partition, k, now)
+        slot, distance = table.keys.nearest(query, partition, k, now)
+        if slot < 0:
+            where = "entry in the buckets searched" if entries else "entry"
+            reason = f"no {where} of this key serves k={k}"
+            return unanswered(reason, self.tolerance_of(key), entries)
+        entry = table.entry(slot)
+        assert entry is not None  # noqa: S101 - found under the lock
+        match = Match(slot, entry, distance)
+        if wording is not None and not wording.accepts(entry.text):
+            other = self.next_accepted(look, partition, wording)
+            if other is None:
+                reason = f"the nearest entry is at distance {distance:.4g}, but of other words"
+                tolerance = self.limit_of(entry)
+                return Explanation(False, reason, distance, tolerance, None, entries)  # noqa: FBT003 - no hit
+            match = other
+            entry, distance = match.entry, match.distance
+        hit, fresh, _ = self.decide(look, match)
+        plain = self._answers.of_entry(look, match)
+        reason = self.reason(hit, plain.recall_bound, fresh, match)
+        bound = plain.recall_bound if hit is None else hit.recall_bound
+        limit = self.limit_of(entry)
+        return Explanation(hit is not None, reason, distance, limit, bound, entries)
+
+    def next_accepted(self, look: Look[T], partition: int, wording: Wording) -> Match[T] | None:
+        """Return the nearest entry whose words may be answered alike. The cache's lock is held."""
+        table = look.table
+        prepared = table.keys.prepare(look.query).astype(np.float64)
+        for slot in table.keys.neighbours(look.query, partition, look.now, _MOST_ASKED):
+            entry = table.entry(slot)
+            if entry is None or (len(entry.candidates) < look.k and not entry.complete):
+                continue
+            distance = float(np.linalg.norm(table.keys.key(slot) - prepared))
+            if distance > self.limit:
+                return None
+            if wording.accepts(entry.text):
+                return Match(slot, entry, distance)
+        return None
+
+    def suffices(self, hit: Hit[T]) -> bool:
+        """Whether a hit is proven to be no violation, for a tolerance that is learnt."""
+        return hit.recall_bound is not None and hit.recall_bound >= self._target
+
+    def reason(self, hit: Hit[T] | None, bound: float | None, fresh: bool, match: Match[T]) -> str:
+        """Return in words why a lookup hits or misses.
+
+        Args:
+            hit: The answer; ``None`` for a miss.
+            bound: What is proven of the nearest entry's answer.
+            fresh: Whether no newer document belongs in that entry's answer.
+            match: That entry.
+        """
+        distance, limit = match.distance, self.limit_of(match.entry)
+        near = f"the nearest entry is at distance {distance:.4g}"
+        if hit is not None:
+            if distance > limit:
+                return f"{near}; beyond the tolerance, but its answer is proven"
+            return f"{near}, within the tolerance of {limit:.4g}"
+        if not fresh:
+            return f"{near}, but newer documents may belong in the answer"
+        if distance > limit:
+            fixed = self.learnt is None
+            unranked = " of answers that are not re-ranked" if fixed and limit < self._fixed else ""
+            return f"{near}, beyond the tolerance of {limit:.4g}{unranked}"
+        if self._required is not None:
+            proved = "nothing is proven of it" if bound is None else f"{bound:.2f} is proven"
+            return f"{near}, but of the recall of {self._required:.2f} asked for, {proved}"
+        return f"{near}, but a check of an answer of this entry at such a distance failed"
+
+
+class Conclusions(Generic[T]):
+    """Concludes lookups, and counts them.
+
+    Args:
+        settings: The arguments of the cache.
+        contents: What the cache holds.
+        answers: Answers from entries.
+        decisions: Decides whether a match is a hit.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        contents: Contents[T],
+        answers: Answers[T],
+        decisions: Decisions[T],
+    ) -> None:
+        self._settings = settings
+        self._contents = contents
+        self._answers = answers
+        self._decisions = decisions
+        # Nothing but the distance decides.
+        self._simple = decisions.learnt is None and settings.guarantee is None
+
+    def conclude(
+        self,
+        look: Look[T],
+        slot: int,
+        sequence: int,
+        distance: float,
+        ranked: NDArray[np.float64] | None = None,
+        count: int = -1,
+    ) -> tuple[bool, Hit[T] | None]:
+        """Return whether the match is still valid, and its answer.
+
+        Args:
+            look: The lookup.
+            slot: Place of the entry in the table.
+            sequence: Number of its insertion.
+            distance: From the query to its key.
+            ranked: What the kernel ranked.
+            count: Of how many candidates; -1 where it ranked none.
+        """
+        contents, table = self._contents, look.table
+        entry = table.entries[slot]
+        if entry is None or entry.sequence != sequence:
+            return False, None
+        if len(entry.candidates) < look.k and not entry.complete:  # documents went since the scan
+            return False, None
+        match = Match(slot, entry, distance)
+        too_far = entry.readable is None and distance > self._decisions.limit_of(entry)
+        if not self._simple or table.disturbed or too_far:
+            return self._weigh(look, match)
+        if count < 0:
+            hit = self._answers.of_entry(look, match)
+        elif count == len(entry.candidates):
+            assert ranked is not None  # noqa: S101 - something was ranked
+            hit = self._answers.of_ranked(look, match, ranked)
+        else:  # documents went since the scan
+            return False, None
+        with contents.lock:
+            if table is not contents.table or table.entries[slot] is not entry:
+                return False, None
+            contents.counts["lookups"] += 1
+            contents.counts["hits"] += 1
+            if hit.recall_bound == 1.0:
+                contents.counts["proven"] += 1
+            table.keys.touch(slot)
+        return True, hit
+
+    def of_other_words(self, look: Look[T], partition: int, wording: Wording) -> Hit[T] | None:
+        """Answer from the nearest entry whose words may be answered alike, and count that."""
+        contents = self._contents
+        while True:
+            with contents.lock:
+                match = None
+                if look.table is contents.table:
+                    match = self._decisions.next_accepted(look, partition, wording)
+                if match is None:
+                    contents.counts["lookups"] += 1
+                    return None
+            valid, hit = self._weigh(look, match)
+            if valid:
+                return hit
+
+    def _weigh(self, look: Look[T], match: Match[T]) -> tuple[bool, Hit[T] | None]:
+        """Version of :meth:`conclude` for caches in which more than the distance decides."""
+        contents, table = self._contents, look.table
+        hit, fresh, used = self._decisions.decide(look, match)
+        with contents.lock:
+            if table is not contents.table or any(
+                table.entry(slot) is not was for slot, was in used
+            ):
+                return False, None
+            contents.counts["lookups"] += 1
+            if hit is None:
+                if not fresh or self._settings.guarantee is not None:
+                    contents.counts["unproven" if fresh else "stale"] += 1
+                return True, None
+            contents.counts["hits"] += 1
+            if hit.recall_bound == 1.0:
+                contents.counts["proven"] += 1
+            learnt = self._decisions.learnt
+            if learnt is not None and not self._decisions.suffices(hit):
+                tenant = self._decisions.tenant(match.entry.key)
+                hit.check = learnt.wants_check(tenant, match.distance)
+            table.keys.touch(match.slot)
+        return True, hit
