@@ -21,6 +21,7 @@ __all__ = [
     "EMPTY",
     "attributes_of",
     "forget_usage",
+    "gave_up",
     "is_blank",
     "is_something",
     "unfinished",
@@ -71,6 +72,20 @@ _NOTHING_SAID = re.compile(r"|.*unspecified", re.IGNORECASE)
 _OF_CONTENT = frozenset(("logprobs", "content", "text", "arguments", "input", "toolcalls"))
 """Names of what a model said; it may use any of the other names for something else."""
 _PROMPTS = frozenset(("promptfilterresults", "promptannotations"))
+
+_GAVE_UP = re.compile(
+    r"Sorry, need more steps to process this request\."
+    r"|Agent stopped due to (?:iteration limit or time limit|max iterations)\."
+    r"|Model call limits exceeded: (?:(?:, )?(?:thread|run) limit \(\d+/\d+\))+"
+    r"|(?:'[^']*' tool|Tool) call limit reached: [^\n]* limit exceeded \(\d+/\d+ calls\)\."
+    r"|Tool call limit exceeded\. Do not (?:make additional tool calls|call '[^']*' again)\."
+    r"|Model call failed after \d+ attempts? with \w+: .*"
+    r"|Text was found that violates OpenAI's content policy\."
+    r"|Max iterations of \d+ reached! Either something went wrong, .*",
+    re.DOTALL,
+)
+"""Whole texts of LangGraph's and LangChain's agents and middleware, and of LlamaIndex's agents, in
+place of an answer. The frameworks have them within functions, and note nothing else."""
 
 _USAGE = re.compile(
     r"usage|token_?counts?$|eval_?count|eval_?duration|total_?duration|load_?duration"
@@ -138,6 +153,8 @@ def _why_no_value(value: Any) -> str | None:
     """Return why a value of no framework is no answer; ``None``: it may be one."""
     named = attributes_of(value)
     reason = unfinished(named) if named.keys() & _CLIENT_NAMES else None
+    if reason is None and isinstance(value, str):
+        reason = gave_up(value)
     if reason is None and isinstance(value, Mapping):
         errors = (value.get("error"), value.get("parsing_error"))
         if any(error and isinstance(error, str | Mapping | BaseException) for error in errors):
@@ -211,6 +228,11 @@ def attributes_of(value: object) -> Mapping[Any, Any]:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name, None) for field in fields(value)}
     return {}
+
+
+def gave_up(text: str) -> str | None:
+    """Return why a text is no answer, if a framework's agent writes it when it gives up."""
+    return f"its agent gave up: {text:.100}" if _GAVE_UP.fullmatch(text.strip()) else None
 
 
 def is_blank(text: str) -> bool:

@@ -17,7 +17,7 @@ from ragcache_integrations.answers.documents import document_identity
 from ragcache_integrations.answers.finish import is_blank, unfinished
 from ragcache_integrations.retrievers.keys import Surroundings
 
-from .values import why_no_message
+from .values import why_ended_early, why_no_message
 
 __all__ = ["HeardRun", "identities_of"]
 
@@ -124,6 +124,7 @@ class HeardRun(BaseCallbackHandler):
 
     @override
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._reason = self._reason or why_ended_early(outputs)
         if run_id in self._parsing:
             # A parser that passes texts on returns the same for the whole.
             read = kwargs.get("inputs")

@@ -24,6 +24,7 @@ from ragcache_integrations.answers.finish import (
     ANSWER_KEYS,
     EMPTY,
     attributes_of,
+    gave_up,
     is_blank,
     unfinished,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "read_input",
     "same_output",
     "text_of",
+    "why_ended_early",
     "why_no_message",
     "why_none",
 ]
@@ -259,6 +261,9 @@ def _why_no_object(value: Any) -> str | None:
     """Return why an object of LangChain's or LangGraph's is no answer, see :func:`why_none`."""
     if isinstance(value, list) and value and isinstance(value[-1], BaseMessage):
         value = value[-1]  # of a conversation, what was said last
+    elif isinstance(value, list) and value and isinstance(value[-1], Mapping):
+        said = value[-1].get("content")  # of a conversation of dicts
+        return gave_up(said) if isinstance(said, str) else None
     if isinstance(value, BaseMessage):
         return why_no_message(value) or ""
     if isinstance(value, Document):
@@ -274,12 +279,33 @@ def why_no_message(message: BaseMessage) -> str | None:
     if isinstance(message, RemoveMessage):
         return None
     calls = getattr(message, "tool_calls", None) or message.additional_kwargs.get("audio")
-    reason = _why_ended(message)
+    reason = _why_ended(message) or gave_up(str(message.text))
     if reason is not None or calls or not is_blank(str(message.text)):
         return reason
     blocks = message.content if isinstance(message.content, list) else []
     kinds = {block.get("type") for block in blocks if isinstance(block, dict)}
     return None if kinds - _THOUGHTS else EMPTY
+
+
+def why_ended_early(update: object) -> str | None:
+    """Return why what a step of an agent returned makes the whole no answer; ``None``: it does not.
+
+    It may be a text, a message, or an update of a graph's state, of which the last message counts:
+    those before it may be of an earlier turn.
+    """
+    if type(update).__name__ == "Command":  # as above
+        update = attributes_of(update).get("update")
+    jumps = False
+    if isinstance(update, Mapping):
+        jumps = update.get("jump_to") == "end"
+        update = next((update[name] for name in ("messages", "output") if name in update), None)
+    said = update[-1] if isinstance(update, list) and update else update
+    if not isinstance(said, BaseMessage):
+        return gave_up(said) if isinstance(said, str) else None
+    told = said.response_metadata or getattr(said, "usage_metadata", None)
+    if jumps and isinstance(said, AIMessage) and not told:
+        return "its middleware ended it with a message that no model wrote"
+    return None if told else gave_up(str(said.text))
 
 
 def _why_ended(message: BaseMessage) -> str | None:
