@@ -398,6 +398,9 @@ class AnswerCore(Generic[A]):
                 and not self._is_old(entry)
             ]
             near = nearest(here, unit)
+        if near is None and unit is None:
+            reason = "nothing embeds questions, and none in the same words was answered from these"
+            return _explanation(None, None, tolerance, f"{reason} documents", hit=False)
         if near is None:
             reason = "no question of this tenant, with these other inputs and settings, is near"
             return _explanation(None, None, tolerance, reason, hit=False)

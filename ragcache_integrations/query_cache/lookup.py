@@ -7,6 +7,7 @@ changed. ``tolerance="auto"`` learns here, too, from answers that are compared w
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Hashable
 from types import ModuleType
 from typing import Generic, NamedTuple, TypeVar
@@ -28,7 +29,7 @@ from ragcache_integrations.query_cache.types import (
     unanswered,
 )
 
-__all__ = ["Answers", "Conclusions", "Decisions", "Learning", "Look", "Match", "Used"]
+__all__ = ["Answers", "Conclusions", "Decisions", "Learning", "Look", "Match", "Used", "apart"]
 
 
 T = TypeVar("T")
@@ -294,8 +295,25 @@ def _recall(hit: Hit[T], truth: Entry[T], k: int, metric: Metric) -> float:
     return min(correct, len(right)) / len(right)
 
 
+_UNREAD = "its text is another one, which the embeddings do not tell apart for sure"
 _MOST_ASKED = 16
 """Of the nearest entries, how many have their words compared."""
+
+
+def apart(distance: float, limit: float, wording: Wording, text: str) -> str:
+    """Return in words why an entry that is near does not answer, as its words are other words.
+
+    Args:
+        distance: To its key.
+        limit: How far it may be.
+        wording: The query's words.
+        text: The entry's.
+    """
+    near = f"the nearest entry is at distance {distance:.4g}"
+    why = wording.apart(text)
+    if distance <= limit:
+        return f"{near}, but {why or _UNREAD}"
+    return f"{near}, beyond the tolerance of {limit:.4g}" + ("" if why is None else f", and {why}")
 
 
 class Decisions(Generic[T]):
@@ -392,8 +410,11 @@ class Decisions(Generic[T]):
         entries = table.keys.eligible(partition, k, now)
         slot, distance = table.keys.nearest(query, partition, k, now)
         if slot < 0:
+            kin = None if wording is None else self._nearest_kin(look, key, wording)
+            if wording is not None and kin is not None:
+                return self._apart(kin, wording, entries)
             where = "entry in the buckets searched" if entries else "entry"
-            reason = f"no {where} of this key serves k={k}"
+            reason = f"no {where} of this key" + ("" if k == sys.maxsize else f" serves k={k}")
             return unanswered(reason, self.tolerance_of(key), entries)
         entry = table.entry(slot)
         assert entry is not None  # noqa: S101 - found under the lock
@@ -401,9 +422,7 @@ class Decisions(Generic[T]):
         if wording is not None and not wording.accepts(entry.text):
             other = self.next_accepted(look, partition, wording)
             if other is None:
-                reason = f"the nearest entry is at distance {distance:.4g}, but of other words"
-                tolerance = self.limit_of(entry)
-                return Explanation(False, reason, distance, tolerance, None, entries)  # noqa: FBT003 - no hit
+                return self._apart(match, wording, entries)
             match = other
             entry, distance = match.entry, match.distance
         hit, fresh, _ = self.decide(look, match)
@@ -412,6 +431,39 @@ class Decisions(Generic[T]):
         bound = plain.recall_bound if hit is None else hit.recall_bound
         limit = self.limit_of(entry)
         return Explanation(hit is not None, reason, distance, limit, bound, entries)
+
+    def _nearest_kin(self, look: Look[T], key: Hashable, wording: Wording) -> Match[T] | None:
+        """Return the nearest entry whose cache key differs in what it says of the words alone."""
+        table, query, k, now = look
+        if wording.kin is None:
+            return None
+        expired = set(table.keys.expired(now))
+        found = {
+            slot: entry
+            for slot, entry in enumerate(table.entries)
+            if entry is not None
+            and slot not in expired
+            and (len(entry.candidates) >= k or entry.complete)
+            and wording.kin(key, entry.key)
+        }
+        if not found:
+            return None
+        vectors = table.keys.keys(np.fromiter(found, np.intp)).astype(np.float64)
+        distances = np.linalg.norm(vectors - table.keys.prepare(query), axis=1)
+        distance, slot = min(zip(distances.tolist(), found, strict=True))
+        return Match(slot, found[slot], distance)
+
+    def _apart(self, match: Match[T], wording: Wording, entries: int) -> Explanation:
+        """Explain why an entry does not answer that is near, but of other words."""
+        distance, limit = match.distance, self.limit_of(match.entry)
+        return Explanation(
+            hit=False,
+            reason=apart(distance, limit, wording, match.entry.text),
+            distance=distance,
+            tolerance=limit,
+            recall_bound=None,
+            entries=entries,
+        )
 
     def next_accepted(self, look: Look[T], partition: int, wording: Wording) -> Match[T] | None:
         """Return the nearest entry whose words may be answered alike. The cache's lock is held."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from numpy.typing import ArrayLike
 
@@ -63,14 +63,26 @@ class Wording(NamedTuple):
     Attributes:
         text: The words. They are kept with what is inserted.
         same: Returns whether two texts may share an answer.
+        difference: Returns in words how two texts differ, for explanations; ``None`` for texts that
+            may share an answer.
+        kin: Returns whether two cache keys differ in nothing but what they say of the words.
     """
 
     text: str
     same: Callable[[str, str], bool]
+    difference: Callable[[str, str], str | None] | None = None
+    kin: Callable[[Any, Any], bool] | None = None
 
     def accepts(self, text: str) -> bool:
         """Return whether an entry with these words may answer the query."""
         return self.same(self.text, text)
+
+    def apart(self, text: str) -> str | None:
+        """Return in words why an entry with these words may not answer; ``None``: they allow it."""
+        difference = None if self.difference is None else self.difference(self.text, text)
+        if difference is not None:
+            return f"the guard finds that the questions differ in {difference}"
+        return None if self.accepts(text) else "it is of other words"
 
 
 class Candidate(NamedTuple, Generic[T]):

@@ -546,12 +546,25 @@ async def test_explanations_ask_no_chain(cached: AnswerCache, chain: Chain) -> N
     assert len(chain.questions) == 1
 
 
+@pytest.mark.parametrize("part", ["configurable", "metadata"])
+async def test_explanations_are_of_who_asks(cached: AnswerCache, part: str) -> None:
+    ann: Any = {part: {"user_id": "ann"}}
+    bob: Any = {part: {"user_id": "bob"}}
+    cached.invoke("rome is it nice", ann)
+    assert cached.explain("rome is it nice", ann).hit
+    assert (await cached.aexplain("rome is it nice", config=ann)).hit
+    assert not cached.explain("rome is it nice").hit
+    assert not (await cached.aexplain("rome is it nice", bob)).hit
+
+
 def test_without_an_embedding_model_the_same_words_alone_count() -> None:
     cached = given_documents(lambda inputs: inputs["question"], embeddings=None)
     assert cached.invoke({"question": "rome is it nice"}) == "rome is it nice"
     assert cached.invoke({"question": "rome is it pretty"}) == "rome is it pretty"
     assert cached.invoke({"question": "rome  is it nice?"}) == "rome is it nice"
-    assert cached.explain({"question": "rome is it lovely"}).tolerance == 0
+    explained = cached.explain({"question": "rome is it lovely"})
+    assert explained.tolerance == 0
+    assert "nothing embeds questions" in explained.reason
 
 
 def test_copies_share_answers_where_what_they_do_is_the_same(cached: AnswerCache) -> None:

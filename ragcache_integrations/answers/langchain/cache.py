@@ -20,6 +20,7 @@ from langchain_core.runnables import (
     RunnableConfig,
     RunnableLambda,
     RunnableSerializable,
+    ensure_config,
     patch_config,
 )
 from pydantic import BeforeValidator, ConfigDict, PrivateAttr
@@ -321,16 +322,21 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
             yield piece
 
     def explain(
-        self, question: Any, *, namespace: str | None = None, **kwargs: Any
+        self,
+        question: Any,
+        config: RunnableConfig | None = None,
+        *,
+        namespace: str | None = None,
+        **kwargs: Any,
     ) -> AnswerExplanation:
         """Explain why a question would be served an earlier answer, or not. Nothing is answered.
 
-        The retriever is asked for its documents.
+        The retriever is asked for its documents. The arguments are those of :meth:`invoke`.
 
         Raises:
             Exception: Any error of the retriever or the embedding model.
         """
-        call = _Call(self, question, RunnableConfig(), namespace, kwargs)
+        call = _Call(self, question, ensure_config(config), namespace, kwargs)
         keyed = call.question(call.retrieve())
         embedding = call.embed() if call.embeds else None
         return (
@@ -340,10 +346,15 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         )
 
     async def aexplain(
-        self, question: Any, *, namespace: str | None = None, **kwargs: Any
+        self,
+        question: Any,
+        config: RunnableConfig | None = None,
+        *,
+        namespace: str | None = None,
+        **kwargs: Any,
     ) -> AnswerExplanation:
         """Async version of :meth:`explain`."""
-        call = _Call(self, question, RunnableConfig(), namespace, kwargs)
+        call = _Call(self, question, ensure_config(config), namespace, kwargs)
         keyed = call.question(await call.aretrieve())
         embedding = await call.aembed() if call.embeds else None
         return (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import ModuleType
@@ -31,7 +31,7 @@ from ragcache_integrations.query_cache.entries import (
     serving,
 )
 from ragcache_integrations.query_cache.kernels import COLUMNS, EXPIRES, SEQUENCE, SERVES
-from ragcache_integrations.query_cache.lookup import Answers, Decisions, Look, Match
+from ragcache_integrations.query_cache.lookup import Answers, Decisions, Look, Match, apart
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.types import Candidate, Hit, Wording
 
@@ -188,7 +188,7 @@ class Matching(Generic[T]):
         table: EntryTable[T] = EntryTable(self._settings, self._kernels, 0.0)
         entries = self._entries(table, query, k, fetched, now, reach, outcome)
         if wording is not None and required != 1.0:
-            entries = (read for read in entries if wording.accepts(read.new.entry.text))
+            entries = self._accepted(entries, wording, outcome if far else None, k)
         serves = (read for read in entries if read.serves >= k)
         first = next(serves, None)
         if first is None or (first.distance > tolerance and not far):
@@ -213,6 +213,18 @@ class Matching(Generic[T]):
                 outcome.hit, plain.recall_bound, outcome.fresh, match
             )
         return outcome
+
+    def _accepted(
+        self, entries: Iterable[_Read[T]], wording: Wording, outcome: Outcome[T] | None, k: int
+    ) -> Iterator[_Read[T]]:
+        """Yield the entries whose words a query accepts; say of the nearest other one why not."""
+        for read in entries:
+            entry = read.new.entry
+            if wording.accepts(entry.text):
+                yield read
+            elif outcome is not None and outcome.distance is None and read.serves >= k:
+                outcome.distance, outcome.tolerance = read.distance, self.decisions.limit_of(entry)
+                outcome.reason = apart(read.distance, outcome.tolerance, wording, entry.text)
 
     def count(self, query: Vectors, k: int, fetched: Sequence[Fetched], now: int) -> int:
         """Return how many entries would answer a query, were they the nearest.

@@ -132,7 +132,8 @@ class Operations(Generic[T]):
             replies = yield requests
         except UnreachableError:
             return self._explanation(None)
-        return self._explanation(self._find(query, k, requests, replies, wording, far=True))
+        outcome = self._find(query, k, requests, replies, wording, far=True)
+        return self._explanation(outcome, by_words=wording is not None)
 
     def insert(
         self,
@@ -315,12 +316,14 @@ class Operations(Generic[T]):
             self._where,
         )
 
-    def _explanation(self, outcome: Outcome[T] | None) -> Explanation:
+    def _explanation(self, outcome: Outcome[T] | None, *, by_words: bool = False) -> Explanation:
         """Explain the outcome of a query in words; ``None``: Redis gave no usable reply."""
         if outcome is None:
             outcome = Outcome(reason="Redis does not answer, or not in a way that can be used")
         elif outcome.distance is None:
             outcome.reason = "no entry in the buckets searched serves this many documents"
+            if by_words:
+                outcome.reason += ". The guard has it look only at questions with the same marks"
         tolerance = outcome.tolerance
         return Explanation(
             outcome.hit is not None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Hashable
 from concurrent.futures import Executor
 from typing import Generic, TypeVar
 
@@ -19,6 +20,7 @@ from ragcache_integrations.retrievers.keys import (
     TextIdentity,
     may_share,
     normalize_text,
+    question_difference,
 )
 from ragcache_integrations.retrievers.retrieval import Request, Source, check_question
 
@@ -143,7 +145,7 @@ class Questions(Generic[T]):
         identity = self._identity.of(texts, embedded=request.embedding is None)
         wording = None
         if self._guards and texts:
-            wording = Wording("\n".join(texts), may_share)
+            wording = Wording("\n".join(texts), may_share, question_difference, _are_kin)
         for text in request.texts:
             self._follow_ups.hear(text)
         if request.opaque and not self._warned_of_opaque:
@@ -168,3 +170,8 @@ class Questions(Generic[T]):
             started=started,
             embedded=embedded,
         )
+
+
+def _are_kin(key: tuple[Hashable, Hashable], other: tuple[Hashable, Hashable]) -> bool:
+    """Whether two keys of questions differ in nothing but what identifies their texts."""
+    return key[0] == other[0]

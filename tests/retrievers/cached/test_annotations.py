@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from langchain_core.documents import Document
+from langchain_core.runnables import RunnableLambda
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
 from ragcache_integrations.errors import ConfigurationError
@@ -94,6 +95,64 @@ class TestExplain:
         assert not retriever.explain("something else").hit
         assert retriever.stats().requests == 1
         assert len(words_of(index).queries) == 3
+
+    @pytest.mark.parametrize(
+        ("asked", "then", "difference"),
+        [
+            ("the fee in 2023", "the fee in 2024", "numbers: 2024 / 2023"),
+            ("is the fee due", "is the fee not due", "negations: not / none"),
+            ("red car rental", "blue car rental", "words: blue / red"),
+        ],
+    )
+    @pytest.mark.parametrize("llama", [False, True])
+    async def test_what_the_guard_tells_apart(
+        self, asked: str, then: str, difference: str, llama: bool
+    ) -> None:
+        retriever: Any = (
+            LlamaIndexRetriever.from_index(faiss_index(), tolerance=30)
+            if llama
+            else ApproximateCacheRetriever.from_vectorstore(faiss_store(), tolerance=30)
+        )
+        ask = retriever.retrieve if llama else retriever.invoke
+        ask(asked)
+        for told in (retriever.explain(then), await retriever.aexplain(then)):
+            assert not told.hit
+            assert told.distance is not None
+            assert f"but the guard finds that the questions differ in {difference}" in told.reason
+        if not llama:
+            assert "differ in" not in retriever.explain(then, namespace="other").reason
+
+    async def test_an_entry_that_is_too_far_and_asks_for_something_else(self) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), tolerance=0.01)
+        retriever.invoke("the fee in 2023")
+        told = retriever.explain("the fee in 2024").reason
+        assert "beyond the tolerance of 0.01, and the guard finds" in told
+
+    async def test_texts_that_embeddings_do_not_tell_apart(self) -> None:
+        retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store(), tolerance=0)
+        retriever.invoke("please show the fee")
+        told = retriever.explain("show the fee")
+        assert not told.hit
+        assert "beyond the tolerance of 0" in told.reason
+        assert "no entry" not in told.reason
+
+    @pytest.mark.parametrize("part", ["configurable", "metadata"])
+    async def test_whose_configuration_it_is(self, part: str) -> None:
+        ann: Any = {part: {"user_id": "ann"}}
+        bob: Any = {part: {"user_id": "bob"}}
+        wrapped: Any = RunnableLambda(lambda text: [Document(text)])
+        model = in_memory_store().embeddings
+        retriever = ApproximateCacheRetriever.from_retriever(wrapped, model, tolerance=0.3)
+        retriever.warm(["a question"], show_progress=False)
+        assert retriever.explain("a question").hit
+        retriever.invoke("a question")
+        assert retriever.stats().store_calls == 1
+        assert "serves" not in retriever.explain("question", ann).reason
+        retriever.invoke("question", ann)
+        assert retriever.explain("question", ann).hit
+        assert (await retriever.aexplain("question", config=ann)).hit
+        assert not retriever.explain("question").hit
+        assert not (await retriever.aexplain("question", bob)).hit
 
     async def test_what_is_no_question(self) -> None:
         retriever = ApproximateCacheRetriever.from_vectorstore(faiss_store())

@@ -14,7 +14,7 @@ from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
     CallbackManagerForRetrieverRun,
 )
-from langchain_core.retrievers import BaseRetriever
+from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
@@ -238,8 +238,14 @@ def child_config(
     config: RunnableConfig | None,
     run: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
 ) -> RunnableConfig:
-    """Return a call's configuration for the wrapped retriever, with the run's callbacks."""
-    child = RunnableConfig(callbacks=run.get_child())
+    """Return a call's configuration for the wrapped retriever, with the run's callbacks.
+
+    What LangChain notes of the cached retriever for traces is left out: it is nothing that an
+    application says, and ``explain`` and ``warm``, which are no runs, would not find the answers.
+    """
+    callbacks = run.get_child()
+    callbacks.remove_metadata([*LangSmithRetrieverParams.__annotations__])
+    child = RunnableConfig(callbacks=callbacks)
     for name in _HANDED_ON:
         if config is not None and config.get(name) is not None:
             child[name] = config[name]

@@ -367,31 +367,28 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             async for stage in stages:
                 yield stage
 
-    def explain(
-        self,
-        query: str,
-        **call: Any,
-    ) -> Explanation:
+    def explain(self, query: str, config: RunnableConfig | None = None, **call: Any) -> Explanation:
         """Explain why a question would be a hit or a miss. The store is not searched.
 
         Args:
             query: The question.
+            config: LangChain's configuration of the run, as for ``invoke``.
             **call: Settings and arguments for this call alone, as for ``invoke``.
 
         Raises:
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        core, request = self._ask(query, call)
+        with configured(config):
+            core, request = self._ask(query, call)
         return core.explain(request)
 
     async def aexplain(
-        self,
-        query: str,
-        **call: Any,
+        self, query: str, config: RunnableConfig | None = None, **call: Any
     ) -> Explanation:
         """Async version of :meth:`explain`."""
-        core, request = self._ask(query, call)
+        with configured(config):
+            core, request = self._ask(query, call)
         return await core.aexplain(request)
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
