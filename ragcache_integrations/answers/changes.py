@@ -89,6 +89,14 @@ _NOT_WATCHED = (
 )
 """Attributes of retrievers, stores and embedding models, of what hears callbacks and counts, and of
 what keeps the states of LangGraph's runs."""
+_UNTOLD = frozenset(
+    (
+        *("langchain_core.rate_limiters.BaseRateLimiter", "langchain_core.caches.BaseCache"),
+        *("langgraph.cache.base.BaseCache", "llama_index.core.rate_limiter.BaseRateLimiter"),
+    )
+)
+"""Bases of objects which change with each call, and which say when an answer comes, but not which
+one. They are known by name, as no framework need be installed."""
 
 Parts = tuple[Any, ...]
 Read = Callable[[], Parts]
@@ -111,8 +119,8 @@ class ChangeWatch:
     framework's objects. A model, a prompt or a service that they make when it is first needed is
     watched from then on.
 
-    Not watched are objects of other libraries, retrievers, whose documents say all, and handlers of
-    callbacks. Thread-safe.
+    Not watched are objects of other libraries, retrievers, whose documents say all, handlers of
+    callbacks, and the frameworks' rate limiters and caches. Thread-safe.
 
     Args:
         root: The object, such as a chain.
@@ -651,6 +659,8 @@ def _is_decorated(kind: type) -> bool:
 
 @remembered
 def _is_left_out(kind: type) -> bool:
+    if any(f"{base.__module__}.{base.__qualname__}" in _UNTOLD for base in kind.__mro__):
+        return True
     return any(hasattr(kind, name) for name in _NOT_WATCHED)
 
 
