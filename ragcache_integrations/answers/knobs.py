@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Literal, Self, TypedDict
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from ragcache_integrations.core.checks import (
     check_flag,
@@ -15,10 +15,11 @@ from ragcache_integrations.core.checks import (
     check_seconds,
     check_share,
 )
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.redis import RedisServer, as_server
 from ragcache_integrations.query_cache.validation import check_below_one, check_tolerance
 
-__all__ = ["AnswerKnobArguments", "AnswerKnobs"]
+__all__ = ["AnswerKnobArguments", "AnswerKnobs", "check_embedded"]
 
 
 def _check_tolerance(value: object) -> object:
@@ -58,6 +59,10 @@ class AnswerKnobs(BaseModel):
         tag: With ``cache``: names all that an answer depends on and that no process can see of
             another, which are the chain, its prompt, its models and the embedding model. It must be
             the same in all processes that share answers, and another one in all others.
+
+    Raises:
+        ConfigurationError: A knob is unknown or out of range, or there is a ``tag`` without a
+            ``cache``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -91,6 +96,34 @@ class AnswerKnobs(BaseModel):
         BeforeValidator(lambda value: None if value is None else as_server(value)),
     ] = None
     tag: str = ""
+
+    @model_validator(mode="after")
+    def _check_tag(self) -> Self:
+        if self.tag and self.cache is None:
+            msg = f"tag={self.tag!r} is for answers that are shared: pass cache=, too, or no tag"
+            raise ConfigurationError(msg)
+        return self
+
+
+def check_embedded(knobs: AnswerKnobs, name: str, *, embeds: bool) -> None:
+    """Refuse a tolerance between questions that nothing embeds.
+
+    Args:
+        knobs: The knobs.
+        name: Of the argument that is the embedding model.
+        embeds: Whether something does.
+
+    Raises:
+        ConfigurationError: There is such a tolerance.
+    """
+    for setting in () if embeds else ("tolerance", "start_tolerance"):
+        value = getattr(knobs, setting)
+        if value not in {None, "auto", 0}:
+            msg = (
+                f"{setting}={value} is a distance between embeddings, and nothing embeds the "
+                f"questions: pass {name}, or {setting}=0 to serve the same words alone"
+            )
+            raise ConfigurationError(msg)
 
 
 class AnswerKnobArguments(TypedDict, total=False):

@@ -22,6 +22,7 @@ from typing import Any, Unpack
 import llama_index.core.instrumentation as instrument
 import numpy as np
 from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -38,6 +39,8 @@ from llama_index.core.base.response.schema import (
     StreamingResponse,
 )
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.chat_engine.types import BaseChatEngine
+from llama_index.core.indices.base import BaseIndex
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.exception import ExceptionEvent
@@ -61,7 +64,7 @@ from llama_index.core.tools.types import ToolOutput
 from typing_extensions import override
 
 from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
-from ragcache_integrations.core.checks import check_flag
+from ragcache_integrations.core.checks import check_flag, check_type
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.core.texts import content_id
@@ -71,8 +74,10 @@ from ragcache_integrations.retrievers.keys import (
     Surroundings,
     context_text,
     freeze_arguments,
+    parts_within,
     window_of,
 )
+from ragcache_integrations.retrievers.retrieval import checked_results
 
 from . import finish
 from .changes import CHANGED, ChangeWatch
@@ -90,7 +95,7 @@ from .finish import (
     why_unkept,
 )
 from .flow import AnswerFlow, Lookup, same_text, says_same
-from .knobs import AnswerKnobArguments, AnswerKnobs
+from .knobs import AnswerKnobArguments, AnswerKnobs, check_embedded
 from .records import AnswerCodec
 from .types import AnswerExplanation, AnswerTrace, unkept_explanation
 
@@ -101,6 +106,11 @@ ANSWER_CACHE_METADATA = "answer_cache"
 
 _EMPTY = frozenset(("empty response", "none"))
 """What LlamaIndex answers if there are no nodes, or no answer."""
+_NO_ENGINES = {
+    BaseRetriever: "RetrieverQueryEngine.from_args(retriever) makes one of a retriever",
+    BaseIndex: "index.as_query_engine() makes one",
+    BaseChatEngine: "a chat engine answers by all of a conversation; pass the query engine in it",
+}
 _FAILED = "its model failed"
 _UNADDED = "its stream had something else than text, which may be all of the answer so far"
 _INCOMPARABLE = "a node's metadata hold values that can't be compared"
@@ -320,9 +330,7 @@ class AnswerCache(AnswerControls, QueryEngine):
         **knobs: Unpack[AnswerKnobArguments],
     ) -> None:
         _check_engine(query_engine)
-        if not isinstance(embed_model, BaseEmbedding | None):
-            msg = f"embed_model must be a BaseEmbedding or None, got {embed_model!r:.100}"
-            raise ConfigurationError(msg)
+        check_type("embed_model", embed_model, BaseEmbedding | None, "a BaseEmbedding or None")
         for name, function in (*(("same_answer", same_answer), ("judge", judge), ("keep", keep)),):
             if function is not None and not callable(function):
                 msg = f"{name} must be a function or None, got {function!r:.100}"
@@ -331,6 +339,12 @@ class AnswerCache(AnswerControls, QueryEngine):
         self._embed_model = embed_model
         self._same_answer, self._judge, self._keep = same_answer, judge, keep
         checked = self._knobs = read_knobs(AnswerKnobs, knobs)
+        retriever = self._retriever
+        if isinstance(retriever, BaseRetriever) and self._model is None:
+            # One within it may note the question's embedding in the question.
+            stores = parts_within(retriever).stores
+            embeds = any(isinstance(each, BaseEmbedding) for each in stores)
+            check_embedded(checked, "embed_model=", embeds=embeds)
         self._namespace = checked.namespace
         same = partial(_same, same_answer or same_text)
         self._flow = AnswerFlow[_Stored](
@@ -342,12 +356,12 @@ class AnswerCache(AnswerControls, QueryEngine):
 
     def retrieve(self, query_bundle: QueryBundle) -> Nodes:
         """Return the wrapped engine's nodes for a question."""
-        return self._query_engine.retrieve(query_bundle)
+        return list(checked_results(self._query_engine.retrieve(query_bundle), NodeWithScore))
 
     async def aretrieve(self, query_bundle: QueryBundle) -> Nodes:
         """Async version of :meth:`retrieve`."""
         engine: Any = self._query_engine  # a base class without it
-        return list(await engine.aretrieve(query_bundle))
+        return list(checked_results(await engine.aretrieve(query_bundle), NodeWithScore))
 
     # The prompts are the wrapped engine's, under its names.
 
@@ -363,7 +377,7 @@ class AnswerCache(AnswerControls, QueryEngine):
     def _respond(self, query: QueryBundle) -> RESPONSE_TYPE:
         version = self._watch.version()
         around = self._flow.watch.surroundings()
-        nodes = self._query_engine.retrieve(query)
+        nodes = self.retrieve(query)
         question = self._question(query, nodes, version, around)
         if question is None:
             return self._unkept(self._query_engine.synthesize(query, nodes), around)
@@ -639,9 +653,7 @@ def _check_engine(engine: object) -> None:
     Raises:
         ConfigurationError: It is none, or lacks one of the steps.
     """
-    if not isinstance(engine, BaseQueryEngine):
-        msg = f"query_engine must be a BaseQueryEngine, got {engine!r:.100}"
-        raise ConfigurationError(msg)
+    check_type("query_engine", engine, BaseQueryEngine, "a BaseQueryEngine", _NO_ENGINES)
     kind = type(engine)
     for step in ("retrieve", "synthesize"):
         if getattr(kind, step) is getattr(BaseQueryEngine, step):

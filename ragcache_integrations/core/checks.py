@@ -10,12 +10,13 @@ the name that a misspelled one may have meant::
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from reprlib import Repr
 from types import UnionType
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -211,7 +212,13 @@ def check_names(name: str, value: object) -> frozenset[str]:
     return frozenset(map(str, listed))
 
 
-def check_type(name: str, value: object, kind: type | UnionType, allowed: str) -> None:
+def check_type(
+    name: str,
+    value: object,
+    kind: type | UnionType,
+    allowed: str,
+    instead: Mapping[Any, str] | None = None,
+) -> None:
     """Check the class of an argument; the message names the class that it has.
 
     Args:
@@ -219,10 +226,18 @@ def check_type(name: str, value: object, kind: type | UnionType, allowed: str) -
         value: The argument.
         kind: The class that it must have.
         allowed: Describes the class, for the message.
+        instead: What to do with objects of other classes, for the message.
     """
-    if not isinstance(value, kind):
-        msg = f"{name} must be {allowed}, got {type(value).__name__}"
-        raise ConfigurationError(msg)
+    if isinstance(value, kind):
+        return
+    msg = f"{name} must be {allowed}, got {type(value).__name__}"
+    if isinstance(value, type):
+        hint = ", not an object of it" if issubclass(value, kind) else ""
+        msg = f"{name} must be {allowed}, got the class {value.__name__}{hint}"
+    else:
+        hints = (hint for other, hint in (instead or {}).items() if isinstance(value, other))
+        msg = ": ".join((msg, *itertools.islice(hints, 1)))
+    raise ConfigurationError(msg)
 
 
 USUAL_NAMES = {"similarity_top_k": "k", "top_k": "k"}

@@ -9,6 +9,7 @@ from collections.abc import (
     Generator,
     Hashable,
     Iterable,
+    Mapping,
     Sequence,
 )
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ __all__ = [
     "RetrievalTrace",
     "Source",
     "check_question",
+    "checked_results",
 ]
 
 T = TypeVar("T")
@@ -80,6 +82,7 @@ class Source(Generic[T]):
         spell_ids: Returns how documents' ids are spelt that the store's own methods take; ``None``
             where that is not known of one.
         window: Returns whether the embedding model leaves out a part of a text, if that is known.
+        kind: The class of its documents.
     """
 
     embed: Callable[[Texts], ArrayLike]
@@ -97,6 +100,7 @@ class Source(Generic[T]):
     text_of: Callable[[T], str] | None = None
     spell_ids: Callable[[Iterable[object]], Collection[str] | None] = lambda _: None
     window: TextWindow | None = None
+    kind: type = object
 
 
 @dataclass(slots=True)
@@ -238,3 +242,24 @@ def check_question(texts: Texts, embedding: ArrayLike | None, k: int | None) -> 
             raise ConfigurationError(msg)
     if k is not None:
         check_int("k", k, 1)
+
+
+def checked_results(found: Iterable[T], kind: type = object) -> Iterable[T]:
+    """Return what a retriever or a store of an application's found, if it is documents.
+
+    Args:
+        found: It should be several documents.
+        kind: The class of each.
+
+    Raises:
+        ConfigurationError: It is something else, such as ``None``.
+    """
+    if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping):
+        msg = f"a retriever must return a list of documents, got {type(found).__name__}"
+        raise ConfigurationError(msg)
+    found = found if isinstance(found, Sequence) else list(found)
+    for document in found:
+        if not isinstance(document, kind):
+            msg = f"a retriever must return documents, got {document!r:.100}"
+            raise ConfigurationError(msg)
+    return found

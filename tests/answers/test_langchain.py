@@ -557,14 +557,39 @@ async def test_explanations_are_of_who_asks(cached: AnswerCache, part: str) -> N
     assert not (await cached.aexplain("rome is it nice", bob)).hit
 
 
-def test_without_an_embedding_model_the_same_words_alone_count() -> None:
-    cached = given_documents(lambda inputs: inputs["question"], embeddings=None)
+@pytest.mark.parametrize("tolerance", ["auto", 0])
+def test_without_an_embedding_model_the_same_words_alone_count(tolerance: Any) -> None:
+    cached = given_documents(
+        lambda inputs: inputs["question"], embeddings=None, tolerance=tolerance
+    )
     assert cached.invoke({"question": "rome is it nice"}) == "rome is it nice"
     assert cached.invoke({"question": "rome is it pretty"}) == "rome is it pretty"
     assert cached.invoke({"question": "rome  is it nice?"}) == "rome is it nice"
     explained = cached.explain({"question": "rome is it lovely"})
     assert explained.tolerance == 0
     assert "nothing embeds questions" in explained.reason
+
+
+@pytest.mark.parametrize("knob", ["tolerance", "start_tolerance"])
+def test_a_tolerance_between_questions_that_nothing_embeds_is_refused(
+    knob: str, retriever: ApproximateCacheRetriever
+) -> None:
+    def make(**settings: Any) -> AnswerCache:
+        settings = {"tolerance": "auto", knob: 0.7, "embeddings": None} | settings
+        return given_documents(lambda _: "answer", **settings)
+
+    with pytest.raises(ConfigurationError, match=rf"{knob}=0.7 .* pass embeddings=, or {knob}=0"):
+        make()
+    assert make(embeddings=langchain_embeddings()).invoke("rome")
+    cached = AnswerCache(chain=RunnableLambda(str), retriever=retriever, **{knob: 0.7})
+    assert cached.invoke("rome is it nice")
+    with pytest.raises(ConfigurationError, match=f"{knob}=0.7"):
+        cached.model_copy(update={"retriever": RunnableLambda(str), "embeddings": None})
+
+
+def test_a_tag_without_a_cache_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"tag='v1' is for answers that are shared"):
+        given_documents(lambda _: "answer", tag="v1")
 
 
 def test_copies_share_answers_where_what_they_do_is_the_same(cached: AnswerCache) -> None:

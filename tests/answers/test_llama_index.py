@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from llama_index.core import PromptTemplate, VectorStoreIndex
 from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.llms import (
     CompletionResponse,
@@ -20,7 +21,7 @@ from llama_index.core.llms import (
 from llama_index.core.llms.callbacks import llm_completion_callback
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import QueryBundle, TextNode
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from pydantic import BaseModel, PrivateAttr
 
 from ragcache_integrations.answers import AnswerTrace
@@ -315,7 +316,7 @@ class OneStep(CustomQueryEngine):
     ("engine", "message"),
     [
         (OneStep(), "in two steps, as RetrieverQueryEngine does, but OneStep has no retrieve"),
-        ("engine", "query_engine must be a BaseQueryEngine, got 'engine'"),
+        ("engine", "query_engine must be a BaseQueryEngine, got str"),
     ],
 )
 def test_an_engine_that_cannot_be_given_nodes_is_refused(
@@ -323,6 +324,42 @@ def test_an_engine_that_cannot_be_given_nodes_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         AnswerCache(engine)
+
+
+class Asking(BaseRetriever):
+    """Searches by words, or asks another retriever."""
+
+    def __init__(self, inner: BaseRetriever | None = None) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        if self.inner is not None:
+            return self.inner.retrieve(query_bundle)
+        return [NodeWithScore(node=TextNode(text="rome", id_="1"))]
+
+
+@pytest.mark.parametrize("knob", ["tolerance", "start_tolerance"])
+def test_a_tolerance_between_questions_that_nothing_embeds_is_refused(
+    knob: str, index: VectorStoreIndex, model: Model
+) -> None:
+    settings: Any = {"tolerance": "auto", knob: 0.7}
+    engine = RetrieverQueryEngine.from_args(Asking(), llm=model)
+    with pytest.raises(ConfigurationError, match=rf"{knob}=0.7 .* pass embed_model=, or {knob}=0"):
+        AnswerCache(engine, **settings)
+    AnswerCache(engine)
+    AnswerCache(engine, tolerance=0)
+    AnswerCache(engine, embed_model=llama_index_embeddings(), **settings)
+    # The retriever within notes the question's embedding, which is then known here, too.
+    within = RetrieverQueryEngine.from_args(Asking(index.as_retriever()), llm=model)
+    cached = AnswerCache(within, tolerance=0.6)
+    answers = [str(cached.query(text)) for text in ("rome is it nice", "rome is it pretty")]
+    assert answers[0] == answers[1]
+
+
+def test_a_tag_without_a_cache_is_refused(engine: RetrieverQueryEngine) -> None:
+    with pytest.raises(ConfigurationError, match=r"tag='v1' is for answers that are shared"):
+        AnswerCache(engine, tag="v1")
 
 
 def test_a_misspelt_knob(engine: RetrieverQueryEngine) -> None:

@@ -32,7 +32,7 @@ from ragcache_integrations.answers.core import AnswerCore
 from ragcache_integrations.answers.entries import Question, Vector
 from ragcache_integrations.answers.finish import why_unkept
 from ragcache_integrations.answers.flow import AnswerFlow, Lookup
-from ragcache_integrations.answers.knobs import AnswerKnobs
+from ragcache_integrations.answers.knobs import AnswerKnobs, check_embedded
 from ragcache_integrations.answers.records import AnswerCodec
 from ragcache_integrations.answers.types import (
     AnswerExplanation,
@@ -50,6 +50,7 @@ from ragcache_integrations.retrievers.keys import (
     turns_form,
     window_of,
 )
+from ragcache_integrations.retrievers.retrieval import checked_results
 from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
 
 from .heard import HeardRun, identities_of
@@ -177,6 +178,9 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         """Make the cache, or take that of the object which this one was made from."""
         super().model_post_init(context)
         knobs = AnswerKnobs(**{name: getattr(self, name) for name in AnswerKnobs.model_fields})
+        own = isinstance(self.retriever, ApproximateCacheRetriever)
+        embeds = own or _model_of(self.retriever, self.embeddings) is not None
+        check_embedded(knobs, "embeddings=", embeds=embeds)
         of_the_cache = knobs.model_copy(update={"namespace": ""})
         parts = (
             self.chain,
@@ -425,25 +429,23 @@ class _Call:
     # The documents, and the question with them
 
     def retrieve(self) -> list[Document]:
-        """Find the documents."""
-        retriever: Any = self._cache.retriever
-        return list(retriever.invoke(self._whole, self._config, **self._of_tenant))
-
-    async def aretrieve(self) -> list[Document]:
-        """Async version of :meth:`retrieve`."""
-        retriever: Any = self._cache.retriever
-        return list(await retriever.ainvoke(self._whole, self._config, **self._of_tenant))
-
-    def question(self, documents: list[Document]) -> Question | None:
-        """Return the question with all that its answer depends on; ``None``: nobody knows that.
+        """Find the documents.
 
         Raises:
             ConfigurationError: The retriever returned something else than documents.
         """
-        for document in documents:
-            if not isinstance(document, Document):
-                msg = f"the retriever must return documents, got {document!r:.100}"
-                raise ConfigurationError(msg)
+        retriever: Any = self._cache.retriever
+        found = retriever.invoke(self._whole, self._config, **self._of_tenant)
+        return list(checked_results(found, Document))
+
+    async def aretrieve(self) -> list[Document]:
+        """Async version of :meth:`retrieve`."""
+        retriever: Any = self._cache.retriever
+        found = await retriever.ainvoke(self._whole, self._config, **self._of_tenant)
+        return list(checked_results(found, Document))
+
+    def question(self, documents: list[Document]) -> Question | None:
+        """Return the question with all that its answer depends on; ``None``: nobody knows that."""
         self._documents = documents
         identities = identities_of(documents)
         frozen = freeze_arguments({"inputs": self._others, "arguments": self._arguments})

@@ -11,7 +11,7 @@ from ragcache_integrations.answers.changes import CHANGED, ChangeWatch
 from ragcache_integrations.answers.core import AnswerCore
 from ragcache_integrations.answers.entries import Question, Vector
 from ragcache_integrations.answers.flow import AnswerFlow, Lookup
-from ragcache_integrations.answers.knobs import AnswerKnobArguments, AnswerKnobs
+from ragcache_integrations.answers.knobs import AnswerKnobArguments, AnswerKnobs, check_embedded
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import Surroundings, freeze_arguments, window_of
@@ -77,6 +77,8 @@ class ToolCalls(Generic[R]):
             )
             raise ConfigurationError(msg)
         checked = read_knobs(AnswerKnobs, knobs)
+        embeds = query_argument is not None and model is not None
+        check_embedded(checked, "query_argument= and the embedding model", embeds=embeds)
         self._query_argument = query_argument
         self._namespace = checked.namespace
         self._keep = keep

@@ -24,6 +24,7 @@ from ragcache_integrations.retrievers.retrieval import (
     Retrieval,
     RetrievalTrace,
     Source,
+    checked_results,
 )
 
 from .lazy_cache import AnyCache
@@ -108,6 +109,7 @@ def plain_answer(
     source: Source[T], request: Request[T], results: Sequence[T], begun: float
 ) -> Retrieval[T]:
     """Return the documents of a question without text, for which there is no cache."""
+    results = list(checked_results(results, source.kind))
     k = None if request.whole else request.k or source.k
     note = note_of(None) if request.annotate else None
     documents = [source.copy(document, None, note) for document in results[:k]]
@@ -126,7 +128,7 @@ def candidates_of(source: Source[T], documents: Iterable[T]) -> tuple[Candidate[
     """Return documents as the cache keeps them."""
     identify, score_of = source.identify, source.score
     candidates = []
-    for document in documents:
+    for document in checked_results(documents, source.kind):
         document_id, text = identify(document)
         fingerprint = content_id(text)
         score = None if score_of is None else score_of(document)

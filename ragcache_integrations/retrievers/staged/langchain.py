@@ -15,10 +15,11 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.runnables import RunnableConfig
-from langchain_core.vectorstores import VectorStore
+from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, PrivateAttr, SkipValidation
 
+from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
@@ -46,6 +47,11 @@ from .facts import index_facts
 __all__ = ["StagedFaissRetriever"]
 
 # The default of VectorStore.similarity_search.
+_INSTEAD = {
+    VectorStore: "from_vectorstore() takes a store",
+    VectorStoreRetriever: "from_vectorstore() takes its vectorstore",
+    StagedIndex: "from_index() takes an index",
+}
 _DEFAULT_K = 4
 
 
@@ -125,6 +131,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
             ConfigurationError: An argument is unknown or out of its range, it is not a FAISS
                 store, or its index cannot be searched in stages.
         """
+        check_type("vectorstore", vectorstore, VectorStore, "a FAISS store", _INSTEAD)
         return cls(vectorstore=vectorstore, embeddings=embeddings, **knobs)
 
     @classmethod
@@ -146,6 +153,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         Raises:
             ConfigurationError: An argument is unknown or out of its range.
         """
+        check_type("index", index, StagedIndex, "a StagedIndex", _INSTEAD)
         return cls(index=index, documents=documents, embeddings=embeddings, **knobs)
 
     @property

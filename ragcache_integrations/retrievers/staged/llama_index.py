@@ -7,6 +7,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Self, Unpack
 
+from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager
@@ -16,8 +17,10 @@ from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode, IndexNode, NodeWithScore, QueryBundle, QueryType
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.storage.storage_context import StorageContext
+from llama_index.core.vector_stores.types import BasePydanticVectorStore
 from numpy.typing import ArrayLike
 
+from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
@@ -43,6 +46,13 @@ from .core import (
 from .facts import index_facts
 
 __all__ = ["StagedFaissRetriever"]
+
+
+_INSTEAD = {
+    BaseRetriever: "pass the index that it searches",
+    BasePydanticVectorStore: "pass the index over it",
+    BaseQueryEngine: "pass the index that it searches",
+}
 
 
 class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
@@ -93,6 +103,8 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         verbose: bool = False,
         **knobs: Unpack[StagedArguments],
     ) -> None:
+        allowed = "a VectorStoreIndex over FAISS or a StagedIndex"
+        check_type("index", index, VectorStoreIndex | StagedIndex, allowed, _INSTEAD)
         # Indexes do not show their embedding model in public.
         model = embed_model or getattr(index, "_embed_model", None)
         if not isinstance(model, BaseEmbedding):

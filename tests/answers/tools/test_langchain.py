@@ -206,6 +206,21 @@ def hand_over(query: str, call: Annotated[str, InjectedToolCallId]) -> str:
     return call
 
 
+@pytest.mark.parametrize("given", [{}, {"query_argument": "query"}, {"embeddings": "some"}])
+def test_a_tolerance_that_compares_nothing_is_refused(given: dict[str, Any]) -> None:
+    if "embeddings" in given:
+        given = {"embeddings": langchain_embeddings()}
+
+    @tool
+    def plain(query: str) -> str:
+        """Return the query."""
+        return query
+
+    with pytest.raises(ConfigurationError, match="pass query_argument= and the embedding model"):
+        cached_tool(plain, tolerance=0.7, **given)
+    assert cached_tool(plain, **given).invoke({"query": "a"}) == "a"
+
+
 def test_a_tool_that_gets_the_id_of_its_call_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="hand_over gets the id of each call"):
         cached_tool(hand_over)

@@ -16,13 +16,13 @@ from langchain_core.callbacks import (
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams, RetrieverLike
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field, PrivateAttr
 from typing_extensions import override
 
-from ragcache_integrations.core.checks import check_int
+from ragcache_integrations.core.checks import check_int, check_type
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
@@ -77,6 +77,10 @@ QUERY_CACHE_EVENT = "query_cache"
 """Name of the custom event that every call sends to its callbacks; its data is a dict of the
 :class:`~ragcache_integrations.retrievers.cached.core.RetrievalTrace`."""
 
+_INSTEAD = {
+    VectorStore: "from_vectorstore() takes a store",
+    Runnable: "from_retriever() takes a retriever, or another Runnable",
+}
 _RETRIEVER = (
     "a wrapped retriever shows neither its way of searching nor vectors; wrap its store instead"
 )
@@ -208,6 +212,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
                 text_of=attrgetter("page_content"),
                 spell_ids=partial(spell_ids, self._searched()),
                 window=window_of(embeddings),
+                kind=Document,
             ),
         )
         if knobs.follow_changes:
@@ -247,6 +252,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         Raises:
             ConfigurationError: An argument is unknown, out of its range or missing.
         """
+        check_type("vectorstore", vectorstore, VectorStore, "a VectorStore", _INSTEAD)
         return cls(
             vectorstore=vectorstore,
             embeddings=embeddings,
@@ -275,6 +281,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         Raises:
             ConfigurationError: An argument is unknown, out of its range or missing.
         """
+        check_type("retriever", retriever, Runnable, "a retriever or another Runnable", _INSTEAD)
         if type(retriever) is VectorStoreRetriever:
             if retriever.search_type == "similarity":
                 search_kwargs = dict(retriever.search_kwargs)

@@ -19,10 +19,12 @@ from typing import Any, Self, Unpack
 
 import llama_index.core.instrumentation as instrument
 from llama_index.core import Settings
+from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
+from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.schema import (
@@ -36,6 +38,7 @@ from llama_index.core.vector_stores.types import BasePydanticVectorStore, Vector
 from numpy.typing import ArrayLike
 from typing_extensions import override
 
+from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cached.controls import CacheControls, Wired
@@ -86,6 +89,13 @@ __all__ = ["ApproximateCacheRetriever", "QueryCacheEvent", "question_in_context"
 
 dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # re-exported untyped
 
+_INSTEAD = {
+    BaseRetriever: "from_retriever() takes a retriever",
+    VectorStoreIndex: "from_index() takes an index",
+    BaseIndex: "from_retriever() takes the retriever that its as_retriever() makes",
+    BasePydanticVectorStore: "from_vectorstore() takes a store",
+    BaseQueryEngine: "AnswerCache takes a query engine, and from_retriever() its retriever",
+}
 _RETRIEVER = (
     "a wrapped retriever shows neither its way of searching nor vectors; wrap its index instead"
 )
@@ -165,6 +175,11 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         if (index is None) == (retriever is None):
             msg = "give either index or retriever, and not both"
             raise ConfigurationError(msg)
+        if index is not None:
+            check_type("index", index, VectorStoreIndex, "a VectorStoreIndex", _INSTEAD)
+        if retriever is not None:
+            check_type("retriever", retriever, BaseRetriever, "a BaseRetriever", _INSTEAD)
+        check_type("embed_model", embed_model, BaseEmbedding | None, "a BaseEmbedding or None")
         checked = read_knobs(knobs)
         self._search_kwargs = check_search_kwargs(search_kwargs or {}, index)
         self._context = _check_context(context)
@@ -249,6 +264,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
                 text_of=lambda node: node.node.get_content(MetadataMode.EMBED),
                 spell_ids=partial(spell_ids, getattr(searched, "vector_store", None)),
                 window=window_of(model),
+                kind=NodeWithScore,
             ),
         )
         if isinstance(searched, VectorStoreIndex) and self._knobs.follow_changes:
@@ -318,6 +334,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         Raises:
             ConfigurationError: An argument is unknown or out of its range.
         """
+        check_type("index", index, VectorStoreIndex, "a VectorStoreIndex", _INSTEAD)
         return cls(index, embed_model=embed_model, search_kwargs=search_kwargs, **knobs)
 
     @classmethod
@@ -342,6 +359,9 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             ConfigurationError: An argument is unknown or out of its range, or the store does not
                 keep text.
         """
+        stores = "a vector store of LlamaIndex's"
+        check_type("vectorstore", vectorstore, BasePydanticVectorStore, stores, _INSTEAD)
+        check_type("embed_model", embed_model, BaseEmbedding, "a BaseEmbedding")
         if not vectorstore.stores_text:
             name = type(vectorstore).__name__
             msg = f"{name} does not keep the nodes' text: wrap the index over it with from_index"
@@ -367,6 +387,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         Raises:
             ConfigurationError: An argument is unknown, out of its range or missing.
         """
+        check_type("retriever", retriever, BaseRetriever, "a BaseRetriever", _INSTEAD)
         return cls(retriever=retriever, embed_model=embed_model, **knobs)
 
     def attach(self, changing: VectorStoreIndex | BasePydanticVectorStore | StagedIndex) -> None:
