@@ -62,6 +62,38 @@ class TestMetadata:
         assert all("query_cache" not in one.metadata for one in found)
 
 
+class TestScores:
+    """Of scores within metadata, docs/stores.md says that a hit has those of the other question."""
+
+    def test_of_documents(self) -> None:
+        wrapped: Any = RunnableLambda(
+            lambda text: [Document("page", id="1", metadata={"score": len(text), "stars": 5})]
+        )
+        retriever = ApproximateCacheRetriever.from_retriever(
+            wrapped, in_memory_store().embeddings, tolerance=0.3, guard=False, annotate=True
+        )
+        first = retriever.invoke("question")[0].metadata
+        again = retriever.invoke("question~1")[0].metadata
+        assert again["query_cache"]["hit"]
+        assert again["query_cache"]["distance"] > 0
+        assert (again["score"], again["stars"]) == (first["score"], 5)
+        exact = retriever.model_copy(update={"tolerance": 0})
+        scores = [exact.invoke(text)[0].metadata["score"] for text in ("question", "question~1")]
+        assert scores == [len("question"), len("question~1")]
+
+    def test_of_nodes_that_are_ranked_again(self) -> None:
+        index = faiss_index()
+        retriever = LlamaIndexRetriever.from_index(index, k=2, tolerance=1, guard=False)
+        retriever.retrieve("question")
+        found = retriever.retrieve("question~1")
+        plain = {each.node_id: each.score for each in index.as_retriever().retrieve("question~1")}
+        assert retriever.stats().hits == 1
+        known = [each for each in found if each.node_id in plain]
+        assert known
+        for each in known:
+            assert each.score == pytest.approx(plain[each.node_id], rel=1e-4)
+
+
 class TestExplain:
     async def test_a_question_that_hits_or_misses(self) -> None:
         store = in_memory_store()
