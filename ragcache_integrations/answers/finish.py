@@ -231,7 +231,7 @@ def attributes_of(value: object) -> Mapping[Any, Any]:
 
 
 def gave_up(text: str) -> str | None:
-    """Return why a text is no answer, if a framework's agent writes it when it gives up."""
+    """Return why a text is no answer, if an agent of a framework writes it in place of one."""
     return f"its agent gave up: {text:.100}" if _GAVE_UP.fullmatch(text.strip()) else None
 
 
