@@ -26,9 +26,17 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from ragcache_integrations.core.config_reads import OwnParts
 from ragcache_integrations.core.forks import make_lock
-
-from .own_code import Notes, Uses, is_own_class, is_own_code, is_own_module, remembered, uses_of
+from ragcache_integrations.core.own_code import (
+    Notes,
+    Uses,
+    is_own_class,
+    is_own_code,
+    is_own_module,
+    remembered,
+    uses_of,
+)
 
 __all__ = ["CHANGED", "ChangeWatch"]
 
@@ -126,6 +134,10 @@ class ChangeWatch:
         root: The object, such as a chain.
         modules: Beginnings of the names of the modules whose objects are gone through, besides
             pydantic models.
+
+    Attributes:
+        reads_configs: Whether the application's own code within may read all that a run's
+            configuration holds.
     """
 
     def __init__(self, root: object, modules: tuple[str, ...]) -> None:
@@ -172,6 +184,7 @@ class ChangeWatch:
 
         The last says that something of it may be made when it is first needed.
         """
+        self.reads_configs = OwnParts(self._root).reads_configs
         # What code reads and writes is known only when all of it was found.
         uses = _Walk(self._modules).go(self._root).uses()
         walk = _Walk(self._modules, uses).go(self._root)

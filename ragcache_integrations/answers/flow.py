@@ -22,6 +22,7 @@ from ragcache_integrations.retrievers.keys import (
     normalize_text,
 )
 
+from .changes import ChangeWatch
 from .copies import copy_answer
 from .core import AnswerCore, Near
 from .entries import CachedAnswer, Group, Question, Vector
@@ -124,6 +125,7 @@ class AnswerFlow(Generic[A]):
         same: Whether two answers say the same.
         judge: Asked in the background about answers that are not the same; ``None``: they differ.
         codec: Turns answers into plain data, for Redis.
+        code: Says whether what answers has changed.
 
     Attributes:
         core: Keeps the answers and decides.
@@ -141,9 +143,10 @@ class AnswerFlow(Generic[A]):
         same: Callable[[A, A], object],
         judge: Judge[A] | None = None,
         codec: AnswerCodec[A] | None = None,
+        code: ChangeWatch | None = None,
     ) -> None:
         self.core = core
-        self.watch = StepWatch(core.knobs.ignores)
+        self.watch = StepWatch(core.knobs.ignores, code)
         self._shared: SharedAnswers[A] | None = None
         server = core.knobs.cache
         if server is not None:

@@ -11,13 +11,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from ragcache_integrations.core.checks import (
     check_flag,
     check_int,
-    check_names,
     check_seconds,
     check_share,
 )
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.redis import RedisServer, as_server
 from ragcache_integrations.query_cache.validation import check_below_one, check_tolerance
+from ragcache_integrations.retrievers.keys import check_ignores
 
 __all__ = ["AnswerKnobArguments", "AnswerKnobs", "check_embedded"]
 
@@ -87,9 +87,7 @@ class AnswerKnobs(BaseModel):
         BeforeValidator(lambda value: None if value is None else check_seconds("ttl", value)),
     ] = None
     namespace: str = ""
-    ignores: Annotated[frozenset[str], BeforeValidator(partial(check_names, "ignores"))] = (
-        frozenset()
-    )
+    ignores: Annotated[frozenset[str], BeforeValidator(check_ignores)] = frozenset()
     seed: Annotated[int, BeforeValidator(partial(check_int, "seed", low=0))] = 0
     cache: Annotated[
         RedisServer | None,

@@ -347,11 +347,10 @@ class AnswerCache(AnswerControls, QueryEngine):
             check_embedded(checked, "embed_model=", embeds=embeds)
         self._namespace = checked.namespace
         same = partial(_same, same_answer or same_text)
-        self._flow = AnswerFlow[_Stored](
-            AnswerCore(checked), same, None if judge is None else partial(_ask, judge), _CODEC
-        )
-        self._is_cut = window_of(self._model)
         self._watch = ChangeWatch(query_engine, ("llama_index",))
+        asked = None if judge is None else partial(_ask, judge)
+        self._flow = AnswerFlow[_Stored](AnswerCore(checked), same, asked, _CODEC, self._watch)
+        self._is_cut = window_of(self._model)
         super().__init__(streaming=False, callback_manager=callback_manager)
 
     def retrieve(self, query_bundle: QueryBundle) -> Nodes:
@@ -375,10 +374,9 @@ class AnswerCache(AnswerControls, QueryEngine):
         self._query_engine._update_prompts(prompts_dict)  # noqa: SLF001 - of the same mixin
 
     def _respond(self, query: QueryBundle) -> RESPONSE_TYPE:
-        version = self._watch.version()
         around = self._flow.watch.surroundings()
         nodes = self.retrieve(query)
-        question = self._question(query, nodes, version, around)
+        question = self._question(query, nodes, around)
         if question is None:
             return self._unkept(self._query_engine.synthesize(query, nodes), around)
         lookup = self._flow.look_up(question, self._embedder(query), around)
@@ -396,10 +394,9 @@ class AnswerCache(AnswerControls, QueryEngine):
         return _noted(response, lookup.trace)
 
     async def _arespond(self, query: QueryBundle) -> RESPONSE_TYPE:
-        version = self._watch.version()
         around = self._flow.watch.surroundings()
         nodes = await self.aretrieve(query)
-        question = self._question(query, nodes, version, around)
+        question = self._question(query, nodes, around)
         if question is None:
             return self._unkept(await self._query_engine.asynthesize(query, nodes), around)
         lookup = await self._flow.alook_up(question, self._aembedder(query), around)
@@ -422,9 +419,7 @@ class AnswerCache(AnswerControls, QueryEngine):
 
     # The question, with all that its answer depends on
 
-    def _question(
-        self, query: QueryBundle, nodes: Nodes, version: int, around: Surroundings
-    ) -> Question | None:
+    def _question(self, query: QueryBundle, nodes: Nodes, around: Surroundings) -> Question | None:
         identities = [
             document_identity(
                 node.node.node_id,
@@ -440,7 +435,7 @@ class AnswerCache(AnswerControls, QueryEngine):
         scope = (self._namespace, frozen.key | around.frozen.key)
         context = context_text(query.custom_embedding_strs)
         documents = frozenset(filter(None, identities))
-        return Question(query.query_str, documents, scope, context, version)
+        return Question(query.query_str, documents, scope, context, around.version)
 
     def _embedder(self, query: QueryBundle) -> Callable[[], Vector | None] | None:
         retriever, model = self._retriever, self._model
@@ -626,7 +621,7 @@ class AnswerCache(AnswerControls, QueryEngine):
         """
         bundle = QueryBundle(query) if isinstance(query, str) else query
         around = self._flow.watch.surroundings()
-        question = self._question(bundle, self.retrieve(bundle), self._watch.version(), around)
+        question = self._question(bundle, self.retrieve(bundle), around)
         embed = self._embedder(bundle)
         if question is None:
             return unkept_explanation(around.alone or _INCOMPARABLE)
@@ -637,7 +632,7 @@ class AnswerCache(AnswerControls, QueryEngine):
         bundle = QueryBundle(query) if isinstance(query, str) else query
         around = self._flow.watch.surroundings()
         nodes = await self.aretrieve(bundle)
-        question = self._question(bundle, nodes, self._watch.version(), around)
+        question = self._question(bundle, nodes, around)
         aembed = self._aembedder(bundle)
         if question is None:
             return unkept_explanation(around.alone or _INCOMPARABLE)

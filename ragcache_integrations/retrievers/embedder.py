@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import Executor
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +18,7 @@ from ragcache_integrations.query_cache.validation import as_array, check_vector,
 
 from .tally import Tally
 
-__all__ = ["Embedding", "QueryEmbedder", "Texts"]
+__all__ = ["Around", "Embedding", "QueryEmbedder", "Texts"]
 
 Embedding = NDArray[np.floating[Any]]
 # What is embedded as one: usually the question alone, or several texts to be averaged.
@@ -26,8 +27,23 @@ Texts = tuple[str, ...]
 _MOST_CHARACTERS = 1 << 24
 """Characters of the texts whose embeddings are remembered, together."""
 
-# A namespace, and what is embedded there.
-_Key = tuple[str, Texts]
+
+class Around(Protocol):
+    """What surrounds a call, see ``keys/surroundings.py``."""
+
+    frozen: Any
+    alone: Any
+    flight: Any
+
+    def spoilt(self) -> bool:
+        """Whether something was used that ``frozen`` does not hold."""
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Return a block for what may read it."""
+
+
+# A namespace, what is embedded there, and what surrounds a model that may read it.
+_Key = tuple[str, Texts, Hashable]
 
 
 class QueryEmbedder:
@@ -74,32 +90,40 @@ class QueryEmbedder:
         self._lock = make_lock()
         self._flights = SingleFlight[Embedding](executor)
 
-    def embed(self, texts: Texts, namespace: str = "") -> tuple[Embedding, Role]:
+    def embed(
+        self, texts: Texts, namespace: str = "", around: Around | None = None
+    ) -> tuple[Embedding, Role]:
         """Return the texts' embedding, read-only, and where it came from.
 
         Args:
             texts: What to embed as a whole.
             namespace: The tenant.
+            around: What surrounds the call, if the model may read it.
 
         Raises:
             EmbeddingError: The model gave something unusable.
             Exception: Any error of the model.
         """
-        key, landed = (namespace, texts), self._flights.landed
+        key, landed = _key(texts, namespace, around), self._flights.landed
         embedding = self._recall(key)
         if embedding is not None:
             self._tally.add(embedding_memo_hits=1)
             return embedding, "found"
         embedding, role = self._flights.do(
-            key, lambda: self._recall(key), lambda: self._compute(key), looked=landed
+            (key, _flight(around)),
+            lambda: self._recall(key),
+            lambda: self._compute(key, around),
+            looked=landed,
         )
         if role != "led":
             self._tally.add(embedding_memo_hits=1)
         return embedding, role
 
-    async def aembed(self, texts: Texts, namespace: str = "") -> tuple[Embedding, Role]:
+    async def aembed(
+        self, texts: Texts, namespace: str = "", around: Around | None = None
+    ) -> tuple[Embedding, Role]:
         """Async version of :meth:`embed`."""
-        aembed, key, landed = self._aembed, (namespace, texts), self._flights.landed
+        aembed, key, landed = self._aembed, _key(texts, namespace, around), self._flights.landed
         embedding = self._recall(key)
         if embedding is not None:
             self._tally.add(embedding_memo_hits=1)
@@ -107,12 +131,14 @@ class QueryEmbedder:
 
         async def compute() -> Embedding:
             assert aembed is not None  # noqa: S101 - not called otherwise
-            return self._remember(key, await self._tally.atimed("embedding", aembed(texts)))
+            with nullcontext() if around is None else around.watched():
+                embedding = await self._tally.atimed("embedding", aembed(texts))
+            return self._remember(key, embedding, around)
 
         embedding, role = await self._flights.ado(
-            key,
+            (key, _flight(around)),
             lambda: self._recall(key),
-            lambda: self._compute(key),
+            lambda: self._compute(key, around),
             None if aembed is None else compute,
             looked=landed,
         )
@@ -155,19 +181,32 @@ class QueryEmbedder:
             return array
         return self.check(value, source, zero=zero)  # another thread's came first
 
-    def _compute(self, key: _Key) -> Embedding:
-        _, texts = key
-        return self._remember(key, self._tally.timed("embedding", self._embed, texts))
+    def _compute(self, key: _Key, around: Around | None) -> Embedding:
+        with nullcontext() if around is None else around.watched():
+            embedding = self._tally.timed("embedding", self._embed, key[1])
+        return self._remember(key, embedding, around)
 
-    def _remember(self, key: _Key, value: ArrayLike) -> Embedding:
-        _, texts = key
+    def _remember(self, key: _Key, value: ArrayLike, around: Around | None) -> Embedding:
+        texts = key[1]
         # Models that count words see none in an empty text; from all others zero is a fault.
         empty = not "".join(texts).strip()
         embedding = self.check(value, repr(texts[0] if len(texts) == 1 else texts), zero=empty)
-        with self._lock:
-            self._memo[key] = embedding
+        if around is None or not (around.alone or around.spoilt()):
+            with self._lock:
+                self._memo[key] = embedding
         return embedding
 
     def _recall(self, key: _Key) -> Embedding | None:
         with self._lock:
             return self._memo.get(key)
+
+
+def _key(texts: Texts, namespace: str, around: Around | None) -> _Key:
+    return namespace, texts, None if around is None else around.frozen.key
+
+
+def _flight(around: Around | None) -> Hashable:
+    """Return what must be equal, too, for texts to be embedded once."""
+    if around is None:
+        return None
+    return object() if around.alone else around.flight

@@ -21,7 +21,7 @@ from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import ConfigurationError
 
 from .embedder import Embedding, Texts
-from .keys import TextWindow
+from .keys import Surroundings, TextWindow
 from .stores import StoreFacts
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Source",
     "check_question",
     "checked_results",
+    "watch_request",
 ]
 
 T = TypeVar("T")
@@ -119,6 +120,8 @@ class Request(Generic[T]):
             then: it is neither looked up, nor cached, nor shared with an equal question.
         alone: Why the answer is for this request alone although all has a name; empty where it
             is not.
+        embeds_around: What surrounds the call, if the embedding model is the application's own and
+            may read that: its embeddings are remembered for equal surroundings alone.
         flight: What must be equal, too, for a search to be shared while it is under way.
         is_current: Whether what the key says still holds; asked once more after the search, as
             settings of what is wrapped may be changed meanwhile. ``None``: surely.
@@ -148,6 +151,7 @@ class Request(Generic[T]):
     namespace: str = ""
     opaque: tuple[str, ...] = ()
     alone: str = ""
+    embeds_around: Surroundings | None = None
     flight: Hashable = ()
     is_current: Callable[[], bool] | None = None
     ranked: bool = True
@@ -216,6 +220,33 @@ class DocumentStage(Generic[T]):
     elapsed: float
     final: bool
     trace: RetrievalTrace | None = None
+
+
+def watch_request(request: Request[T], around: Surroundings) -> None:
+    """Have a request's searches note what they use although its key does not hold it."""
+    search, asearch, stages = request.search, request.asearch, request.stages
+    current = request.is_current
+
+    def watched(embedding: Embedding, count: int) -> Sequence[T]:
+        with around.watched():
+            return search(embedding, count)
+
+    async def awatched(embedding: Embedding, count: int) -> Sequence[T]:
+        assert asearch is not None  # noqa: S101 - checked below
+        with around.watched():
+            return await asearch(embedding, count)
+
+    request.search, request.asearch = watched, None if asearch is None else awatched
+    if stages is not None:
+        request.stages = lambda embedding, count: _watched_stages(around, stages(embedding, count))
+    request.alone, request.flight = around.alone_among(request.opaque), around.flight
+    request.is_current = lambda: not around.spoilt() and (current is None or current())
+
+
+def _watched_stages(
+    around: Surroundings, stages: Generator[DocumentStage[T]]
+) -> Generator[DocumentStage[T]]:
+    yield from around.each(stages)
 
 
 def check_question(texts: Texts, embedding: ArrayLike | None, k: int | None) -> None:

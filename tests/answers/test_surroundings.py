@@ -23,7 +23,7 @@ from langchain_core.callbacks import (
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableBranch, RunnableConfig, RunnableLambda
 from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config, get_store, get_stream_writer
@@ -46,6 +46,8 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import Context, StartEvent, StopEvent, Workflow, step
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
+from opentelemetry import baggage, trace
+from opentelemetry.context import attach, create_key, detach, get_value, set_value
 from pydantic import BaseModel
 
 from ragcache_integrations.errors import ConfigurationError
@@ -1043,8 +1045,10 @@ def test_a_warning_names_what_keeps_results_out(caplog: pytest.LogCaptureFixture
         kept
         == "A result is not kept: the step used the run's thread_id, which the key does not hold"
     )
-    assert served.startswith("Nothing is served from the cache or kept: variable.")
-    assert served.endswith("USER can't be compared. Name it in ignores= if no result depends on it")
+    assert served == (
+        "Nothing is served from the cache or kept: USER can't be compared. "
+        "Pass ignores=['USER'] if no result depends on it"
+    )
 
 
 def test_what_a_step_changes_in_its_surroundings_keeps_its_result_out() -> None:
@@ -1190,4 +1194,266 @@ def test_a_variable_that_each_call_makes_is_warned_of_once(
 
     for _ in range(3):
         copy_context().run(ask)
-    assert caplog.text.count("variable.connection") == 1
+    assert caplog.text.count("ignores=['connection']") == 1
+
+
+# Names by which an application and a library may call different things
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["current_context", "langgraph_user", "langchain_user", "structlog_user", "parent_header"],
+)
+@pytest.mark.parametrize("make", [ask_tool, ask_answers, ask_async_retriever])
+async def test_a_variable_of_the_application_may_have_a_library_s_name(
+    name: str, make: Callable[..., Ask]
+) -> None:
+    variables: list[ContextVar[str]] = [ContextVar(name)]  # no module's attribute
+    READS.append(lambda: variables[0].get())
+    ask = make()
+    for user in ("ann", "bob", "ann"):
+        token = variables[0].set(user)
+        assert await ask() == f"balance of {user}"
+        variables[0].reset(token)
+    assert len(CALLS) == 2
+
+
+@pytest.mark.parametrize("name", ["cached_tool", "cached_node", "AnswerCache", "retriever"])
+@pytest.mark.parametrize("tag", ["branch:", "condition:", "seq:step:", "seq:step:1", "map:key:"])
+async def test_a_tag_of_the_application_may_look_like_a_framework_s(name: str, tag: str) -> None:
+    READS.append(lambda: "".join(sorted(get_config()["tags"])))
+    graph = graph_of(STEPS[name]())
+    for user in ("1", "2", "1"):
+        state = await graph.ainvoke({"question": QUESTION}, {"tags": [tag + user]})
+        assert state["found"] == f"balance of {tag}{user}"
+    assert len(CALLS) == 2
+
+
+def test_the_same_step_in_other_places_of_a_chain_shares_its_results() -> None:
+    """Frameworks have tags for places, which differ from run to run."""
+    READS.append(lambda: "anybody")
+    cached = answers()
+    for chain in (
+        RunnableLambda(str) | cached,
+        RunnableLambda(str) | str | cached,
+        RunnableLambda(lambda text: {"a": text})
+        | {"b": RunnableLambda(lambda inputs: inputs["a"]) | cached},
+        RunnableBranch((lambda _: True, cached), cached),
+        RunnableBranch((lambda _: False, cached), cached),
+        cached.with_retry(),
+    ):
+        chain.invoke(QUESTION)
+    assert len(CALLS) == 1
+
+
+# OpenTelemetry
+
+
+@contextlib.contextmanager
+def telling(context: Any) -> Iterator[None]:
+    token = attach(context)
+    try:
+        yield
+    finally:
+        detach(token)
+
+
+KEY_OF_MINE = create_key("tenant")
+
+
+@pytest.mark.parametrize(
+    ("said", "read_it"),
+    [
+        (lambda user: baggage.set_baggage("user", user), lambda: baggage.get_baggage("user")),
+        (lambda user: set_value("user.id", user), lambda: get_value("user.id")),
+        (lambda user: set_value(KEY_OF_MINE, user), lambda: get_value(KEY_OF_MINE)),
+    ],
+)
+@pytest.mark.parametrize("name", ["cached_tool", "AnswerCache", "retriever", *ASKS])
+async def test_baggage_says_who_asks(name: str, said: Any, read_it: Any) -> None:
+    READS.append(lambda: str(read_it()))
+    ask = ASKS[name]() if name in ASKS else None
+    graph = None if ask else graph_of(STEPS[name]())
+    for user in ("ann", "bob", "ann"):
+        with telling(said(user)):
+            if graph is None:
+                assert ask is not None
+                assert await ask() == f"balance of {user}"
+            else:
+                state = await graph.ainvoke({"question": QUESTION})
+                assert state["found"] == f"balance of {user}"
+    assert len(CALLS) == 2
+
+
+@pytest.mark.parametrize("name", ["cached_tool", "LlamaIndex: AnswerCache"])
+async def test_traces_divide_nothing(name: str) -> None:
+    READS.append(lambda: "anybody")
+    ask = ASKS.get(name, lambda: None)()
+    graph = None if ask else graph_of(STEPS[name]())
+    for number in (1, 2):
+        span = trace.NonRecordingSpan(
+            trace.SpanContext(trace_id=number, span_id=number, is_remote=False)
+        )
+        context = trace.set_span_in_context(span)
+        context = baggage.set_baggage("sentry-trace_id", str(number), context)
+        with telling(context):
+            await (ask() if ask else graph.ainvoke({"question": QUESTION}))  # type: ignore[union-attr]
+    assert len(CALLS) == 1
+
+
+# What a step reads without naming it
+
+
+def all_values() -> str:
+    return ", ".join(map(str, (get_config()["configurable"] | {}).values()))
+
+
+def as_json() -> str:
+    config = get_config()
+    return json.dumps({"all": config["configurable"]}, default=str)
+
+
+def as_text() -> str:
+    return f"{ {**get_config()['metadata']} }"
+
+
+def in_a_loop() -> str:
+    values = get_config()["configurable"]
+    return str([values[name] for name in values])
+
+
+class Reader:
+    """An object whose method does it."""
+
+    def __call__(self) -> str:
+        return str(dict(get_config()["configurable"]).items())
+
+
+async def in_threads(name: str, look: Callable[[], str], **knobs: Any) -> list[str]:
+    """What a step finds in three threads, the last of which is the first again."""
+    READS.append(look)
+    graph = graph_of(STEPS[name](**knobs))
+    return [
+        (
+            await graph.ainvoke({"question": QUESTION}, configurable(thread_id=thread)["config"])  # type: ignore[arg-type]
+        )["found"]
+        for thread in ("of ann", "of bob", "of ann")
+    ]
+
+
+@pytest.mark.parametrize("look", [all_values, as_json, as_text, in_a_loop, Reader()])
+@pytest.mark.parametrize("name", STEPS)
+async def test_a_thread_is_in_the_key_of_what_may_read_it_without_its_name(
+    name: str, look: Callable[[], str]
+) -> None:
+    for found, thread in zip(
+        await in_threads(name, look), ("of ann", "of bob", "of ann"), strict=True
+    ):
+        assert thread in found
+
+
+@pytest.mark.parametrize("name", STEPS)
+async def test_what_reads_other_values_by_name_is_shared_across_threads(name: str) -> None:
+    found = await in_threads(name, lambda: f"{get_config()['configurable'].get('user', 'all')}")
+    assert found == ["balance of all"] * 3
+    assert len(CALLS) == 1
+
+
+async def test_a_warning_says_that_the_thread_counts(caplog: pytest.LogCaptureFixture) -> None:
+    await in_threads("cached_tool", all_values)
+    assert caplog.text.count("so its thread_id counts. Read values by name, or pass") == 1
+    CALLS.clear()
+    await in_threads("cached_tool", lambda: str([*get_config()["tags"]]), ignores=["thread_id"])
+    assert len(CALLS) == 1
+
+
+# What keeps everything from being served
+
+
+@pytest.mark.parametrize(
+    ("run_of", "name"),
+    [
+        (lambda number: {"config": {"metadata": {"request_id": number}}}, "request_id"),
+        (lambda number: {"config": {"configurable": {"request": number}}}, "request"),
+        (lambda number: {"config": {"tags": [f"request {number}"]}}, "tags"),
+        (lambda number: {"context": {"user": "ann", "request_id": number}}, "context.request_id"),
+        (lambda number: {"context": Who(user=str(number))}, "context.user"),
+        (lambda number: {"context": number}, "context"),
+    ],
+)
+def test_what_differs_in_each_call_is_warned_of_once_by_its_name(
+    run_of: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    READS.append(lambda: "anybody")
+    for ignores, calls in (([], 70), ([name], 1)):
+        graph = graph_of(STEPS["cached_node"](ignores=ignores))
+        CALLS.clear()
+        for number in range(70):
+            graph.invoke({"question": QUESTION}, **run_of(number))
+        assert len(CALLS) == calls
+    assert caplog.text.count(f"pass ignores=[{name!r}]") == 1
+    assert caplog.text.count("Hardly anything is served") == 1
+
+
+async def test_a_variable_or_a_tag_of_each_call_is_warned_of_by_its_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    READS.append(lambda: "anybody")
+    for ignores, calls in (([], 40), (["USER", "request"], 1)):
+        ask = ask_tool(ignores=ignores)
+        CALLS.clear()
+        for number in range(40):
+            with user_is(number), instrument_tags({"request": number}):
+                await ask()
+        assert len(CALLS) == calls
+    assert caplog.text.count("pass ignores=['USER']") == 1
+    assert caplog.text.count("pass ignores=['request']") == 1
+
+
+async def test_users_who_come_again_are_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    READS.append(lambda: "anybody")
+    ask = ask_tool()
+    for number in range(100):
+        with user_is(number % 20):
+            await ask()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("variable.__main__.USER", "USER"),
+        ("configurable.user", "user"),
+        ("metadata.user", "user"),
+        ("baggage.user.id", "user.id"),
+    ],
+)
+def test_a_name_with_its_place_is_refused(wrong: str, right: str) -> None:
+    for make in (answers, engine, node_of_tool, node_of_retriever, ask_retriever):
+        message = re.escape(f"names without their place, got {wrong!r}; did you mean {right!r}?")
+        with pytest.raises((ConfigurationError, ValueError), match=message):
+            make(ignores=[wrong])
+
+
+async def test_a_misspelt_name_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    READS.append(lambda: "anybody")
+    ask = ask_tool(ignores=["USR", "thread_ids", "tags"])
+    for _ in range(40):
+        with user_is("ann"):
+            await ask()
+    said = [record.message for record in caplog.records]
+    assert said == [
+        "A name in ignores= does nothing: none of the first 32 calls had 'USR', but 'USER'; "
+        "did you mean 'USER'?",
+        "A name in ignores= does nothing: none of the first 32 calls had 'thread_ids', but "
+        "'USER'; did you mean 'thread_id'?",
+    ]
+
+
+def test_a_context_whose_request_is_ignored_still_says_who_asks() -> None:
+    READS.append(lambda: str(run().context["user"]))
+    graph = graph_of(STEPS["cached_node"](ignores=["context.request"]))
+    for number, user in enumerate(("ann", "bob", "ann")):
+        state = graph.invoke({"question": QUESTION}, context={"user": user, "request": number})
+        assert state["found"] == f"balance of {user}"
+    assert len(CALLS) == 2

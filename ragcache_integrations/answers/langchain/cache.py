@@ -207,7 +207,7 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         echoed = {self.input_key, self.context_key, self.documents_key}
         same = self.same_answer or partial(same_output, self.answer_key, echoed=echoed)
         judge = None if self.judge is None else partial(judge_outputs, self.judge, self.answer_key)
-        return AnswerFlow(AnswerCore(knobs), same, judge, CODEC)
+        return AnswerFlow(AnswerCore(knobs), same, judge, CODEC, self._watch)
 
     @override
     def invoke(
@@ -419,7 +419,7 @@ class _Call:
         )
         if conversation:
             self._flow.warn(_BARE % (conversation, conversation))
-        self._version = self._watch.version()
+        self._version = self.around.version
         self._heard = HeardRun()
         self._streams = False
         ours = isinstance(cache.retriever, ApproximateCacheRetriever)

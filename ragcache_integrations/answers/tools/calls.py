@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache, partial
+from types import new_class
+from typing import Any, Generic, NoReturn, Self, TypeVar
+
+from pydantic import BaseModel
+from typing_extensions import override
 
 from ragcache_integrations.answers.changes import CHANGED, ChangeWatch
 from ragcache_integrations.answers.core import AnswerCore
@@ -16,7 +20,7 @@ from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import Surroundings, freeze_arguments, window_of
 
-__all__ = ["Results", "ToolCalls", "check_parts"]
+__all__ = ["Results", "ToolCalls", "check_parts", "declared_part", "refuse_undeclared"]
 
 R = TypeVar("R")
 
@@ -84,7 +88,7 @@ class ToolCalls(Generic[R]):
         self._keep = keep
         self._watch = watch
         self._leaves_out = window_of(model)
-        self.flow = AnswerFlow[R](AnswerCore(checked), same)
+        self.flow = AnswerFlow[R](AnswerCore(checked), same, code=watch)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return the same: copies of a tool share its results."""
@@ -115,7 +119,7 @@ class ToolCalls(Generic[R]):
             self.flow.core.count("unkept")
             return None
         scope = (self._namespace, frozen.key, nameless.key, around.frozen.key)
-        return Question(text, frozenset(), scope, version=self._watch.version())
+        return Question(text, frozenset(), scope, version=around.version)
 
     def serve(
         self,
@@ -213,3 +217,125 @@ def check_parts(keep: object, name: str, model: object, kind: type) -> None:
     if keep is not None and not callable(keep):
         msg = f"keep must be a function or None, got {keep!r:.100}"
         raise ConfigurationError(msg)
+
+
+def declared_part(state: Any, reads: Collection[str]) -> Any:
+    """Return a graph's state with the values alone that a node says it reads.
+
+    Args:
+        state: A mapping, a pydantic model, a dataclass, or another object with attributes.
+        reads: The names of these values.
+
+    Returns:
+        A dict, or an object of the state's class or a subclass. Whoever asks it for another value
+        of the state gets a :class:`ConfigurationError`, or of a pydantic model an
+        :class:`AttributeError`.
+
+    Raises:
+        ConfigurationError: The state has no values with names, or its class allows no subclasses.
+    """
+    if isinstance(state, Mapping):
+        part = _DeclaredItems({name: state[name] for name in reads if name in state})
+        part.others = frozenset(state) - frozenset(reads)
+        return part
+    if isinstance(state, BaseModel):
+        return _declared_fields(state, reads)
+    try:
+        held = {name: value for name, value in _attributes(state).items() if name in reads}
+        made: Any = object.__new__(
+            _guarded_class(type(state), frozenset(_attributes(state)) - frozenset(reads))
+        )
+        for name, value in held.items():
+            object.__setattr__(made, name, value)
+    except TypeError as error:
+        msg = (
+            "the state must be a dict, a dataclass, a pydantic model or another object with "
+            f"attributes, got {state!r:.100}"
+        )
+        raise ConfigurationError(msg) from error
+    return made
+
+
+def refuse_undeclared(name: object) -> NoReturn:
+    """Raise the error of a node that asks for what it does not say it reads."""
+    msg = f"the node asked for {name!r} of the state, which is not among its reads=: add it there"
+    raise ConfigurationError(msg)
+
+
+class _DeclaredItems(dict[str, Any]):
+    """Items of a state. It refuses to say whether the state has others."""
+
+    others: frozenset[str] = frozenset()
+
+    def _check(self, name: object) -> None:
+        if name in self.others:
+            refuse_undeclared(name)
+
+    def __missing__(self, name: str) -> NoReturn:
+        self._check(name)
+        raise KeyError(name)
+
+    @override
+    def __contains__(self, name: object) -> bool:
+        self._check(name)
+        return super().__contains__(name)
+
+    @override
+    def get(self, name: str, default: Any = None) -> Any:
+        self._check(name)
+        return super().get(name, default)
+
+    @override
+    def pop(self, name: str, *default: Any) -> Any:
+        self._check(name)
+        return super().pop(name, *default)
+
+    @override
+    def copy(self) -> dict[str, Any]:
+        made = type(self)(self)
+        made.others = self.others
+        return made
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return dict, (dict(self),)
+
+
+def _declared_fields(state: BaseModel, reads: Collection[str]) -> BaseModel:
+    made = state.model_copy()
+    extra = {name: value for name, value in (state.model_extra or {}).items() if name in reads}
+    for name in made.__dict__.keys() - set(reads):
+        del made.__dict__[name]
+    made.__pydantic_fields_set__.intersection_update(reads)
+    if state.model_extra is not None:
+        object.__setattr__(made, "__pydantic_extra__", extra)
+    object.__setattr__(made, "__pydantic_private__", {})  # the others may have made what was there
+    return made
+
+
+def _attributes(state: Any) -> dict[str, Any]:
+    """Return the attributes of an object.
+
+    Raises:
+        TypeError: It has none.
+    """
+    if is_dataclass(state) and not isinstance(state, type):
+        return {field.name: getattr(state, field.name) for field in fields(state)} | getattr(
+            state, "__dict__", {}
+        )
+    return vars(state)
+
+
+@lru_cache(maxsize=256)
+def _guarded_class(kind: type, others: frozenset[str]) -> type:
+    """Return a subclass whose objects refuse to say what some attributes are."""
+
+    def getattribute(self: Any, name: str) -> Any:
+        if name in others:
+            refuse_undeclared(name)
+        return kind.__getattribute__(self, name)
+
+    def fill(body: dict[str, Any]) -> None:
+        body["__getattribute__"] = getattribute
+        body["__module__"] = kind.__module__
+
+    return new_class(kind.__name__, (kind,), exec_body=fill)

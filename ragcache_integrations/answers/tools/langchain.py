@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import operator
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Unpack
 
@@ -21,7 +22,7 @@ from langchain_core.runnables import (
     patch_config,
 )
 from langchain_core.tools import BaseTool, InjectedToolCallId
-from pydantic import PrivateAttr
+from pydantic import BaseModel, PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.answers.changes import ChangeWatch
@@ -39,7 +40,7 @@ from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import Surroundings
 
-from .calls import Results, ToolCalls, check_parts
+from .calls import Results, ToolCalls, check_parts, declared_part, refuse_undeclared
 
 __all__ = ["CachedNode", "CachedTool", "cached_node", "cached_tool"]
 
@@ -236,12 +237,17 @@ class CachedNode(Runnable[Any, Any]):
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         config, heard = ensure_config(config), HeardRun()
         around = self._calls.flow.watch.surroundings(config)
+
+        def run(config: RunnableConfig) -> Any:
+            with self._declaring():
+                return self._node.invoke(declared_part(input, self._reads), config, **kwargs)
+
         return self._calls.serve(
             self._question(input, around, kwargs),
             around,
             _embed_with(self._embeddings),
-            lambda: self._node.invoke(input, heard.within(around), **kwargs),
-            lambda: self._node.invoke(input, _silent(config), **kwargs),
+            lambda: run(heard.within(around)),
+            lambda: run(_silent(config)),
             self._results(input, heard),
         )
 
@@ -250,18 +256,36 @@ class CachedNode(Runnable[Any, Any]):
         config, heard = ensure_config(config), HeardRun()
         around = self._calls.flow.watch.surroundings(config)
 
-        async def again() -> Any:
-            return await self._node.ainvoke(input, _silent(config), **kwargs)
+        def again() -> Any:
+            with self._declaring():
+                part = declared_part(input, self._reads)
+                return self._node.invoke(part, _silent(config), **kwargs)
+
+        async def run(config: RunnableConfig) -> Any:
+            with self._declaring():
+                return await self._node.ainvoke(declared_part(input, self._reads), config, **kwargs)
 
         return await self._calls.aserve(
             self._question(input, around, kwargs),
             around,
             _aembed_with(self._embeddings),
-            lambda: self._node.ainvoke(input, heard.within(around), **kwargs),
-            lambda: self._node.invoke(input, _silent(config), **kwargs),
+            lambda: run(heard.within(around)),
             again,
+            lambda: run(_silent(config)),
             self._results(input, heard),
         )
+
+    @contextmanager
+    def _declaring(self) -> Iterator[None]:
+        """Say in words why a pydantic model has no such field."""
+        try:
+            yield
+        except AttributeError as error:
+            owner = type(error.obj)
+            fields = owner.model_fields if issubclass(owner, BaseModel) else {}
+            if error.name in fields and error.name not in self._reads:
+                refuse_undeclared(error.name)
+            raise
 
     def _question(
         self, state: Any, around: Surroundings, arguments: dict[str, Any]
@@ -312,7 +336,8 @@ def cached_node(
     Args:
         node: A function of the state, and of the configuration if it likes, or a Runnable: one
             that only reads.
-        reads: Names of the state's values that its result depends on, and nothing else.
+        reads: Names of the state's values that its result depends on, at least one. The node gets
+            these alone: if it asks for another one that the state has, the call is refused.
         query_argument: Name of the one that is a text; ``None``: all must be equal.
         embeddings: Embeds queries; ``None``: only the same words count.
         keep: Returns whether a result is to be kept; ``None``: as for :func:`cached_tool`.
@@ -322,8 +347,8 @@ def cached_node(
         ConfigurationError: A knob is unknown or out of range, or the node reads no such value, or
             gets something else that its result may depend on, such as the runtime.
     """
-    if isinstance(reads, str) or not all(isinstance(name, str) for name in reads):
-        msg = f"reads must be several names of the state's values, got {reads!r:.100}"
+    if isinstance(reads, str) or not reads or not all(isinstance(name, str) for name in reads):
+        msg = f"reads must be one or more names of the state's values, got {reads!r:.100}"
         raise ConfigurationError(msg)
     if not isinstance(node, Runnable):
         others = set(list(inspect.signature(node).parameters)[1:]) - {"config"}

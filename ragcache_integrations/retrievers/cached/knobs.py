@@ -12,7 +12,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from ragcache_integrations.core.checks import (
     check_choice,
     check_int,
-    check_names,
     check_share,
     explain_error,
 )
@@ -21,6 +20,7 @@ from ragcache_integrations.query_cache import Metric, VectorSource
 from ragcache_integrations.query_cache.redis import RedisServer, as_server
 from ragcache_integrations.query_cache.types import Eviction
 from ragcache_integrations.query_cache.validation import check_below_one, check_tolerance
+from ragcache_integrations.retrievers.keys import check_ignores
 
 __all__ = [
     "CacheKnobs",
@@ -175,9 +175,7 @@ class CacheKnobs(BaseModel):
     embedding_memo: Annotated[int, _whole("embedding_memo", 0)] = 1024
     namespace: str = ""
     filter_key: str | None = None
-    ignores: Annotated[frozenset[str], BeforeValidator(partial(check_names, "ignores"))] = (
-        frozenset()
-    )
+    ignores: Annotated[frozenset[str], BeforeValidator(check_ignores)] = frozenset()
     guard: bool = True
     normalize_text: bool = False
     pickle_cache: bool = False

@@ -101,7 +101,8 @@ class Questions(Generic[T]):
             Exception: Any error of the embedding model.
         """
         if request.embedding is None:
-            return self._embedder.embed(self._texts(request), request.namespace)
+            around = request.embeds_around
+            return self._embedder.embed(self._texts(request), request.namespace, around)
         return self._embedder.check(request.embedding, "the query"), "found"
 
     async def aask(self, request: Request[T]) -> Question[T]:
@@ -118,7 +119,8 @@ class Questions(Generic[T]):
     async def aembed(self, request: Request[T]) -> tuple[Embedding, Role]:
         """Async version of :meth:`embed`."""
         if request.embedding is None:
-            return await self._embedder.aembed(self._texts(request), request.namespace)
+            around = request.embeds_around
+            return await self._embedder.aembed(self._texts(request), request.namespace, around)
         return self.embed(request)
 
     def _texts(self, request: Request[T]) -> Texts:

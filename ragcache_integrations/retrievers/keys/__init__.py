@@ -15,7 +15,7 @@ from .cache_keys import (
 from .question_context import FollowUpWarning, context_text, in_context, turns_form
 from .question_guard import QuestionMarks, may_share, question_difference, question_marks
 from .snapshots import Snapshot, Snapshots
-from .surroundings import StepWatch, Surroundings
+from .surroundings import StepWatch, Surroundings, check_ignores
 from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
 from .wrapped_settings import Parts, parts_within, wrapped_settings
 
@@ -31,6 +31,7 @@ __all__ = [
     "Surroundings",
     "TextIdentity",
     "TextWindow",
+    "check_ignores",
     "context_text",
     "filter_mark",
     "freeze_arguments",

@@ -34,6 +34,7 @@ __all__ = [
     "OPAQUE",
     "FrozenArguments",
     "Naming",
+    "fields_of",
     "filter_mark",
     "freeze_arguments",
     "marks_of",
@@ -141,7 +142,7 @@ class _Freezer:
         if isinstance(value, Enum) and not callable(value):
             # What a member is made of may be changed, too.
             return value, self.freeze(value.value, path, depth)
-        fields = _fields(value)
+        fields = fields_of(value)
         return None if fields is None else (self._freeze_mapping(fields, path, depth),)
 
     def _freeze_mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> Hashable:
@@ -165,7 +166,7 @@ def _atom(value: Any) -> tuple[Hashable, ...] | None:
     return None
 
 
-def _fields(value: Any) -> Mapping[Any, Any] | None:
+def fields_of(value: Any) -> Mapping[Any, Any] | None:
     """Return the items of a mapping or a record of plain data; ``None`` where it is neither."""
     if type(value) in _MAPPINGS:
         return dict(value)

@@ -20,14 +20,11 @@ The module imports no framework, and reads the context variables of those that a
 
 from __future__ import annotations
 
-import contextvars
-import copy
 import dataclasses
 import functools
 import logging
 import re
 import sys
-import types
 import weakref
 from collections.abc import (
     AsyncIterable,
@@ -41,25 +38,26 @@ from collections.abc import (
 )
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from types import FrameType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol
 
-from typing_extensions import override
+from ragcache_integrations._suggestions import closest_names, shortened
+from ragcache_integrations.core.checks import check_names
+from ragcache_integrations.errors import ConfigurationError
 
-from .cache_keys import FrozenArguments, freeze_arguments
+from .cache_keys import FrozenArguments, fields_of, freeze_arguments
+from .variables import variables_around
+from .watched import Note, WatchedName, WatchedValues, watched_object
 
-__all__ = ["StepWatch", "Surroundings"]
+__all__ = ["StepWatch", "Surroundings", "check_ignores"]
 
 logger = logging.getLogger(__name__)
-
-Note = Callable[[str], None]
-"""Called with the name of what a step used although its key does not hold it."""
 
 _LANGCHAIN: Final = ("langchain_core.runnables.config", "var_child_runnable_config")
 _WORKFLOWS: Final = ("workflows.runtime.types.results", "InternalContextVar")
 _RUNTIME: Final = "__pregel_runtime"
 _SCRATCHPAD: Final = "__pregel_scratchpad"
 _UNSERVED: Final = "Nothing is served from the cache or kept"
+_OF_ONE_RUN: Final = "run's "
 _PERSON: Final = "a person's answer, by interrupt()"
 
 # The watched values of a run's configuration, under ``configurable`` and ``metadata``.
@@ -79,51 +77,114 @@ _OWN_METADATA = {
     *("langgraph_checkpoint_ns", "langgraph_request_id", "checkpoint_id", "checkpoint_ns"),
     *("run_attempt", "lc_versions", "lc_agent_name", "ls_integration"),
 }
-# Beginnings of tags that frameworks give to the parts of a run.
-_OWN_TAGS = (
-    *("seq:step:", "map:key:", "graph:step:", "branch:", "condition:", "retry:attempt:"),
-    *("langsmith:",),
+# Ids that LangGraph draws for each run: they say nothing of who asks.
+_DRAWN = {
+    *("checkpoint_id", "checkpoint_ns", "checkpoint_map", "langgraph_checkpoint_ns"),
+    *("langgraph_request_id", "__request_start_time_ms__"),
+}
+# The tags that frameworks give to the parts of a run: they are never handed on to parts within.
+_OWN_TAG = re.compile(
+    r"(seq:step|graph:step|retry:attempt|condition):-?\d+|branch:(\d+|default)|map:key:.*"
+    r"|langsmith:(hidden|nostream)",
+    re.DOTALL,
 )
 # LangChain adds this ``recursion_limit`` to a configuration that has none.
 _DEFAULT_LIMIT = 25
-# Modules that look names up only to copy or to trace a configuration.
-_COPYING_MODULES = (
-    *("langchain_core.runnables.config", "langchain_core.callbacks", "langchain_core.tracers"),
-    *("langsmith", "ragcache_integrations"),
-)
-# Methods of callback handlers, which get the metadata of each run. Tracers look for a thread there.
-_HANDLERS = {
-    "on_chat_model_start",
-    *(
-        f"on_{what}_{when}"
-        for what in ("chain", "llm", "retriever", "tool")
-        for when in ("start", "end", "error")
-    ),
-}
-_MOST_CALLERS = 16
 
-# Packages whose context variables do not identify a user: frameworks (whose own are read below),
-# tracing, logging, event loops, numbers, notebooks.
-_SILENT_PACKAGES = {
-    *("langchain", "langchain_classic", "langchain_community", "langchain_core", "langgraph"),
-    *("langsmith", "llama_index", "llama_index_instrumentation"),
-    *("ragcache_integrations", "ddtrace", "langfuse", "openinference", "opentelemetry"),
-    *("sentry_sdk", "asgi_correlation_id", "loguru", "logging", "structlog"),
-    *("anyio", "asyncio", "sniffio", "trio", "decimal", "numpy", "scipy", "torch", "transformers"),
-    *("vllm", "anthropic", "griffe", "huggingface_hub", "openai", "pydantic", "rich"),
-    *("hypothesis", "IPython", "ipykernel", "jupyter_core", "prompt_toolkit", "pytest"),
-}
-# The same of LlamaIndex's package whose name an application may have, too.
-_SILENT_MODULES = (
-    *("workflows.runtime.types.", "workflows.plugins.basic", "workflows.context.serializers"),
+
+_OWN_NAMES: Final = frozenset(
+    (
+        *("context", "instrument_tags", "previous", "recursion_limit", "run_id", "server", "store"),
+        *("stream", "tags", "thread_id", "workflow"),
+    )
 )
-# The same for variables that are no module's attribute.
-_SILENT_NAMES = {"current_context", "decimal_context", "parent_header"} | {
-    *("shell_parent", "shell_parent_ident", "usage_metadata_callback"),
-}
-_SILENT_PREFIXES = ("structlog_", "langchain", "langgraph", "langsmith")
-_TAGS = "instrument_tags"
-_NUMBER = re.compile(r"@\d+")
+"""What ``ignores=`` takes besides the application's own names."""
+_PLACES = ("variable.", "configurable.", "metadata.", "baggage.")
+_MANY_CALLS: Final = 32
+"""Calls after which a warning says that no two were alike, or that a name was of no use."""
+_MOST_NAMES: Final = 256
+
+
+def check_ignores(value: object) -> frozenset[str]:
+    """Return what ``ignores=`` was given as a set.
+
+    Raises:
+        ConfigurationError: It is not several names, or says where a value is, too.
+    """
+    names = check_names("ignores", value)
+    for name in names:
+        place = next((place for place in _PLACES if name.startswith(place)), None)
+        if place is not None:
+            plain = name.rpartition(".")[2] if place == "variable." else name[len(place) :]
+            msg = (
+                f"ignores takes names without their place, got {shortened(name)!r}; "
+                f"did you mean {shortened(plain)!r}?"
+            )
+            raise ConfigurationError(msg)
+    return names
+
+
+class Code(Protocol):
+    """What is known of a step's code."""
+
+    @property
+    def reads_configs(self) -> bool:
+        """Whether it may read all that a run's configuration holds."""
+
+    def version(self) -> int:
+        """Return a number that is another one after each change."""
+
+
+class _Values(dict[str, Any]):
+    """What counts, by its place.
+
+    Attributes:
+        names: What ``ignores=`` calls it, by its place.
+        seen: Such names, with those that are ignored.
+    """
+
+    def __init__(self, ignores: frozenset[str]) -> None:
+        super().__init__()
+        self._ignores = ignores
+        self.names: dict[str, str] = {}
+        self.seen: set[str] = set()
+        self._divided: list[tuple[str, str, Any]] = []
+
+    def put(self, place: str, name: str, value: Any) -> None:
+        """Put a value in, unless it is ignored."""
+        self.seen.add(name)
+        if name not in self._ignores:
+            self[place] = value
+            self.names[place] = name
+
+    def put_fields(self, place: str, name: str, value: Any) -> None:
+        """Put a value in by its fields, each of which may be ignored, if it has any."""
+        self._divided.append((place, name, value))
+        fields = fields_of(value)
+        if fields is None or not all(isinstance(field, str) for field in fields):
+            self.put(place, name, value)
+            return
+        kind = type(value)
+        self.put(place, name, f"{kind.__module__}.{kind.__qualname__}")
+        for field, held in fields.items():
+            if name not in self._ignores:
+                self.put(f"{place}.{field}", f"{name}.{field}", held)
+
+    def again(self) -> _Values:
+        """Return the same values, with what the fields hold by now."""
+        made = _Values(self._ignores)
+        fields = tuple(place for place, _, _ in self._divided)
+        for place, value in self.items():
+            if not place.startswith(fields or "\0"):
+                made.put(place, self.names[place], value)
+        for place, name, value in self._divided:
+            made.put_fields(place, name, value)
+        return made
+
+    def name_of(self, path: str) -> str:
+        """Return the name of the value that a path leads to, or leads into."""
+        places = [place for place in self if path.startswith(place)]
+        return self.names[max(places, key=len)] if places else path
 
 
 class StepWatch:
@@ -131,19 +192,26 @@ class StepWatch:
 
     Args:
         ignores: What the results do not depend on: names of values in ``configurable`` and
-            ``metadata``, names of context variables, or ``context``, ``previous``,
-            ``recursion_limit``, ``run_id``, ``server``, ``store``, ``stream``, ``tags``,
-            ``thread_id``, ``workflow``.
+            ``metadata``, names of context variables, of tags of LlamaIndex's instrumentation and of
+            OpenTelemetry's baggage, ``context`` or a field of it, such as ``context.request_id``,
+            or ``instrument_tags``, ``previous``, ``recursion_limit``, ``run_id``, ``server``,
+            ``store``, ``stream``, ``tags``, ``thread_id``, ``workflow``.
+        code: The step's own code, if it is known.
 
     Attributes:
         ignores: The same as a set.
         asks: Whether the step has ever asked a person.
     """
 
-    def __init__(self, ignores: Collection[str] = ()) -> None:
+    def __init__(self, ignores: Collection[str] = (), code: Code | None = None) -> None:
         self.ignores = frozenset(ignores)
         self.asks = False
+        self._code = code
         self._warned: set[str] = set()
+        self._unmet = set(self.ignores - _OWN_NAMES)
+        self._met: set[str] = set()
+        self._calls = 0
+        self._latest: dict[str, set[int]] = {}
 
     def surroundings(self, config: Mapping[str, Any] | None = None) -> Surroundings:
         """Return what surrounds a call that begins now.
@@ -152,88 +220,132 @@ class StepWatch:
             config: LangChain's configuration for the step; ``None`` for that of the enclosing run,
                 if any.
         """
+        version = 0 if self._code is None else self._code.version()
         outer = _langchain_config() or {}
         given = outer if config is None else config
-        values = self._variables() | self._values(given)
+        values = _Values(self.ignores)
+        for place, name, value in variables_around():
+            whole = place.startswith("instrument_tags.") and "instrument_tags" in self.ignores
+            values.put(place, "instrument_tags" if whole else name, value)
+        self._put_config(values, given)
         if outer is not given:  # the step can read both
-            others = self._values(outer).items()
-            unsaid = {name: value for name, value in others if values.get(name, self) is not value}
-            if unsaid:
-                values["run.outer"] = unsaid
+            others = _Values(self.ignores)
+            self._put_config(others, outer)
+            for place, value in others.items():
+                if values.get(place, self) is not value:
+                    values.put(f"outer {place}", others.names[place], value)
         if self.ignores:
-            values["run.ignores"] = self.ignores
+            values.put("run.ignores", "", self.ignores)
+        frozen = freeze_arguments(values)
+        self._compare(values, frozen)
         private = ""
         if self.asks:
             private = "the step asks a person, whose answer counts for one run alone"
             self.warn(_UNSERVED, private)
         elif _is_resumed(given) or _is_resumed(outer):
             private = "the task was resumed, so its result may hold a person's answer"
-        return Surroundings(self, given, outer, values, freeze_arguments(values), private)
+        return Surroundings(self, given, outer, values, frozen, private, version)
 
     def warn(self, what: str, reason: str) -> None:
         """Log a warning, once."""
-        known = _NUMBER.sub("", reason)  # of variables that an application makes for each call
-        if known not in self._warned:
-            self._warned.add(known)
+        if reason not in self._warned and len(self._warned) < _MOST_NAMES:
+            self._warned.add(reason)
             logger.warning("%s: %s", what, reason)
 
-    def _variables(self) -> dict[str, Any]:
-        """Return the values of the application's context variables."""
-        values: dict[str, Any] = {}
-        for variable, value in contextvars.copy_context().items():
-            place = _place(variable)
-            if place is None or variable.name in self.ignores:
-                continue
-            if place == _TAGS:
-                own = {name: value[name] for name in value if not _is_llama_index_s(name)}
-                if own:
-                    values[f"variable.{place}"] = own
-            else:
-                values[f"variable.{place}"] = value
-        return values
+    def _compare(self, values: _Values, frozen: FrozenArguments) -> None:
+        """Warn of values that differ in each call, and of names that no call has."""
+        found: dict[str, set[Any]] = {}
+        for place, value in frozen.key:
+            found.setdefault(values.names[str(place)], set()).add((place, value))
+        for name, several in found.items():
+            if name and (name in self._latest or len(self._latest) < _MOST_NAMES):
+                self._note_value(name, hash(frozenset(several)))
+        if self._unmet:
+            self._note_names(values.seen)
 
-    def _values(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of a configuration that are part of the key."""
+    def _note_value(self, name: str, value: int) -> None:
+        latest = self._latest.setdefault(name, set())
+        if value in latest:
+            latest.clear()
+        latest.add(value)
+        if len(latest) == _MANY_CALLS:
+            latest.clear()
+            self.warn(
+                "Hardly anything is served from the cache",
+                f"{_MANY_CALLS} calls in a row had another {name!r} each. If it does not say who "
+                f"asks and no result depends on it, pass ignores=[{name!r}]",
+            )
+
+    def _note_names(self, seen: set[str]) -> None:
+        self._unmet -= seen
+        self._calls += 1
+        if len(self._met) < _MOST_NAMES:
+            self._met |= seen - {""}
+        if self._calls == _MANY_CALLS:
+            for name in sorted(self._unmet):
+                close = closest_names(name, self._met | _OWN_NAMES)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                others = ", ".join(map(repr, sorted(self._met)[:16])) or "nothing"
+                self.warn(
+                    "A name in ignores= does nothing",
+                    f"none of the first {_MANY_CALLS} calls had {name!r}, but {others}{hint}",
+                )
+
+    def _put_config(self, values: _Values, config: Mapping[str, Any]) -> None:
+        """Put the values of a configuration in that are part of the key."""
+        # Of code that reads all of them, no result may be served in another thread.
+        whole = self._code is not None and self._code.reads_configs
         configurable: Mapping[str, Any] = config.get("configurable") or {}
-        values = {
-            f"configurable.{name}": value
-            for name, value in configurable.items()
-            if name not in _OWN_CONFIGURABLE
-            and name not in self.ignores
-            and not name.startswith(_OWN_PREFIXES)
-        }
+        for name, value in configurable.items():
+            left_out = name in (_DRAWN if whole else _OWN_CONFIGURABLE)
+            if not left_out and not name.startswith(_OWN_PREFIXES):
+                values.put(f"configurable.{name}", name, value)
         metadata: Mapping[str, Any] = config.get("metadata") or {}
         tags: list[Any] = config.get("tags") or []
-        values |= self._marks("", metadata, tags)
+        self._put_marks(values, "", metadata, tags, whole=whole)
         for place, others, more in _of_manager(config):
             unsaid = {
                 name: value
                 for name, value in others.items()
                 if metadata.get(name, self) is not value
             }
-            values |= self._marks(place, unsaid, [tag for tag in more if tag not in tags])
+            own = [tag for tag in more if tag not in tags]
+            self._put_marks(values, place, unsaid, own, whole=whole)
+        if whole and any("thread_id" in held for held in (configurable, metadata)):
+            self.warn(
+                "Nothing is served in another thread",
+                "the step's code reads more of a run's configuration than single values by their "
+                "names, so its thread_id counts. Read values by name, or pass "
+                "ignores=['thread_id'] if no result depends on it",
+            )
         limit = config.get("recursion_limit")  # an agent within may give up in words
-        own = type(limit) is int and limit != _DEFAULT_LIMIT  # LangGraph's default is of a subclass
-        if own and "recursion_limit" not in self.ignores:
-            values["run.recursion_limit"] = limit
+        if type(limit) is int and limit != _DEFAULT_LIMIT:  # LangGraph's default is of a subclass
+            values.put("run.recursion_limit", "recursion_limit", limit)
         runtime = configurable.get(_RUNTIME)
         for name, read in _OF_THE_RUNTIME.items() if runtime is not None else ():
-            value = None if name in self.ignores else read(runtime)
-            if value is not None:
-                values[f"run.{name}"] = value
-        return values
+            value = read(runtime)
+            if value is not None and name == "context":
+                values.put_fields(f"run.{name}", name, value)
+            elif value is not None:
+                values.put(f"run.{name}", name, value)
 
-    def _marks(self, place: str, metadata: Mapping[str, Any], tags: list[Any]) -> dict[str, Any]:
-        """Return the application's metadata and tags as parts of the key."""
-        values = {
-            f"{place}metadata.{name}": value
-            for name, value in metadata.items()
-            if name not in _OWN_METADATA and name not in self.ignores
-        }
-        if "tags" not in self.ignores:
-            own = (tag for tag in tags if not str(tag).startswith(_OWN_TAGS))
-            values |= {f"{place}tag.{number}": tag for number, tag in enumerate(own)}
-        return values
+    def _put_marks(
+        self,
+        values: _Values,
+        place: str,
+        metadata: Mapping[str, Any],
+        tags: list[Any],
+        *,
+        whole: bool,
+    ) -> None:
+        """Put the application's metadata and tags in."""
+        for name, value in metadata.items():
+            if name not in (_DRAWN if whole else _OWN_METADATA):
+                values.put(f"{place}metadata.{name}", name, value)
+        # Those of frameworks are of one run alone, and in no configuration.
+        own = [tag for tag in tags if place != _OF_ONE_RUN or not _OWN_TAG.fullmatch(str(tag))]
+        for number, tag in enumerate(own):
+            values.put(f"{place}tag.{number}", "tags", tag)
 
 
 @dataclasses.dataclass(eq=False)
@@ -244,19 +356,21 @@ class Surroundings:
         watch: Made this object.
         given: LangChain's configuration for the step.
         outer: That of the enclosing run.
-        values: The values that count.
+        values: The values that count, by their places.
         frozen: The same as a part of the key.
         private: Why the call is neither served nor kept although all values can be compared, or an
             empty text.
+        version: Of the step's code, see :class:`Code`.
         notes: What the step used although the key does not hold it; grows while the step runs.
     """
 
     watch: StepWatch
     given: Mapping[str, Any]
     outer: Mapping[str, Any]
-    values: Mapping[str, Any]
+    values: _Values
     frozen: FrozenArguments
     private: str
+    version: int = 0
     notes: dict[str, None] = dataclasses.field(default_factory=dict)  # an ordered set
 
     @functools.cached_property
@@ -285,10 +399,21 @@ class Surroundings:
         """Why the call is neither served nor kept, or an empty text."""
         if self.private or not self.frozen.opaque:
             return self.private
-        places = " and ".join(place for place, _ in self.frozen.opaque)
-        reason = f"{places} can't be compared. Name it in ignores= if no result depends on it"
+        names = sorted({self.values.name_of(path) for path, _ in self.frozen.opaque})
+        reason = (
+            f"{' and '.join(names)} can't be compared. "
+            f"Pass ignores={names!r} if no result depends on it"
+        )
         self.watch.warn(_UNSERVED, reason)
         return reason
+
+    def alone_among(self, opaque: Collection[str]) -> str:
+        """Why a search is for one call alone, if some arguments without a name can't be compared.
+
+        Args:
+            opaque: The places of these, with those of what surrounds the call.
+        """
+        return self.alone if opaque and self.frozen.opaque else self.private
 
     def note_thread(self, thread: object) -> None:
         """Note the conversation of a part of the step, unless it is that of the call.
@@ -304,7 +429,7 @@ class Surroundings:
     def spoilt(self) -> bool:
         """Whether the result must not be kept, because the key does not hold all that was used."""
         if not self.notes:  # a value may have changed meanwhile, deep inside
-            return freeze_arguments(self.values).key != self.frozen.key
+            return freeze_arguments(self.values.again()).key != self.frozen.key
         used = " and ".join(list(self.notes))
         self.watch.warn(
             "A result is not kept", f"the step used {used}, which the key does not hold"
@@ -380,7 +505,7 @@ def _of_manager(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, A
     """Yield the metadata and tags of a manager of callbacks, for the run and for those within."""
     manager: Any = config.get("callbacks")
     if hasattr(manager, "inheritable_metadata"):
-        yield "run's ", manager.metadata, manager.tags
+        yield _OF_ONE_RUN, manager.metadata, manager.tags
         yield "runs' ", manager.inheritable_metadata, manager.inheritable_tags
 
 
@@ -457,17 +582,17 @@ class _Watching:
             own[_SCRATCHPAD] = self._scratchpad(scratchpad)
         for name in names:
             self._parts.append((name, str(configurable.get(name)), str(metadata.get(name))))
-        watched = {name: _WatchedName(name, self._note) for name in names}
+        watched = {name: WatchedName(name, self._note) for name in names}
         found = {
             **config,
-            "configurable": _WatchedValues.of({**configurable, **own}, watched, self._note),
-            "metadata": _WatchedValues.of(metadata, watched, self._note),
+            "configurable": WatchedValues.of({**configurable, **own}, watched, self._note),
+            "metadata": WatchedValues.of(metadata, watched, self._note),
         }
         callbacks: Any = config.get("callbacks")
         if hasattr(callbacks, "inheritable_metadata"):  # a manager, which a step can get as well
             callbacks = found["callbacks"] = callbacks.copy()
             for name in ("metadata", "inheritable_metadata"):
-                values = _WatchedValues.of(getattr(callbacks, name), watched, self._note)
+                values = WatchedValues.of(getattr(callbacks, name), watched, self._note)
                 setattr(callbacks, name, values)
         return found
 
@@ -478,7 +603,7 @@ class _Watching:
         info = getattr(runtime, "execution_info", None)
         names = frozenset(_WATCHED) - self._ignores
         if info is not None and names:
-            changes["execution_info"] = _watched_object(info, self._note, names, "")
+            changes["execution_info"] = watched_object(info, self._note, names, "")
         writer = getattr(runtime, "stream_writer", None)
         if writer is not None and "stream" not in self._ignores:
 
@@ -510,163 +635,7 @@ class _Watching:
     def _whole(self, value: object, what: str) -> Any:
         """Return an object that notes any use."""
         self._parts.append(id(value))
-        return _watched_object(value, self._note, None, what)
-
-
-class _WatchedName(str):
-    """A key of a mapping that notes lookups.
-
-    A mapping that notes its readers is not enough, because the frameworks copy configurations all
-    the time, by ``{**configurable}`` and the like. Such copies keep the key objects. To find a key,
-    a dict compares it with the given name, and Python lets an instance of a subclass of ``str``
-    answer that comparison.
-    """
-
-    __slots__ = ("_note",)
-
-    _note: Note
-
-    def __new__(cls, name: str, note: Note) -> Self:
-        made = super().__new__(cls, name)
-        made._note = note
-        return made
-
-    def __eq__(self, other: object) -> bool:
-        same = str.__eq__(self, other)
-        if same is True and not _only_copies(sys._getframe(1)):
-            self.note()
-        return same
-
-    def __ne__(self, other: object) -> bool:
-        same = str.__ne__(self, other)
-        if same is False and not _only_copies(sys._getframe(1)):
-            self.note()
-        return same
-
-    __hash__ = str.__hash__
-
-    def note(self) -> None:
-        """Note a lookup."""
-        self._note(f"the run's {self!s}")
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str.__str__(self),)
-
-
-class _WatchedValues(dict[str, Any]):
-    """A mapping with watched names that also notes when all of its values are read at once."""
-
-    names: tuple[_WatchedName, ...] = ()
-
-    @classmethod
-    def of(
-        cls, values: Mapping[str, Any], watched: Mapping[str, _WatchedName], note: Note
-    ) -> _WatchedValues:
-        """Return values with watched names; names that are watched already stay so."""
-        made = cls()
-        for name, value in values.items():
-            key = watched.get(name, name)
-            if key is not name and isinstance(name, _WatchedName):  # by an enclosing step
-                key = _WatchedName(str.__str__(name), _both(name, note))
-            made[key] = value
-        made.names = tuple(name for name in dict.keys(made) if isinstance(name, _WatchedName))
-        return made
-
-    def _read(self, frame: FrameType) -> None:
-        if not _only_copies(frame):
-            for name in self.names:
-                name.note()
-
-    @override
-    def items(self) -> Any:
-        self._read(sys._getframe(1))  # noqa: SLF001 - who asks
-        return super().items()
-
-    @override
-    def values(self) -> Any:
-        self._read(sys._getframe(1))  # noqa: SLF001 - who asks
-        return super().values()
-
-    @override
-    def copy(self) -> _WatchedValues:
-        return self.__copy__()
-
-    def __copy__(self) -> _WatchedValues:
-        made = _WatchedValues(self)
-        made.names = self.names
-        return made
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _WatchedValues:
-        made = _WatchedValues(copy.deepcopy(dict(self), memo))
-        made.names = self.names
-        return made
-
-    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        return dict, ({str(name): value for name, value in super().items()},)
-
-
-def _both(outer: _WatchedName, note: Note) -> Note:
-    def both(what: str) -> None:
-        outer.note()
-        note(what)
-
-    return both
-
-
-def _only_copies(frame: FrameType) -> bool:
-    """Whether a lookup copies a configuration, or is made by a handler of callbacks."""
-    if str(frame.f_globals.get("__name__")).startswith(_COPYING_MODULES):
-        return True
-    callers: FrameType | None = frame
-    for _ in range(_MOST_CALLERS):
-        if callers is None:
-            return False
-        if callers.f_code.co_name in _HANDLERS:
-            return True
-        callers = callers.f_back
-    return False
-
-
-def _watched_object(value: object, note: Note, names: frozenset[str] | None, what: str) -> Any:
-    """Return a substitute for an object, an instance of a subclass of the object's class.
-
-    Args:
-        value: The object.
-        note: Called with ``what`` when an attribute is read.
-        names: The attributes that count; ``None`` for all.
-        what: The text for ``note``; an empty one for the attribute's name.
-    """
-    kind: Any = type(value)
-    try:
-        made: Any = object.__new__(_watched_class(kind))
-        object.__setattr__(made, "_ragcache_watch", (value, note, names, what))
-    except TypeError:  # its class allows no subclasses
-        note(what)
-        return value
-    return made
-
-
-@functools.lru_cache(maxsize=256)
-def _watched_class(kind: type) -> type:
-    def getattribute(self: Any, name: str) -> Any:
-        value, note, names, what = object.__getattribute__(self, "_ragcache_watch")
-        if name in names if names is not None else not name.startswith("__"):
-            note(what or f"the run's {name}")
-        return getattr(value, name)
-
-    def fill(body: dict[str, Any]) -> None:
-        body["__getattribute__"] = getattribute
-        body["__module__"] = kind.__module__
-        # Threads and connections end with the object itself, not with its substitute.
-        body["__del__"] = lambda _: None
-
-    return types.new_class(kind.__name__, (kind,), exec_body=fill)
-
-
-# Context variables
+        return watched_object(value, self._note, None, what)
 
 
 def _langchain_config() -> Mapping[str, Any] | None:
@@ -682,31 +651,3 @@ def _variable(module: str, name: str) -> ContextVar[Any] | None:
 
 def _nothing() -> None:
     """Take the place of a weak reference to nothing."""
-
-
-def _is_llama_index_s(tag: object) -> bool:
-    """Whether a tag comes from a workflow itself, and not from the application."""
-    return isinstance(tag, str) and tag.startswith("llamaindex.")
-
-
-@functools.lru_cache(maxsize=1024)
-def _place(variable: ContextVar[Any]) -> str | None:
-    """Return a context variable's name in keys, or ``None`` if it does not identify a user."""
-    owners = [
-        name
-        for name, module in list(sys.modules.items())
-        if any(value is variable for value in list(getattr(module, "__dict__", {}).values()))
-    ]
-    if variable.name == _TAGS and any(name.startswith("llama_index") for name in owners):
-        return _TAGS
-    if any(
-        name.partition(".")[0] in _SILENT_PACKAGES or name.startswith(_SILENT_MODULES)
-        for name in owners
-    ):
-        return None
-    if owners:
-        return f"{min(owners)}.{variable.name}"
-    if variable.name in _SILENT_NAMES or variable.name.startswith(_SILENT_PREFIXES):
-        return None
-    # Variables that are no module's attribute may share a name.
-    return f"{variable.name}@{id(variable)}"

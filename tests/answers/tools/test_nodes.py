@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+import json
+from dataclasses import asdict, dataclass, replace
+from operator import attrgetter, itemgetter
 from typing import Any, TypedDict
 from uuid import uuid4
 
@@ -15,6 +18,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.runtime import Runtime
 from langgraph.types import Command
+from pydantic import BaseModel, PrivateAttr
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import cached_node, hint_steps
@@ -123,6 +127,129 @@ def test_a_state_may_be_an_object() -> None:
     assert node.stats().hits == 1
 
 
+class Model(BaseModel):
+    question: str
+    user: str = "nobody"
+    _kept: str = PrivateAttr("")
+
+    def model_post_init(self, context: Any, /) -> None:
+        self._kept = self.user
+
+
+@dataclass
+class Person:
+    question: str
+    user: str = "nobody"
+
+    def greeting(self) -> str:
+        return f"Dear {self.user}"
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    question: str
+    user: str = "nobody"
+
+
+def as_dict(question: str, user: str) -> dict[str, str]:
+    return {"question": question, "user": user}
+
+
+UNDECLARED: list[tuple[Any, Any]] = [
+    *(
+        (as_dict, read)
+        for read in (
+            lambda state: state["user"],
+            lambda state: state.get("user"),
+            lambda state: state.pop("user", ""),
+            lambda state: "user" in state,
+            lambda state: state.copy()["user"],
+            itemgetter("user"),
+        )
+    ),
+    *(
+        (kind, read)
+        for kind in (Person, Slotted, Model)
+        for read in (lambda state: state.user, attrgetter("user"), lambda s: f"{s.user}")
+    ),
+    (Person, lambda state: state.greeting()),
+    (Person, asdict),
+    (Person, repr),
+    (Slotted, replace),
+]
+
+
+@pytest.mark.parametrize(("kind", "read"), UNDECLARED)
+@pytest.mark.parametrize("later", [False, True])
+async def test_a_node_that_asks_for_more_than_it_declares_is_refused(
+    kind: Any, read: Any, later: bool
+) -> None:
+    node = cached_node(RunnableLambda(lambda state: str(read(state))), reads=["question"])
+    for user in ("ann", "bob"):
+        state = kind(question="rome", user=user)
+        with pytest.raises(ConfigurationError, match="asked for 'user' of the state, which is not"):
+            await node.ainvoke(state) if later else node.invoke(state)
+    assert node.stats().entries == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [
+        (as_dict, str),
+        (as_dict, json.dumps),
+        (as_dict, lambda state: str({**state})),
+        (as_dict, lambda state: str(list(state.values()))),
+        (as_dict, lambda state: str(copy.deepcopy(state) | {})),
+        (Person, lambda state: str(vars(state))),
+        (Model, lambda state: str(vars(state))),
+        (Model, lambda state: state.model_dump_json()),
+        (Model, str),
+        (Model, lambda state: f"kept: {getattr(state, '_kept', '')}"),
+    ],
+)
+def test_no_way_around_what_a_node_declares_leads_to_the_rest(kind: Any, read: Any) -> None:
+    node = cached_node(RunnableLambda(read), reads=["question"])
+    for user in ("ann", "bob"):
+        assert user not in node.invoke(kind(question="rome", user=user))
+    assert node.stats().hits == 1
+
+
+@pytest.mark.parametrize("kind", [as_dict, Person, Slotted, Model])
+def test_a_node_gets_what_it_declares(kind: Any) -> None:
+    def answer(state: Any) -> str:
+        values = state if isinstance(state, dict) else state.__class__.__mro__
+        user = state["user"] if isinstance(state, dict) else state.user
+        assert isinstance(values, dict) or kind in values
+        return f"dear {user}"
+
+    node = cached_node(RunnableLambda(answer), reads=["question", "user"])
+    for user in ("ann", "bob", "ann"):
+        assert node.invoke(kind(question="rome", user=user)) == f"dear {user}"
+    assert node.stats().hits == 1
+
+
+@pytest.mark.parametrize("kind", [Model, Person])
+def test_a_graph_of_any_state(kind: Any) -> None:
+    def answer(state: Any) -> dict[str, str]:
+        return {"user": state.question.upper()}
+
+    graph = StateGraph(kind)
+    node = cached_node(answer, reads=["question"])
+    graph.add_node("answer", node)
+    graph.add_edge(START, "answer")
+    app: Any = graph.compile()
+    for user in ("ann", "bob"):
+        assert app.invoke({"question": "rome", "user": user})["user"] == "ROME"
+    assert node.stats().hits == 1
+
+
+def test_a_state_without_names_is_refused() -> None:
+    node = cached_node(RunnableLambda(str), reads=["question"])
+    for state in ("rome", ["rome"], 3):
+        with pytest.raises(ConfigurationError, match="the state must be a dict, a dataclass"):
+            node.invoke(state)
+
+
 def test_nodes_that_depend_on_more_are_refused() -> None:
     def search(state: State, runtime: Runtime[Any]) -> State:
         return state
@@ -130,8 +257,8 @@ def test_nodes_that_depend_on_more_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="the node gets runtime, so its results depend"):
         cached_node(search, reads=["question"])
     wrong: Any
-    for wrong in ("question", [3]):
-        with pytest.raises(ConfigurationError, match="reads must be several names"):
+    for wrong in ("question", [3], []):
+        with pytest.raises(ConfigurationError, match="reads must be one or more names"):
             cached_node(Search(), reads=wrong)
     with pytest.raises(ConfigurationError, match="query_argument must name an argument of"):
         cached_node(Search(), reads=["question"], query_argument="words")
@@ -180,10 +307,12 @@ def test_a_message_that_replaces_an_earlier_one_of_the_state() -> None:
 
 def test_what_refers_to_messages_that_are_not_read_is_not_kept() -> None:
     def forget(state: Any) -> Any:
-        return {"messages": [RemoveMessage(id=state["messages"][0].id)]}
+        return {"messages": [RemoveMessage(id=f"{state['question']} 1")]}
 
     node = cached_node(forget, reads=["question"], keep=lambda _: True)
-    assert [each.text for each in talk(node, "fees", "fees", "fees")] == []
+    state = {"question": "fees", "messages": [HumanMessage("fees", id="fees 1")]}
+    for _ in range(3):
+        assert node.invoke(state)["messages"][0].id == "fees 1"
     assert (node.stats().hits, node.stats().unkept) == (0, 3)
     all_of_them = cached_node(
         lambda _: {"messages": [RemoveMessage(id=REMOVE_ALL_MESSAGES)]}, reads=["question"]

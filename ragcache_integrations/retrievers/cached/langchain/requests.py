@@ -8,11 +8,13 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import RunnableConfig
 from langchain_core.vectorstores import VectorStore
 from typing_extensions import override
 
+from ragcache_integrations.core.config_reads import OwnParts
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
 from ragcache_integrations.retrievers.embedder import Embedding
@@ -21,13 +23,14 @@ from ragcache_integrations.retrievers.keys import (
     Naming,
     Snapshots,
     StepWatch,
+    Surroundings,
     freeze_arguments,
     nameless_values,
     opaque_values,
     request_key,
     wrapped_settings,
 )
-from ragcache_integrations.retrievers.retrieval import Request
+from ragcache_integrations.retrievers.retrieval import Request, watch_request
 from ragcache_integrations.retrievers.staged import StagedRequest
 from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
 from ragcache_integrations.retrievers.stores import StoreFacts
@@ -51,14 +54,21 @@ class Requests(ABC):
     Args:
         knobs: The retriever's settings.
         made_with: Arguments of the search that the retriever was made with.
+        code: The application's own code within what is asked, and the embedding model.
+        model: The embedding model.
 
     Attributes:
         own: The opaque values among them.
     """
 
-    def __init__(self, knobs: CacheKnobs, made_with: Mapping[str, Any]) -> None:
+    def __init__(
+        self, knobs: CacheKnobs, made_with: Mapping[str, Any], code: OwnParts, model: Embeddings
+    ) -> None:
         self._knobs = knobs
         self.own = opaque_values(made_with)
+        self._watch = StepWatch(knobs.ignores, code)
+        self._code = code
+        self._embeds = OwnParts(model).any
 
     @abstractmethod
     def make(self, call: Call) -> Request[Document]:
@@ -67,6 +77,19 @@ class Requests(ABC):
         Raises:
             ConfigurationError: What is wrapped has no such argument.
         """
+
+    def _around(self) -> Surroundings | None:
+        """Return what the application's own code in a store may read; ``None``: there is none."""
+        return self._watch.surroundings() if self._code.any else None
+
+    def _watched(
+        self, request: Request[Document], around: Surroundings | None
+    ) -> Request[Document]:
+        """Have a request's searches note what they use although its key does not hold it."""
+        if around is not None:
+            watch_request(request, around)
+            request.embeds_around = around if self._embeds else None
+        return request
 
     def _namespace(self, call: Call) -> str:
         return self._knobs.namespace if call.namespace is None else call.namespace
@@ -91,10 +114,9 @@ class Requests(ABC):
 class WrappedRequests(Requests):
     """Asks a wrapped retriever, or another Runnable from a question to documents."""
 
-    def __init__(self, knobs: CacheKnobs, retriever: RetrieverLike) -> None:
-        super().__init__(knobs, wrapped_settings(retriever))
+    def __init__(self, knobs: CacheKnobs, retriever: RetrieverLike, model: Embeddings) -> None:
+        super().__init__(knobs, wrapped_settings(retriever), OwnParts(retriever, model), model)
         self._retriever = retriever
-        self._watch = StepWatch(knobs.ignores)
 
     @override
     def make(self, call: Call) -> Request[Document]:
@@ -130,7 +152,8 @@ class WrappedRequests(Requests):
                 key=before,
                 namespace=namespace,
                 opaque=opaque,
-                alone=around.private,
+                alone=around.alone_among(opaque),
+                embeds_around=around if self._embeds else None,
                 flight=around.flight,
                 is_current=lambda: not around.spoilt() and key()[0] == before,
                 ranked=False,
@@ -172,8 +195,9 @@ class StoreRequests(Requests):
         search_type: str,
         search_kwargs: dict[str, Any],
         facts: StoreFacts,
+        model: Embeddings,
     ) -> None:
-        super().__init__(knobs, search_kwargs)
+        super().__init__(knobs, search_kwargs, OwnParts(store, model), model)
         self._store = store
         self._search_type = search_type
         self._search_kwargs = search_kwargs  # not a copy: what is changed in it is honoured
@@ -195,14 +219,16 @@ class StoreRequests(Requests):
         k = _first(call.k, arguments.pop("k", None), self._knobs.k)
         snapshot = self._snapshots.of(arguments)
         frozen, namespace = snapshot.frozen, self._namespace(call)
-        key, opaque = self._key(call, namespace, frozen)
+        around = self._around()
+        whole = frozen if around is None else frozen.with_others(around.frozen)
+        key, opaque = self._key(call, namespace, whole)
         # Nearly every question comes with the arguments of the one before.
         same, (planned, plan) = (search_type, frozen.key), self._last
         if plan is None or planned != same or frozen.opaque:
             copies = (lambda: arguments) if opaque else snapshot.copies()
             plan = self._plan(search_type, snapshot.arguments, copies)
             self._last = same, plan  # as one: another thread must not mix two of them
-        return Request(
+        request = Request(
             (call.query,),
             partial(plan.search, call.query),
             plan.asearch,
@@ -214,6 +240,7 @@ class StoreRequests(Requests):
             annotate=self._knobs.annotate,
             cut=plan.cut,
         )
+        return self._watched(request, around)
 
     def _plan(self, search_type: str, arguments: Mapping[str, Any], copies: Arguments) -> _Plan:
         facts, filters = self._facts, "filter" in arguments
@@ -238,8 +265,9 @@ class StoreRequests(Requests):
 class StagedRequests(Requests):
     """Asks a staged retriever."""
 
-    def __init__(self, knobs: CacheKnobs, staged: StagedFaissRetriever) -> None:
-        super().__init__(knobs, {"filter": staged.filter})
+    def __init__(self, knobs: CacheKnobs, staged: StagedFaissRetriever, model: Embeddings) -> None:
+        parts = (staged.vectorstore, staged.index, model)
+        super().__init__(knobs, {"filter": staged.filter}, OwnParts(*parts), model)
         self._staged = staged
         self._snapshots = Snapshots()
 
@@ -251,15 +279,16 @@ class StagedRequests(Requests):
         own = call.arguments.get("filter")
         filters = self._staged.filter if own is None else own
         snapshot = self._snapshots.of({} if filters is None else {"filter": filters})
-        namespace = self._namespace(call)
-        key, opaque = self._key(call, namespace, snapshot.frozen)
+        namespace, around = self._namespace(call), self._around()
+        whole = snapshot.frozen if around is None else snapshot.frozen.with_others(around.frozen)
+        key, opaque = self._key(call, namespace, whole)
         if not opaque:
             filters = snapshot.copies()().get("filter")
 
         def request(count: int) -> StagedRequest:
             return StagedRequest((call.query,), count, filters, call.interval)
 
-        return Request(
+        made = Request(
             (call.query,),
             lambda embedding, count: core.search(embedding, request(count)),
             k=_first(call.k, self._knobs.k),
@@ -269,6 +298,7 @@ class StagedRequests(Requests):
             annotate=self._knobs.annotate,
             stages=lambda embedding, count: core.search_stages(embedding, request(count)),
         )
+        return self._watched(made, around)
 
 
 def _first(*numbers: int | None) -> int | None:

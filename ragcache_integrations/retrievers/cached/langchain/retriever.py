@@ -153,7 +153,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         # The cache and its threads must not keep self alive, so they have nothing of self.
         knobs = knobs_of_cache(self)
         facts, default_k = self._wrapped()
-        requests = self._requests_for(facts)
+        requests = self._requests_for(facts, embeddings)
         names = frozenset(self.search_kwargs)
         wrapped = (self.vectorstore, self.retriever, embeddings)
         core: RetrieverCore[Document] = self.shared_state.core(
@@ -490,16 +490,16 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             return self._staged.core.facts, self._staged.k or self._staged.core.k
         return StoreFacts(doubt=_RETRIEVER), None
 
-    def _requests_for(self, facts: StoreFacts) -> Requests:
+    def _requests_for(self, facts: StoreFacts, model: Embeddings) -> Requests:
         knobs = CacheKnobs(**{name: getattr(self, name) for name in CacheKnobs.model_fields})
         if self.vectorstore is not None:
             return StoreRequests(
-                knobs, self.vectorstore, self.search_type, self.search_kwargs, facts
+                knobs, self.vectorstore, self.search_type, self.search_kwargs, facts, model
             )
         if self._staged is not None:
-            return StagedRequests(knobs, self._staged)
+            return StagedRequests(knobs, self._staged, model)
         assert self.retriever is not None  # noqa: S101 - checked on construction
-        return WrappedRequests(knobs, self.retriever)
+        return WrappedRequests(knobs, self.retriever, model)
 
     def _reader(
         self, facts: StoreFacts
@@ -551,8 +551,7 @@ def _live(
 def _made(wired: Wired, call: Call) -> Request[Document]:
     """Make a request, which is remembered only if the store is still the same after the search."""
     request: Request[Document] = wired.requests.make(call)
-    if request.is_current is None:
-        request.is_current = wired.live.is_current
+    request.is_current = wired.live.and_also(request.is_current)
     return request
 
 

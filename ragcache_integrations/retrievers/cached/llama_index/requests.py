@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.vector_stores.types import BasePydanticVectorStore
 
+from ragcache_integrations.core.config_reads import OwnParts
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
@@ -31,7 +33,7 @@ from ragcache_integrations.retrievers.keys import (
     request_key,
     wrapped_settings,
 )
-from ragcache_integrations.retrievers.retrieval import Request
+from ragcache_integrations.retrievers.retrieval import Request, watch_request
 from ragcache_integrations.retrievers.staged import StagedRequest
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
 from ragcache_integrations.retrievers.stores import StoreFacts, VectorSearch
@@ -64,6 +66,7 @@ class Requests:
         index: The index that is searched, if it is one.
         search_kwargs: Arguments for the index's search.
         facts: What is known of what is wrapped.
+        model: The embedding model.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Requests:
         index: VectorStoreIndex | None,
         search_kwargs: dict[str, Any],
         facts: StoreFacts,
+        model: BaseEmbedding,
     ) -> None:
         self._knobs = knobs
         self._wrapped = wrapped
@@ -82,8 +86,13 @@ class Requests:
         default = index is not None and search_kwargs.get(QUERY_MODE, "default") == "default"
         self._ranked = (self._staged is not None or default) and not facts.by_text
         self._own = opaque_values(self._settable())
-        # An index is asked for what its arguments say. What else is wrapped may read anything.
-        self._watch = None if index or self._staged else StepWatch(knobs.ignores)
+        # An index is asked for what its arguments say, but the application's own code within it,
+        # and what else is wrapped, may read anything.
+        asks = wrapped if index is None else index
+        code = OwnParts(asks, model)
+        known = index is not None or self._staged is not None
+        self._watch = StepWatch(knobs.ignores, code) if code.any or not known else None
+        self._embeds = OwnParts(model).any
         self._snapshots = Snapshots()
         self._blocks = _blocks(wrapped)
         self._bring: VectorSearch[Sequence[NodeWithScore]] | None = None
@@ -152,17 +161,23 @@ class Requests:
             plain=lambda count: retriever(count)._retrieve(replace(query)),  # noqa: SLF001
             aplain=lambda count: retriever(count)._aretrieve(replace(query)),  # noqa: SLF001
         )
+        if self._index is None:
+            request.is_current = lambda: self._frozen(query, snapshot, around).key == frozen.key
+        if self._staged is not None:
+            request = _in_stages(request, self._staged, interval)
         # Vectors that come along are worth a thread.
         if self._blocks or (self._bring is not None and self._abring is None):
             request.asearch = request.aplain = None
+        return self._watched(request, around)
+
+    def _watched(
+        self, request: Request[NodeWithScore], around: Surroundings | None
+    ) -> Request[NodeWithScore]:
+        """Have a request's searches note what they use although its key does not hold it."""
         if around is not None:
-            _watch(request, around)
-        if self._index is None:
-            request.is_current = lambda: (
-                not (around is not None and around.spoilt())
-                and self._frozen(query, snapshot, around).key == frozen.key
-            )
-        return request if self._staged is None else _in_stages(request, self._staged, interval)
+            watch_request(request, around)
+            request.embeds_around = around if self._embeds else None
+        return request
 
     def _frozen(
         self, query: QueryBundle, snapshot: Snapshot, around: Surroundings | None
@@ -210,23 +225,6 @@ def check_search_kwargs(
         msg = f"unknown search_kwargs {', '.join(unknown)}: allowed are {allowed}"
         raise ConfigurationError(msg)
     return dict(search_kwargs)
-
-
-def _watch(request: Request[NodeWithScore], around: Surroundings) -> None:
-    """Have a request's searches note what they use that its key does not say."""
-    search, asearch = request.search, request.asearch
-
-    def watched(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
-        with around.watched():
-            return search(embedding, count)
-
-    async def awatched(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
-        assert asearch is not None  # noqa: S101 - checked below
-        with around.watched():
-            return await asearch(embedding, count)
-
-    request.search, request.asearch = watched, None if asearch is None else awatched
-    request.alone, request.flight = around.private, around.flight
 
 
 def _in_stages(

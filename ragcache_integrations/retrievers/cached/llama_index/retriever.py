@@ -225,7 +225,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         self._embed_model = model  # where LlamaIndex's own retrievers have theirs
         self._staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
         facts, default_k = self._facts()
-        requests = Requests(self._knobs, wrapped, index, self._search_kwargs, facts)
+        requests = Requests(self._knobs, wrapped, index, self._search_kwargs, facts, model)
         return Wired(self._make_core(model, facts, default_k), requests, live)
 
     def _make_core(
@@ -519,8 +519,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         if self._context is not None and query.custom_embedding_strs is None:
             query = question_in_context(query, self._context())
         request: Request[NodeWithScore] = wired.requests.make(query, self._k, interval)
-        if request.is_current is None:
-            request.is_current = wired.live.is_current
+        request.is_current = wired.live.and_also(request.is_current)
         return request
 
     def _stages(

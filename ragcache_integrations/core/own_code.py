@@ -7,24 +7,30 @@ function, unlike its source.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
+import itertools
 import re
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 __all__ = [
+    "CodeReading",
+    "Constant",
     "Notes",
     "Uses",
     "is_own_class",
     "is_own_code",
     "is_own_module",
+    "own_functions",
     "remembered",
     "uses_of",
 ]
@@ -144,7 +150,7 @@ def uses_of(code: types.CodeType) -> Uses:
 
 def _uses_of(code: types.CodeType) -> Uses:
     uses = Uses()
-    _Reading(uses, code.co_name).go(dis.get_instructions(code))
+    CodeReading(uses, code.co_name).go(dis.get_instructions(code))
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             uses.add(_uses_of(inner))
@@ -164,11 +170,13 @@ class _Item:
 
 
 @dataclass(frozen=True, slots=True)
-class _Constant:
+class Constant:
+    """A value that is written in the code."""
+
     value: Any
 
 
-class _Reading:
+class CodeReading:
     """Reads instructions in their order, with the names of what is on the stack.
 
     What it can't follow, such as a container that is handed to another function, only hides that
@@ -182,6 +190,7 @@ class _Reading:
         self._locals: dict[str, Any] = {}
 
     def go(self, instructions: Iterable[dis.Instruction]) -> None:
+        """Read instructions."""
         stacks: dict[Any, list[Any]] = {}
         left = False  # the code before, by a jump or a return
         for instruction in instructions:
@@ -189,11 +198,18 @@ class _Reading:
             if other is not None:  # either branch comes here
                 same = len(other) == len(self._stack) and not left
                 pairs = zip(other, self._stack, strict=True) if same else ()
-                self._stack = [a if a == b else None for a, b in pairs] if same else list(other)
+                joined = [a if a == b else self._joined(a, b) for a, b in pairs]
+                self._stack = joined if same else list(other)
+            # Where such an instruction jumps, what it looked at is still there.
+            kept = list(self._stack) if instruction.opname.endswith("_OR_POP") else None
             self._read(instruction)
             if instruction.opcode in _JUMPS:
-                stacks.setdefault(instruction.argval, list(self._stack))
+                stacks.setdefault(instruction.argval, list(self._stack) if kept is None else kept)
             left = instruction.opname.startswith(_LEAVES)
+
+    def _joined(self, one: Any, other: Any) -> Any:  # noqa: ARG002 - for subclasses
+        """Return what is on the stack if it may be one or the other."""
+        return None
 
     def _read(self, instruction: dis.Instruction) -> None:
         read = getattr(self, f"_{instruction.opname.lower()}", None)
@@ -234,13 +250,13 @@ class _Reading:
 
     def _store_fast(self, instruction: dis.Instruction) -> None:
         value = self._pop()
-        self._locals[instruction.argval] = None if isinstance(value, _Constant) else value
+        self._locals[instruction.argval] = None if isinstance(value, Constant) else value
 
     _load_name = _load_global
     _load_classderef = _load_deref
 
     def _load_const(self, instruction: dis.Instruction) -> None:
-        self._stack.append(_Constant(instruction.argval))
+        self._stack.append(Constant(instruction.argval))
 
     _load_small_int = _load_const
 
@@ -296,7 +312,7 @@ class _Reading:
 
     def _store_subscr(self, instruction: dis.Instruction) -> None:
         key, symbol = self._pop(), self._pop()
-        known = isinstance(key, _Constant) and isinstance(key.value, str | int)
+        known = isinstance(key, Constant) and isinstance(key.value, str | int)
         self._uses.notes.write(symbol, key.value if known else _ALL)
         if instruction.opname == "STORE_SUBSCR":
             self._pop()
@@ -371,3 +387,105 @@ def _is_installed_from_a_folder(package: str) -> bool:
     # Conda names a folder for each package, which it built it in.
     by_conda = (found.read_text("INSTALLER") or "").strip() == "conda"
     return not by_conda and '"file:' in (found.read_text("direct_url.json") or "")
+
+
+_MOST_PARTS = 3_000
+_MOST_ITEMS = 128
+"""Items of a container that are gone through: what has more holds data."""
+_PLAIN = (str, int, float, bool, bytes, complex, type(None))
+_WITHIN: dict[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    property: ("fget", "fset"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    functools.cached_property: ("func",),
+    types.MethodType: ("__func__", "__self__"),
+    types.BuiltinMethodType: ("__self__",),
+}
+"""What objects of Python's own classes call."""
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+_UNHEARD = ("ignore_llm", "on_event_start", "as_trace", "on_chain_start")
+"""Attributes of what only hears of a run."""
+
+
+def own_functions(*roots: object) -> tuple[types.FunctionType, ...]:
+    """Return the application's functions that objects are made of, or may call.
+
+    These are the methods of its classes, and functions in attributes, containers, closures and
+    defaults, with all that they name in turn. Handlers of callbacks are left out. Only data are
+    read: no property, no method of the objects. Of what is larger than 3,000 objects, the parts
+    that are nearest to the root are gone through.
+    """
+    waiting = deque(roots)
+    seen: dict[int, object] = {}
+    functions: list[types.FunctionType] = []
+    modules: dict[str, types.ModuleType] = {}
+    names: set[str] = set()
+    while waiting and len(seen) < _MOST_PARTS:
+        value = waiting.popleft()
+        if type(value) in _PLAIN or id(value) in seen:
+            continue
+        seen[id(value)] = value
+        # By the class: what an object says to be, such as a proxy, is somebody's code.
+        if issubclass(type(value), types.FunctionType) and is_own_code(value):
+            functions.append(value)
+            uses = uses_of(value.__code__)
+            loaded = {name for name in uses.imports if name in sys.modules}
+            modules |= {name: sys.modules[name] for name in loaded if is_own_module(name)}
+            names |= uses.names
+            waiting.extend(map(value.__globals__.get, uses.globals))
+        elif issubclass(type(value), types.ModuleType) and is_own_module(value.__name__):
+            modules[value.__name__] = value
+        waiting.extend(_parts(value))
+        if not waiting:
+            found = [vars(module).get(name) for module in modules.values() for name in names]
+            waiting.extend(part for part in found if id(part) not in seen)
+    return tuple(functions)
+
+
+def _parts(value: Any) -> Iterator[object]:
+    """Yield what an object is made of."""
+    kind = type(value)
+    if issubclass(kind, types.FunctionType):
+        for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):  # not assigned yet
+                yield cell.cell_contents
+        yield from value.__defaults__ or ()
+        yield from (value.__kwdefaults__ or {}).values()
+    elif issubclass(kind, tuple(_WITHIN)):
+        names = next(names for base, names in _WITHIN.items() if issubclass(kind, base))
+        yield from (getattr(value, name) for name in names)
+    elif issubclass(kind, type):
+        yield from _of_class(value)
+    elif issubclass(kind, dict):
+        yield from itertools.islice(list(dict.values(value)), _MOST_ITEMS)
+    elif issubclass(kind, _SEQUENCES):
+        base: Any = next(base for base in _SEQUENCES if issubclass(kind, base))
+        yield from itertools.islice(list(base.__iter__(value)), _MOST_ITEMS)
+    if not any(hasattr(kind, name) for name in _UNHEARD) and kind is not types.ModuleType:
+        yield from _of_object(value)
+
+
+def _of_class(kind: type) -> Iterator[object]:
+    for base in kind.__mro__:
+        if is_own_class(base):
+            yield from list(vars(base).values())
+
+
+def _of_object(value: Any) -> Iterator[object]:
+    kind = type(value)
+    if not issubclass(kind, type):
+        yield kind
+    if kind.__module__.partition(".")[0] in sys.stdlib_module_names - {"functools", "types"}:
+        return
+    for name in ("__dict__", "__pydantic_private__", "__pydantic_extra__"):
+        with contextlib.suppress(AttributeError):
+            held = object.__getattribute__(value, name)
+            yield from list(held.values()) if type(held) is dict else ()
+    for base in kind.__mro__:
+        for member in list(vars(base).values()) if is_own_class(base) else ():
+            if type(member) is types.MemberDescriptorType:
+                with contextlib.suppress(AttributeError):
+                    yield member.__get__(value)
+    with contextlib.suppress(AttributeError):  # of lru_cache(), functools.wraps() and wrapt
+        yield object.__getattribute__(value, "__wrapped__")
