@@ -416,7 +416,7 @@ def own_functions(*roots: object) -> tuple[types.FunctionType, ...]:
     read: no property, no method of the objects. Of what is larger than 3,000 objects, the parts
     that are nearest to the root are gone through.
     """
-    waiting = deque(roots)
+    waiting: deque[Any] = deque(roots)
     seen: dict[int, object] = {}
     functions: list[types.FunctionType] = []
     modules: dict[str, types.ModuleType] = {}

@@ -31,9 +31,17 @@ _MOST_CHARACTERS = 1 << 24
 class Around(Protocol):
     """What surrounds a call, see ``keys/surroundings.py``."""
 
-    frozen: Any
-    alone: Any
-    flight: Any
+    @property
+    def frozen(self) -> Any:
+        """What is compared of it."""
+
+    @property
+    def alone(self) -> str:
+        """Why it can't be compared, or an empty text."""
+
+    @property
+    def flight(self) -> Hashable:
+        """What is compared while the call lasts."""
 
     def spoilt(self) -> bool:
         """Whether something was used that ``frozen`` does not hold."""

@@ -1209,7 +1209,7 @@ async def test_a_variable_of_the_application_may_have_a_library_s_name(
     name: str, make: Callable[..., Ask]
 ) -> None:
     variables: list[ContextVar[str]] = [ContextVar(name)]  # no module's attribute
-    READS.append(lambda: variables[0].get())
+    READS.append(variables[0].get)
     ask = make()
     for user in ("ann", "bob", "ann"):
         token = variables[0].set(user)
@@ -1442,11 +1442,10 @@ async def test_a_misspelt_name_is_warned_of(caplog: pytest.LogCaptureFixture) ->
         with user_is("ann"):
             await ask()
     said = [record.message for record in caplog.records]
+    nothing = "A name in ignores= does nothing: none of the first 32 calls had"
     assert said == [
-        "A name in ignores= does nothing: none of the first 32 calls had 'USR', but 'USER'; "
-        "did you mean 'USER'?",
-        "A name in ignores= does nothing: none of the first 32 calls had 'thread_ids', but "
-        "'USER'; did you mean 'thread_id'?",
+        f"{nothing} 'USR', but 'USER'; did you mean 'USER'?",
+        f"{nothing} 'thread_ids', but 'USER'; did you mean 'thread_id'?",
     ]
 
 

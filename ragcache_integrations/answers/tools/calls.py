@@ -242,9 +242,9 @@ def declared_part(state: Any, reads: Collection[str]) -> Any:
         return _declared_fields(state, reads)
     try:
         held = {name: value for name, value in _attributes(state).items() if name in reads}
-        made: Any = object.__new__(
-            _guarded_class(type(state), frozenset(_attributes(state)) - frozenset(reads))
-        )
+        others = frozenset(_attributes(state)) - frozenset(reads)
+        kind: Any = type(state)
+        made: Any = object.__new__(_guarded_class(kind, others))
         for name, value in held.items():
             object.__setattr__(made, name, value)
     except TypeError as error:
@@ -322,11 +322,12 @@ def _attributes(state: Any) -> dict[str, Any]:
         return {field.name: getattr(state, field.name) for field in fields(state)} | getattr(
             state, "__dict__", {}
         )
-    return vars(state)
+    own: dict[str, Any] = vars(state)
+    return own
 
 
 @lru_cache(maxsize=256)
-def _guarded_class(kind: type, others: frozenset[str]) -> type:
+def _guarded_class(kind: Any, others: frozenset[str]) -> type:
     """Return a subclass whose objects refuse to say what some attributes are."""
 
     def getattribute(self: Any, name: str) -> Any:

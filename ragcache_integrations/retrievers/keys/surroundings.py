@@ -38,7 +38,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from ragcache_integrations._suggestions import closest_names, shortened
 from ragcache_integrations.core.checks import check_names
@@ -255,8 +255,9 @@ class StepWatch:
     def _compare(self, values: _Values, frozen: FrozenArguments) -> None:
         """Warn of values that differ in each call, and of names that no call has."""
         found: dict[str, set[Any]] = {}
-        for place, value in frozen.key:
-            found.setdefault(values.names[str(place)], set()).add((place, value))
+        for pair in frozen.key:
+            place = str(cast("tuple[Hashable, ...]", pair)[0])
+            found.setdefault(values.names[place], set()).add(pair)
         for name, several in found.items():
             if name and (name in self._latest or len(self._latest) < _MOST_NAMES):
                 self._note_value(name, hash(frozenset(several)))
