@@ -20,10 +20,12 @@ from langchain_core.callbacks import (
     BaseCallbackHandler,
     get_usage_metadata_callback,
 )
+from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableBranch, RunnableConfig, RunnableLambda
+from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config, get_store, get_stream_writer
@@ -563,6 +565,9 @@ def table() -> dict[str, str]:
 ELSEWHERE = {
     "`previous` of an `@entrypoint`": "test_what_a_thread_left",
     "the user whom LangGraph's server authenticated": "test_the_server_s_user",
+    "OpenTelemetry's baggage, and other values of its context": "test_baggage_says_who_asks",
+    "the same, if your code reads `configurable` or `metadata` in other ways than single values by "
+    "name": "test_a_thread_is_in_the_key_of_what_may_read_it_without_its_name",
     "LlamaIndex's `Context.get_step_context()`": "test_a_workflow",
     "`interrupt()`": "test_every_person_is_asked",
     "a step that is resumed": "test_a_step_that_is_resumed",
@@ -574,7 +579,7 @@ ELSEWHERE = {
     "a tool's parameters for the call's id, or for LlamaIndex's `Context`": "test_refused",
     "names, callbacks and `max_concurrency` of a run; "
     "frameworks' own entries and tags, such as `langgraph_step`; "
-    "context variables of frameworks, tracing and logging": "test_what_says_nothing",
+    "context variables of frameworks, tracing and logging; ids of traces": "test_what_says_nothing",
     "what a step reads on its own: files, databases, globals, the time": "test_what_is_yours",
 }
 
@@ -1233,7 +1238,7 @@ def test_the_same_step_in_other_places_of_a_chain_shares_its_results() -> None:
     """Frameworks have tags for places, which differ from run to run."""
     READS.append(lambda: "anybody")
     cached = answers()
-    for chain in (
+    chains: tuple[Runnable[Any, Any], ...] = (
         RunnableLambda(str) | cached,
         RunnableLambda(str) | str | cached,
         RunnableLambda(lambda text: {"a": text})
@@ -1241,7 +1246,8 @@ def test_the_same_step_in_other_places_of_a_chain_shares_its_results() -> None:
         RunnableBranch((lambda _: True, cached), cached),
         RunnableBranch((lambda _: False, cached), cached),
         cached.with_retry(),
-    ):
+    )
+    for chain in chains:
         chain.invoke(QUESTION)
     assert len(CALLS) == 1
 
@@ -1334,9 +1340,9 @@ async def in_threads(name: str, look: Callable[[], str], **knobs: Any) -> list[s
     READS.append(look)
     graph = graph_of(STEPS[name](**knobs))
     return [
-        (
-            await graph.ainvoke({"question": QUESTION}, configurable(thread_id=thread)["config"])  # type: ignore[arg-type]
-        )["found"]
+        (await graph.ainvoke({"question": QUESTION}, configurable(thread_id=thread)["config"]))[
+            "found"
+        ]
         for thread in ("of ann", "of bob", "of ann")
     ]
 
@@ -1456,3 +1462,36 @@ def test_a_context_whose_request_is_ignored_still_says_who_asks() -> None:
         state = graph.invoke({"question": QUESTION}, context={"user": user, "request": number})
         assert state["found"] == f"balance of {user}"
     assert len(CALLS) == 2
+
+
+@pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory is deprecated")
+def test_a_history_around_the_cache_may_share_its_sessions() -> None:
+    """The turns come as an input, which counts; the session's id is ignored."""
+    histories: dict[str, InMemoryChatMessageHistory] = {}
+
+    def history_of(session: str) -> InMemoryChatMessageHistory:
+        return histories.setdefault(session, InMemoryChatMessageHistory())
+
+    def answer(inputs: Any) -> str:
+        return f"{inputs['question']} after {len(inputs['history'])}"
+
+    def cached(**knobs: Any) -> AnswerCache:
+        return AnswerCache(
+            chain=RunnableLambda(answer),
+            retriever=RunnableLambda(lambda _: [Document("a", id="1")]),
+            documents_key="context",
+            tolerance=0,
+            **knobs,
+        )
+
+    for ignores, hits in ((["session_id"], 2), ([], 0)):
+        inner = cached(ignores=ignores)
+        chat = RunnableWithMessageHistory(
+            inner, history_of, input_messages_key="question", history_messages_key="history"
+        )
+        histories.clear()
+        for session in ("of ann", "of bob"):
+            for turns in (0, 2):
+                said = chat.invoke({"question": "more"}, configurable(session_id=session)["config"])
+                assert said == f"more after {turns}"
+        assert inner.stats().hits == hits

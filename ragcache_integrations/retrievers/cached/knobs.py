@@ -127,8 +127,9 @@ class CacheKnobs(BaseModel):
             were found with this filter are shared by questions with the same ``filter_key``.
             Without it, they are never shared, and each such question searches the store. It is
             part of the cache key of all questions.
-        ignores: For a wrapped retriever: names of what surrounds a call although no documents
-            depend on it, such as a request's id in a context variable, or ``thread_id``.
+        ignores: For a wrapped retriever, or a store with code of your own: names of what surrounds
+            a call although no documents depend on it, such as a request's id in a context variable,
+            or ``thread_id``.
         guard: Whether a question gets an earlier one's documents only if it differs from it in
             nothing that matters: numbers, dates, negations, opposites, comparisons, units, names,
             what is asked for, the order of words, or one word that is not known to mean the same;
