@@ -1465,6 +1465,7 @@ def test_a_context_whose_request_is_ignored_still_says_who_asks() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory is deprecated")
+@pytest.mark.filterwarnings("ignore:The class .InMemoryChatMessageHistory. was deprecated")
 def test_a_history_around_the_cache_may_share_its_sessions() -> None:
     """The turns come as an input, which counts; the session's id is ignored."""
     histories: dict[str, InMemoryChatMessageHistory] = {}

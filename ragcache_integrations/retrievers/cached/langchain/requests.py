@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from langchain_core.documents import Document
-from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import RunnableConfig
 from langchain_core.vectorstores import VectorStore
@@ -54,21 +53,21 @@ class Requests(ABC):
     Args:
         knobs: The retriever's settings.
         made_with: Arguments of the search that the retriever was made with.
-        code: The application's own code within what is asked, and the embedding model.
-        model: The embedding model.
+        code: The application's own code: within what is asked with the embedding model, and within
+            that model alone.
 
     Attributes:
         own: The opaque values among them.
     """
 
     def __init__(
-        self, knobs: CacheKnobs, made_with: Mapping[str, Any], code: OwnParts, model: Embeddings
+        self, knobs: CacheKnobs, made_with: Mapping[str, Any], code: tuple[OwnParts, OwnParts]
     ) -> None:
         self._knobs = knobs
         self.own = opaque_values(made_with)
-        self._watch = StepWatch(knobs.ignores, code)
-        self._code = code
-        self._embeds = OwnParts(model).any
+        self._code, of_model = code
+        self._watch = StepWatch(knobs.ignores, self._code)
+        self._embeds = of_model.any
 
     @abstractmethod
     def make(self, call: Call) -> Request[Document]:
@@ -114,8 +113,10 @@ class Requests(ABC):
 class WrappedRequests(Requests):
     """Asks a wrapped retriever, or another Runnable from a question to documents."""
 
-    def __init__(self, knobs: CacheKnobs, retriever: RetrieverLike, model: Embeddings) -> None:
-        super().__init__(knobs, wrapped_settings(retriever), OwnParts(retriever, model), model)
+    def __init__(
+        self, knobs: CacheKnobs, retriever: RetrieverLike, code: tuple[OwnParts, OwnParts]
+    ) -> None:
+        super().__init__(knobs, wrapped_settings(retriever), code)
         self._retriever = retriever
 
     @override
@@ -195,9 +196,9 @@ class StoreRequests(Requests):
         search_type: str,
         search_kwargs: dict[str, Any],
         facts: StoreFacts,
-        model: Embeddings,
+        code: tuple[OwnParts, OwnParts],
     ) -> None:
-        super().__init__(knobs, search_kwargs, OwnParts(store, model), model)
+        super().__init__(knobs, search_kwargs, code)
         self._store = store
         self._search_type = search_type
         self._search_kwargs = search_kwargs  # not a copy: what is changed in it is honoured
@@ -265,9 +266,10 @@ class StoreRequests(Requests):
 class StagedRequests(Requests):
     """Asks a staged retriever."""
 
-    def __init__(self, knobs: CacheKnobs, staged: StagedFaissRetriever, model: Embeddings) -> None:
-        parts = (staged.vectorstore, staged.index, model)
-        super().__init__(knobs, {"filter": staged.filter}, OwnParts(*parts), model)
+    def __init__(
+        self, knobs: CacheKnobs, staged: StagedFaissRetriever, code: tuple[OwnParts, OwnParts]
+    ) -> None:
+        super().__init__(knobs, {"filter": staged.filter}, code)
         self._staged = staged
         self._snapshots = Snapshots()
 

@@ -23,6 +23,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_int, check_type
+from ragcache_integrations.core.config_reads import OwnParts
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
@@ -153,9 +154,13 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         # The cache and its threads must not keep self alive, so they have nothing of self.
         knobs = knobs_of_cache(self)
         facts, default_k = self._wrapped()
-        requests = self._requests_for(facts, embeddings)
         names = frozenset(self.search_kwargs)
         wrapped = (self.vectorstore, self.retriever, embeddings)
+        code: tuple[OwnParts, OwnParts] = self.shared_state.core(
+            (*map(Identity, wrapped), live.key, "code"),
+            lambda: (OwnParts(*wrapped), OwnParts(embeddings)),
+        )
+        requests = self._requests_for(facts, code)
         core: RetrieverCore[Document] = self.shared_state.core(
             (
                 *map(Identity, wrapped),
@@ -490,16 +495,16 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             return self._staged.core.facts, self._staged.k or self._staged.core.k
         return StoreFacts(doubt=_RETRIEVER), None
 
-    def _requests_for(self, facts: StoreFacts, model: Embeddings) -> Requests:
+    def _requests_for(self, facts: StoreFacts, code: tuple[OwnParts, OwnParts]) -> Requests:
         knobs = CacheKnobs(**{name: getattr(self, name) for name in CacheKnobs.model_fields})
         if self.vectorstore is not None:
             return StoreRequests(
-                knobs, self.vectorstore, self.search_type, self.search_kwargs, facts, model
+                knobs, self.vectorstore, self.search_type, self.search_kwargs, facts, code
             )
         if self._staged is not None:
-            return StagedRequests(knobs, self._staged, model)
+            return StagedRequests(knobs, self._staged, code)
         assert self.retriever is not None  # noqa: S101 - checked on construction
-        return WrappedRequests(knobs, self.retriever, model)
+        return WrappedRequests(knobs, self.retriever, code)
 
     def _reader(
         self, facts: StoreFacts
