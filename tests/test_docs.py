@@ -44,7 +44,7 @@ MODULES = (
 # Other projects' names that the pages use.
 THEIRS = {
     *("AgentWorkflow", "AttributeError", "ChatMemoryBuffer", "ChatOpenAI", "ChatPromptTemplate"),
-    *("CondensePlusContextChatEngine", "CondenseQuestionChatEngine"),
+    *("CondensePlusContextChatEngine", "CondenseQuestionChatEngine", "RunnableWithMessageHistory"),
     *("CachePolicy", "CitationQueryEngine", "ContextChatEngine", "EngineArgs", "FunctionAgent"),
     *(
         "FunctionCallingLLM",

@@ -227,8 +227,8 @@ def declared_part(state: Any, reads: Collection[str]) -> Any:
         reads: The names of these values.
 
     Returns:
-        A dict, or an object of the state's class or a subclass. Whoever asks it for another value
-        of the state gets a :class:`ConfigurationError`, or of a pydantic model an
+        A dict, or an object of the state's class or a subclass. If it is asked for another value
+        of the state, it raises a :class:`ConfigurationError`, or as a pydantic model an
         :class:`AttributeError`.
 
     Raises:
