@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from .question_lexicon import is_english_word
-from .question_pairs import TOKEN
+from .question_reading import TOKEN
 from .question_words import word_set
 
 __all__ = ["is_english", "words_of_other_languages"]

@@ -10,140 +10,34 @@ names.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from .question_lexicon import (
     are_kin,
     are_synonyms,
     compared_word,
-    forms_of,
     is_derived,
     is_english_word,
     part_of_speech,
 )
+from .question_reading import AFTER_VERBS, Reading, Word, read
 from .question_words import (
     ACTIONS,
     ASIDES,
     DATES,
     FILLERS,
     GENERIC,
-    GRAMMAR,
     IMPLIED,
     LIGHT,
-    MODALS,
-    NEGATIONS,
-    NUMBERS,
     PREPOSITIONS,
     RESTRICTING,
-    SCALES,
-    TENS,
     UNITS,
     WEAK_PREPOSITIONS,
-    phrases,
-    without_courtesies,
     word_set,
 )
 
-__all__ = ["TOKEN", "english_difference"]
-
-_REMEMBERED = 4_096
-
-TOKEN = re.compile(
-    r"""
-    (?<![^\s(\[`'"=])--?[^\W\d][\w-]*          # flags
-    | (?<![^\s(\[`'"])[.@\#!]\w[\w.-]*         # .csv, @media, #include
-    | \w+(?:[-_.'+\#@/:,]\w+)*[+\#]*            # words, numbers, identifiers
-    | (?<=\w)[^\w\s,'()"\u2013\u2014]+(?=\w)    # a?.b
-    | (?<!\S)(?![-,\u2013\u2014]\s|[?!,;:\u2026]+\W*$)[^\w\s]{1,4}(?!\S)  # ??, ::, "git add ."
-    | [+*/^=<>%$&|~\\] | [^\w\s\x00-\x7f\u2010-\u2027\u00ab\u00bb\u00a1\u00bf\u3000-\u3003]
-    """,
-    re.VERBOSE,
-)
-"""What of a question is read: words and symbols, without its punctuation."""
-
-_INNER = re.compile(r"[\d_.@/+#:\\]")
-_WH = word_set("who whom whose what which when where why how")
-_DO = word_set("do does did")
-_BE = word_set("is are was were be been being am")
-_PERSONS = {
-    **dict.fromkeys(["i", "me", "my", "mine", "myself", "we", "us", "our", "ours"], "1"),
-    **dict.fromkeys(("you", "your", "yours"), "2"),
-    **dict.fromkeys(("they", "them", "their", "theirs"), "3"),
-}
-_OWNERS = word_set("my our your")
-_BOUNDS = _WH | _DO | _BE | MODALS.keys() | {"i", "we", "they"}
-"""Words that end a phrase with a preposition."""
-_TIMES = {
-    **dict.fromkeys(("was", "were", "did", "had"), "past"),
-    **dict.fromkeys(("is", "are", "do", "does", "am", "will", "shall"), "not past"),
-}
-_GRADED = word_set(
-    "much many long often far old big large small tall high deep wide heavy fast late"
-)
-"""What asks for an amount after *how*, and not for a way."""
-_CIRCUMSTANCES = word_set("place reason time year date")
-_ASKING_NOUNS = _CIRCUMSTANCES | word_set("person people number")
-
-
-@dataclass(frozen=True, slots=True)
-class _Word:
-    """A word that says something.
-
-    Attributes:
-        text: The word in lower case.
-        written: The word as it is written.
-        by: The preposition that introduces it, if any.
-        phrase: The preposition that introduces the phrase that it is in, if any.
-        forms: The word, and the words that it is an inflection of.
-        name: Whether it is a name, a code or the like: no English word.
-    """
-
-    text: str
-    written: str
-    by: str
-    phrase: str
-    forms: frozenset[str]
-    name: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """A question, read word by word.
-
-    Attributes:
-        words: Its words that say something, in their order.
-        modals: What may, must or shall be.
-        asks: The first question word.
-        helped: Whether it has an auxiliary verb.
-        does: Whether that is a form of *do*.
-        passive: Whether it says who did it by *by*.
-        copula: Whether its auxiliary is a form of *be*.
-        stranded: A preposition at its end.
-        frame: The words that hold it together.
-        persons: Who is spoken of, each once in their order: 1 for *I* and *my*, 2 for *you*, 3 for
-            *they*.
-        owner: Of whom something is: 1 for *my*, 2 for *your*, if it is of one of them.
-        times: Whether it says what was.
-        acts: Whether *I* or *we* do something.
-    """
-
-    words: tuple[_Word, ...]
-    modals: frozenset[str]
-    asks: str
-    helped: bool
-    does: bool
-    passive: bool
-    copula: bool
-    stranded: str
-    frame: tuple[str, ...]
-    persons: str
-    owner: str
-    times: frozenset[str]
-    acts: bool
+__all__ = ["english_difference"]
 
 
 def english_difference(text: str, other: str) -> str | None:
@@ -155,14 +49,14 @@ def english_difference(text: str, other: str) -> str | None:
     # Partners may be chosen in another way from the other side.
     turned = text > other
     one, two = (other, text) if turned else (text, other)
-    found = _difference(_read(one), _read(two))
+    found = _difference(read(one), read(two))
     if found is None:
         return None
     kind, *sides = found
     return f"{kind}: {' / '.join(side or 'none' for side in (sides[::-1] if turned else sides))}"
 
 
-def _difference(one: _Reading, two: _Reading) -> tuple[str, str, str] | None:
+def _difference(one: Reading, two: Reading) -> tuple[str, str, str] | None:
     """Return the kind of difference, and what each question has of it."""
     partners = _matched(one.words, two.words, asking=bool(one.asks and two.asks))
     if partners is None:
@@ -194,21 +88,21 @@ def _difference(one: _Reading, two: _Reading) -> tuple[str, str, str] | None:
     return None if rest or others else _difference_of_form(one, two, mine)
 
 
-def _is_reworded(one: _Reading, two: _Reading, mine: list[int]) -> bool:
+def _is_reworded(one: Reading, two: Reading, mine: list[int]) -> bool:
     """Return whether questions have another form, or other words for the same in some place."""
     return _shape(one) != _shape(two) or _has_synonyms(one, two, mine)
 
 
-def _shape(read: _Reading) -> list[str]:
+def _shape(read: Reading) -> list[str]:
     """Return the words that hold a question together, without prepositions."""
     return [kind for kind in read.frame if kind not in PREPOSITIONS]
 
 
-def _has_synonyms(one: _Reading, two: _Reading, mine: list[int]) -> bool:
+def _has_synonyms(one: Reading, two: Reading, mine: list[int]) -> bool:
     return any(not _are_inflections(*pair) for pair in _pairs(one, two, mine))
 
 
-def _pairs(one: _Reading, two: _Reading, mine: list[int]) -> list[_Pair]:
+def _pairs(one: Reading, two: Reading, mine: list[int]) -> list[_Pair]:
     """Return the words that are partners, in the order of the first question."""
     return [
         (word, two.words[partner])
@@ -217,13 +111,13 @@ def _pairs(one: _Reading, two: _Reading, mine: list[int]) -> list[_Pair]:
     ]
 
 
-def _is_one_more(rest: Sequence[_Word], others: Sequence[_Word]) -> bool:
+def _is_one_more(rest: Sequence[Word], others: Sequence[Word]) -> bool:
     """Return whether one question has a single word more, which restricts nothing."""
     added = [*rest, *others]
     return len(added) == 1 and added[0].forms.isdisjoint(RESTRICTING)
 
 
-def _are_other_parts(rest: Sequence[_Word], others: Sequence[_Word]) -> bool:
+def _are_other_parts(rest: Sequence[Word], others: Sequence[Word]) -> bool:
     """Return whether words differ as those of two ways to put it do, and not those of two things.
 
     So "who do I ask" is "who is responsible", and "my timetable" is "the schedule of my lessons".
@@ -243,9 +137,7 @@ def _are_other_parts(rest: Sequence[_Word], others: Sequence[_Word]) -> bool:
     return bool(rest and others)
 
 
-def _difference_of_form(
-    one: _Reading, two: _Reading, mine: list[int]
-) -> tuple[str, str, str] | None:
+def _difference_of_form(one: Reading, two: Reading, mine: list[int]) -> tuple[str, str, str] | None:
     """Return what questions of the same words differ in."""
     if _order_differs(one, two, mine) or _persons_differ(one, two, mine):
         return "order", _listed(one.words), _listed(two.words)
@@ -259,15 +151,15 @@ _SHORT = 4
 """Words of a question at most, for "was" or "is" to make another one of it."""
 
 
-def _written(words: Sequence[_Word]) -> str:
+def _written(words: Sequence[Word]) -> str:
     return " ".join(word.written for word in words)
 
 
-def _listed(words: Sequence[_Word]) -> str:
+def _listed(words: Sequence[Word]) -> str:
     return " ".join(word.text for word in words)
 
 
-def _same_modality(one: _Reading, two: _Reading, modals: Modals) -> bool:
+def _same_modality(one: Reading, two: Reading, modals: Modals) -> bool:
     """Return whether both ask for what is, can, must or should be.
 
     Where a question word asks for the way, the place or the like, "how do I" is also "how can I"
@@ -309,7 +201,7 @@ _MODAL_WORDS = {
 """Other words that say what modals say."""
 
 
-def _drop_modal_words(one: _Reading, two: _Reading, mine: list[int], theirs: list[int]) -> Modals:
+def _drop_modal_words(one: Reading, two: Reading, mine: list[int], theirs: list[int]) -> Modals:
     """Drop words such as *necessary* if the other question has *must*, and return the modals."""
     modals = one.modals, two.modals
     both = []
@@ -328,7 +220,7 @@ def _drop_modal_words(one: _Reading, two: _Reading, mine: list[int], theirs: lis
     return both[0], both[1]
 
 
-def _persons_differ(one: _Reading, two: _Reading, partners: list[int]) -> bool:
+def _persons_differ(one: Reading, two: Reading, partners: list[int]) -> bool:
     """Return whether they do, as in "can I see your address" and "can you see my address"."""
     mine, theirs = one.persons, two.persons
     if {mine[:1], theirs[:1]} == {"1", "3"}:
@@ -341,205 +233,6 @@ def _persons_differ(one: _Reading, two: _Reading, partners: list[int]) -> bool:
     return both and (mine.index("1") < mine.index("2")) != (theirs.index("1") < theirs.index("2"))
 
 
-# ---------------------------------------------------------------------------------------- reading
-
-
-_FRONTED = re.compile(
-    r"^\W*((?:if|when|while|because|once|as|to|for|in|on|at|from|with|during|after|before|by)"
-    r" [^,]+),"
-    r" ((?:who|what|which|when|where|why|how|is|are|do|does|did|can|could|may|must|should|will|am)"
-    r"\b.+?)[\s?.!]*$",
-    re.IGNORECASE,
-)
-"""A phrase or a clause that may as well come after the question that it precedes."""
-
-
-@lru_cache(_REMEMBERED)
-def _read(text: str) -> _Reading:
-    whole = _FRONTED.sub(r"\2 \1", without_courtesies(text))
-    found_phrases, replacements = phrases()
-    whole = found_phrases.sub(lambda found: replacements[found[0].lower()], whole)
-    tokens = list(_tokens(whole))
-    plain = [token.lower() for token in tokens]
-    # "IT", "US" and "the Who", unless everything is in capitals.
-    acronyms = (
-        set()
-        if whole.isupper()
-        else {
-            token
-            for place, (token, word) in enumerate(zip(tokens, plain, strict=True))
-            if token != word
-            and (word in GRAMMAR or word in _WH or word in PREPOSITIONS)
-            and ((token.isupper() and len(token) > 1) or (place and plain[place - 1] == "the"))
-        }
-    )
-    variables = any(len(word) == 1 and word.isalpha() and word not in "aistdm" for word in plain)
-    grammar = (GRAMMAR | _WH) - ({"a"} if variables else set())
-    words: list[_Word] = []
-    modals: set[str] = set()
-    by, phrase, counts, stranded = "", "", False, ""
-    following_words = [*plain[1:], ""]
-    for place, (token, word) in enumerate(zip(tokens, plain, strict=True)):
-        following = following_words[place]
-        phrase = "" if word in _BOUNDS else phrase
-        if token in acronyms:
-            words.append(_Word(word, token, by, phrase, frozenset((word,)), name=True))
-            by = ""
-        elif word in MODALS:
-            modals.add(MODALS[word])
-        elif word in PREPOSITIONS and following in _WH:
-            stranded = word  # "from which gate does it leave"
-        elif word in PREPOSITIONS:
-            by = phrase = by if word == "of" and (by or counts) else word
-            counts = False
-        elif _is_asked_for(word, plain, place):
-            continue
-        elif unit := _unit(plain, place):
-            words.append(_Word(unit, token, by, phrase, frozenset((unit,)), name=False))
-            by = ""
-        elif word in grammar and not (word == "one" and _counts(plain, place)):
-            by = _kept(by, word)
-        elif _is_marked(word, plain, place):
-            counts = word == "number"
-        else:
-            words.append(_word(token, word, by, phrase))
-            by = ""
-    return _Reading(
-        tuple(words),
-        frozenset(modals),
-        _asks(plain),
-        stranded=by or stranded,
-        persons="".join(dict.fromkeys(_PERSONS[word] for word in plain if word in _PERSONS)),
-        owner="".join(sorted({_PERSONS[word] for word in plain if word in _OWNERS})),
-        times=frozenset(_TIMES[word] for word in plain if word in _TIMES),
-        acts=not {*plain}.isdisjoint(("i", "we")) or {*plain}.isdisjoint(("me", "us")),
-        helped=not {*plain}.isdisjoint({*_DO, *_BE, *MODALS, "has", "have", "had"}),
-        does=not {*plain}.isdisjoint(_DO),
-        passive="by" in plain and not {*plain}.isdisjoint(_BE),
-        copula=not {*plain}.isdisjoint(_BE) and {*plain}.isdisjoint(_DO),
-        frame=tuple(_frame(plain)),
-    )
-
-
-def _counts(words: Sequence[str], place: int) -> bool:
-    """Return whether *one* is a number there, as in "one guest"."""
-    before, following = words[place - 1] if place else "", words[place + 1 : place + 2]
-    pronoun = before in {"which", "another", "this", "that", "the", "no", "each", "every"}
-    return (
-        not pronoun
-        and bool(following)
-        and following[0].isalpha()
-        and not (following[0] in GRAMMAR or following[0] in _WH or following[0] in PREPOSITIONS)
-    )
-
-
-def _kept(by: str, word: str) -> str:
-    """Return a preposition, unless a pronoun ends what it introduces, as in "with you"."""
-    return "" if word in _PERSONS and by in _AFTER_VERBS else by
-
-
-def _frame(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words that hold a question together, as far as they differ."""
-    before = ""
-    for word in words:
-        if before == "what" and not (word in GRAMMAR or word in _FRAME or word in PREPOSITIONS):
-            yield "what kind"
-            before = ""
-        kind = _FRAME.get(word, word if word in PREPOSITIONS or word in _WH else "")
-        if kind and kind != before:
-            yield kind
-            before = kind
-
-
-_FRAME = {
-    **dict.fromkeys((*_DO, *MODALS), "do"),
-    **dict.fromkeys(_BE, "be"),
-    **dict.fromkeys(("has", "have", "had"), "have"),
-    **dict.fromkeys(("what", "which"), "what"),
-    **dict.fromkeys((word for word, person in _PERSONS.items() if person != "3"), "i"),
-    **dict.fromkeys(WEAK_PREPOSITIONS, "of"),
-    **dict.fromkeys(("there", "here"), "there"),
-}
-
-
-def _asks(words: Sequence[str]) -> str:
-    for word, following in pairwise((*words, "")):
-        if word == "how" and following in _GRADED:
-            return "how much"
-        if word in _WH:
-            return "when" if following in _CIRCUMSTANCES else word
-    return ""
-
-
-def _tokens(text: str) -> Iterator[str]:
-    for token in TOKEN.findall(text):
-        bare = token.removesuffix("'s").removesuffix("'S")
-        if bare != token and bare.lower() in _BEFORE_IS:
-            yield from (bare, "is")
-            continue
-        if "'" in bare:  # whose end says "not", which is a mark, or holds an auxiliary verb
-            bare = _CONTRACTED.get(bare.lower()) or _REST.sub("", bare)
-        if "-" in bare[1:] and not _INNER.search(bare) and not bare.startswith("-"):
-            yield from filter(None, bare.split("-"))
-        elif bare:
-            yield bare
-
-
-_BEFORE_IS = _WH | word_set("it he she that there here")
-_CONTRACTED = {"can't": "can", "won't": "will", "shan't": "shall"}
-_REST = re.compile(r"(?:n't|'[a-z]*)$", re.IGNORECASE)
-_FIGURE = re.compile(r"\d+(?:[.,:/-]\d+)*(?:st|nd|rd|th|[ap]m|[kmb])?")
-
-
-def _is_marked(word: str, words: Sequence[str], place: int) -> bool:
-    """Return whether a word is among the marks already, or only names what is asked for."""
-    # "x" is a number in "henry x", and a variable elsewhere.
-    if (word in NUMBERS and len(word) > 1) or word in SCALES or word in NEGATIONS:
-        return True
-    before = words[place - 1] if place else ""
-    if _FIGURE.fullmatch(word) or (before in TENS and word in {"one", "first"}):
-        return True
-    if word in {"am", "pm"}:
-        return before[:1].isdigit()
-    if before == "how" and word in {"many", "much"}:
-        return True
-    begins = before in {"", "a", "the", "what", "which"}
-    return word == "number" and begins and words[place + 1 : place + 2] == ["of"]
-
-
-def _unit(words: Sequence[str], place: int) -> str:
-    """Return a unit, a date or an ordinal in one way of writing; nothing for another word."""
-    word = words[place]
-    if word in UNITS or word in DATES:
-        return UNITS.get(word) or DATES[word]
-    return "" if place and words[place - 1] in TENS else _ordinal(word)
-
-
-_ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
-
-
-def _ordinal(word: str) -> str:
-    """Return an ordinal in figures, such as ``1th``; nothing for another word."""
-    figure = _ORDINAL.fullmatch(word)
-    if figure:
-        return f"{figure[1]}th" if len(figure[1]) == 1 else ""
-    number = "1th" if word == "first" else NUMBERS.get(word, "")
-    return number if number.endswith("th") and len(number) == 3 else ""  # noqa: PLR2004
-
-
-def _is_asked_for(word: str, words: Sequence[str], place: int) -> bool:
-    return word in _ASKING_NOUNS and place > 0 and words[place - 1] in {"what", "which"}
-
-
-def _word(token: str, word: str, by: str, phrase: str) -> _Word:
-    if not token[0].isalnum():
-        return _Word(token, token, by, phrase, frozenset((token,)), name=True)
-    coded = bool(_INNER.search(word))
-    forms = frozenset((word,)) if coded else forms_of(word)
-    name = coded or not is_english_word(word)
-    return _Word(word, token, by, phrase, forms, name)
-
-
 # ------------------------------------------------------------------------------------- comparison
 
 
@@ -548,7 +241,7 @@ _MOST_COMPARED = 64
 
 
 def _matched(
-    one: Sequence[_Word], two: Sequence[_Word], *, asking: bool
+    one: Sequence[Word], two: Sequence[Word], *, asking: bool
 ) -> tuple[list[int], list[int]] | None:
     """Return the place of each word's partner in the other question, or -1.
 
@@ -593,9 +286,9 @@ def _matched(
 
 
 def _match_with(
-    same: Callable[[_Word, _Word], bool],
-    one: Sequence[_Word],
-    two: Sequence[_Word],
+    same: Callable[[Word, Word], bool],
+    one: Sequence[Word],
+    two: Sequence[Word],
     mine: list[int],
     theirs: list[int],
 ) -> None:
@@ -617,20 +310,20 @@ _DROPPED = 1 << 20
 """The partner of a word that needs none."""
 
 
-def _only(words: Sequence[_Word], partners: list[int], needless: frozenset[str]) -> bool:
+def _only(words: Sequence[Word], partners: list[int], needless: frozenset[str]) -> bool:
     """Return whether there are words without a partner, and all of them are needless."""
     rest = [word for word, partner in zip(words, partners, strict=True) if partner < 0]
     return bool(rest) and all(_is_needless(word, needless) for word in rest)
 
 
-def _is_needless(word: _Word, needless: frozenset[str]) -> bool:
+def _is_needless(word: Word, needless: frozenset[str]) -> bool:
     if not word.forms.isdisjoint(needless):
         return True
     manner = word.text.endswith("ly") and part_of_speech(word.text) == "r"
     return manner and needless > FILLERS
 
 
-def _drop(words: Sequence[_Word], partners: list[int], needless: frozenset[str]) -> None:
+def _drop(words: Sequence[Word], partners: list[int], needless: frozenset[str]) -> None:
     for place, word in enumerate(words):
         # "The online course" is one of the courses, "register online" is to register.
         following = words[place + 1 : place + 2]
@@ -639,7 +332,7 @@ def _drop(words: Sequence[_Word], partners: list[int], needless: frozenset[str])
             partners[place] = _DROPPED
 
 
-def _drop_implied(words: Sequence[_Word], partners: list[int]) -> None:
+def _drop_implied(words: Sequence[Word], partners: list[int]) -> None:
     """Drop words such as *swimming* in *swimming pool*."""
     for place, word in enumerate(words):
         if partners[place] < 0 and word.text in IMPLIED:
@@ -648,7 +341,7 @@ def _drop_implied(words: Sequence[_Word], partners: list[int]) -> None:
                 partners[place] = _DROPPED
 
 
-def _drop_repeated(words: Sequence[_Word], others: Sequence[_Word], partners: list[int]) -> None:
+def _drop_repeated(words: Sequence[Word], others: Sequence[Word], partners: list[int]) -> None:
     """Drop words that only repeat what both questions say, if these are of some length."""
     if min(len(words), len(others)) <= _SHORT:
         return
@@ -660,7 +353,7 @@ def _drop_repeated(words: Sequence[_Word], others: Sequence[_Word], partners: li
 
 
 def _match_compounds(
-    one: Sequence[_Word], two: Sequence[_Word], mine: list[int], theirs: list[int]
+    one: Sequence[Word], two: Sequence[Word], mine: list[int], theirs: list[int]
 ) -> None:
     """Match *pass word* with *password*, and the other way round."""
     for split, joined, left, right in ((one, two, mine, theirs), (two, one, theirs, mine)):
@@ -674,19 +367,19 @@ def _match_compounds(
                     break
 
 
-def _are_kin(one: _Word, other: _Word) -> bool:
+def _are_kin(one: Word, other: Word) -> bool:
     return are_kin(one.text, other.text)
 
 
-def _are_equal(one: _Word, other: _Word) -> bool:
+def _are_equal(one: Word, other: Word) -> bool:
     return one.text == other.text
 
 
-def _are_inflections(one: _Word, other: _Word) -> bool:
+def _are_inflections(one: Word, other: Word) -> bool:
     return not one.forms.isdisjoint(other.forms)
 
 
-def _mean_the_same(one: _Word, other: _Word) -> bool:
+def _mean_the_same(one: Word, other: Word) -> bool:
     if one.name and other.name:
         return False
     return are_synonyms(one.text, other.text)
@@ -718,7 +411,7 @@ def _is_run(places: list[int]) -> bool:
 _LONG = 5
 
 
-def _case_differs(one: _Reading, two: _Reading, mine: list[int]) -> bool:
+def _case_differs(one: Reading, two: Reading, mine: list[int]) -> bool:
     """Return whether capitals make another word, as in *WHO* and *who*."""
     for word, partner in zip(one.words, mine, strict=True):
         if 0 <= partner < _DROPPED and _are_other_words(word, two.words[partner]):
@@ -726,7 +419,7 @@ def _case_differs(one: _Reading, two: _Reading, mine: list[int]) -> bool:
     return False
 
 
-def _are_other_words(word: _Word, other: _Word) -> bool:
+def _are_other_words(word: Word, other: Word) -> bool:
     """Return whether two words that differ in their capitals alone are not the same."""
     one, two = word.written, other.written
     if one == two or one.lower() != two.lower():
@@ -741,7 +434,7 @@ def _are_other_words(word: _Word, other: _Word) -> bool:
     return is_english_word(one.lower())
 
 
-def _order_differs(one: _Reading, two: _Reading, mine: list[int]) -> bool:
+def _order_differs(one: Reading, two: Reading, mine: list[int]) -> bool:
     """Return whether the same words say something else by their order or their prepositions."""
     kept = [place for place, partner in enumerate(mine) if partner < _DROPPED]
     order = [mine[place] for place in kept]
@@ -768,7 +461,7 @@ def _order_differs(one: _Reading, two: _Reading, mine: list[int]) -> bool:
     return not straight and not _is_harmless_move(one, two, kept, order)
 
 
-def _introduced(words: Sequence[_Word], place: int, kept: Sequence[int]) -> str:
+def _introduced(words: Sequence[Word], place: int, kept: Sequence[int]) -> str:
     """Return the preposition of a word, or of one before it that is dropped: "after eating it"."""
     while place and not words[place].by and place - 1 not in kept:
         place -= 1
@@ -789,10 +482,9 @@ _LIKE = (
     {"from", "off"},
     {"out", "away"},
 )
-_AFTER_VERBS = {"", "to", "with", "as", *WEAK_PREPOSITIONS}
 
 
-_PARTICLES = {*_AFTER_VERBS, "by", "from", "up", "out", "off", "down"}
+_PARTICLES = {*AFTER_VERBS, "by", "from", "up", "out", "off", "down"}
 
 
 def _go_together(one: str, other: str) -> bool:
@@ -800,7 +492,7 @@ def _go_together(one: str, other: str) -> bool:
     return one == other or {one, other} <= weak or {one, other} in _LIKE
 
 
-def _is_harmless_move(one: _Reading, two: _Reading, kept: list[int], order: list[int]) -> bool:
+def _is_harmless_move(one: Reading, two: Reading, kept: list[int], order: list[int]) -> bool:
     """Return whether all words that changed places may do so."""
     pairs = [(one.words[place], two.words[mate]) for place, mate in zip(kept, order, strict=True)]
     turned = one.frame != two.frame and one.acts == two.acts
@@ -825,7 +517,7 @@ def _moves_one(order: list[int]) -> bool:
     )
 
 
-_Pair = tuple[_Word, _Word]
+_Pair = tuple[Word, Word]
 """A word, and its partner in the other question."""
 
 
@@ -843,7 +535,7 @@ def _may_swap(one: _Pair, two: _Pair) -> bool:
     return ((a, b) in _LOOSE) != ((c, d) in _LOOSE)
 
 
-def _is_free(word: _Word, other: _Word) -> bool:
+def _is_free(word: Word, other: Word) -> bool:
     """Return whether a word may be anywhere, as in "which building is the tallest"."""
     if word.text != other.text:
         return False
@@ -859,7 +551,7 @@ def _is_free(word: _Word, other: _Word) -> bool:
 _FREE = word_set("long often much many far soon online default today tomorrow now abroad together")
 
 
-def _changes_form(word: _Word, other: _Word) -> bool:
+def _changes_form(word: Word, other: Word) -> bool:
     """Return whether a verb is a participle or a noun in the other question."""
     one, two = word.text, other.text
     if one == two or word.name or other.name or one.rstrip("s") == two.rstrip("s"):

@@ -1,0 +1,323 @@
+"""How a question in English is read before it is compared with another by `question_pairs`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from .question_lexicon import forms_of, is_english_word
+from .question_words import (
+    DATES,
+    GRAMMAR,
+    MODALS,
+    NEGATIONS,
+    NUMBERS,
+    PREPOSITIONS,
+    SCALES,
+    TENS,
+    UNITS,
+    WEAK_PREPOSITIONS,
+    phrases,
+    without_courtesies,
+    word_set,
+)
+
+__all__ = ["AFTER_VERBS", "TOKEN", "Reading", "Word", "read"]
+
+_REMEMBERED = 4_096
+
+TOKEN = re.compile(
+    r"""
+    (?<![^\s(\[`'"=])--?[^\W\d][\w-]*          # flags
+    | (?<![^\s(\[`'"])[.@\#!]\w[\w.-]*         # .csv, @media, #include
+    | \w+(?:[-_.'+\#@/:,]\w+)*[+\#]*            # words, numbers, identifiers
+    | (?<=\w)[^\w\s,'()"\u2013\u2014]+(?=\w)    # a?.b
+    | (?<!\S)(?![-,\u2013\u2014]\s|[?!,;:\u2026]+\W*$)[^\w\s]{1,4}(?!\S)  # ??, ::, "git add ."
+    | [+*/^=<>%$&|~\\] | [^\w\s\x00-\x7f\u2010-\u2027\u00ab\u00bb\u00a1\u00bf\u3000-\u3003]
+    """,
+    re.VERBOSE,
+)
+"""What of a question is read: words and symbols, without its punctuation."""
+
+_INNER = re.compile(r"[\d_.@/+#:\\]")
+_WH = word_set("who whom whose what which when where why how")
+_DO = word_set("do does did")
+_BE = word_set("is are was were be been being am")
+PERSONS = {
+    **dict.fromkeys(["i", "me", "my", "mine", "myself", "we", "us", "our", "ours"], "1"),
+    **dict.fromkeys(("you", "your", "yours"), "2"),
+    **dict.fromkeys(("they", "them", "their", "theirs"), "3"),
+}
+_OWNERS = word_set("my our your")
+_BOUNDS = _WH | _DO | _BE | MODALS.keys() | {"i", "we", "they"}
+"""Words that end a phrase with a preposition."""
+_TIMES = {
+    **dict.fromkeys(("was", "were", "did", "had"), "past"),
+    **dict.fromkeys(("is", "are", "do", "does", "am", "will", "shall"), "not past"),
+}
+_GRADED = word_set(
+    "much many long often far old big large small tall high deep wide heavy fast late"
+)
+"""What asks for an amount after *how*, and not for a way."""
+_CIRCUMSTANCES = word_set("place reason time year date")
+_ASKING_NOUNS = _CIRCUMSTANCES | word_set("person people number")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word that says something.
+
+    Attributes:
+        text: The word in lower case.
+        written: The word as it is written.
+        by: The preposition that introduces it, if any.
+        phrase: The preposition that introduces the phrase that it is in, if any.
+        forms: The word, and the words that it is an inflection of.
+        name: Whether it is a name, a code or the like: no English word.
+    """
+
+    text: str
+    written: str
+    by: str
+    phrase: str
+    forms: frozenset[str]
+    name: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A question, read word by word.
+
+    Attributes:
+        words: Its words that say something, in their order.
+        modals: What may, must or shall be.
+        asks: The first question word.
+        helped: Whether it has an auxiliary verb.
+        does: Whether that is a form of *do*.
+        passive: Whether it says who did it by *by*.
+        copula: Whether its auxiliary is a form of *be*.
+        stranded: A preposition at its end.
+        frame: The words that hold it together.
+        persons: Who is spoken of, each once in their order: 1 for *I* and *my*, 2 for *you*, 3 for
+            *they*.
+        owner: Of whom something is: 1 for *my*, 2 for *your*, if it is of one of them.
+        times: Whether it says what was.
+        acts: Whether *I* or *we* do something.
+    """
+
+    words: tuple[Word, ...]
+    modals: frozenset[str]
+    asks: str
+    helped: bool
+    does: bool
+    passive: bool
+    copula: bool
+    stranded: str
+    frame: tuple[str, ...]
+    persons: str
+    owner: str
+    times: frozenset[str]
+    acts: bool
+
+
+AFTER_VERBS = {"", "to", "with", "as", *WEAK_PREPOSITIONS}
+"""Prepositions that an object may have, or none."""
+
+_FRONTED = re.compile(
+    r"^\W*((?:if|when|while|because|once|as|to|for|in|on|at|from|with|during|after|before|by)"
+    r" [^,]+),"
+    r" ((?:who|what|which|when|where|why|how|is|are|do|does|did|can|could|may|must|should|will|am)"
+    r"\b.+?)[\s?.!]*$",
+    re.IGNORECASE,
+)
+"""A phrase or a clause that may as well come after the question that it precedes."""
+
+
+@lru_cache(_REMEMBERED)
+def read(text: str) -> Reading:
+    """Read a question in English, without its courtesies."""
+    whole = _FRONTED.sub(r"\2 \1", without_courtesies(text))
+    found_phrases, replacements = phrases()
+    whole = found_phrases.sub(lambda found: replacements[found[0].lower()], whole)
+    tokens = list(_tokens(whole))
+    plain = [token.lower() for token in tokens]
+    # "IT", "US" and "the Who", unless everything is in capitals.
+    acronyms = (
+        set()
+        if whole.isupper()
+        else {
+            token
+            for place, (token, word) in enumerate(zip(tokens, plain, strict=True))
+            if token != word
+            and (word in GRAMMAR or word in _WH or word in PREPOSITIONS)
+            and ((token.isupper() and len(token) > 1) or (place and plain[place - 1] == "the"))
+        }
+    )
+    variables = any(len(word) == 1 and word.isalpha() and word not in "aistdm" for word in plain)
+    grammar = (GRAMMAR | _WH) - ({"a"} if variables else set())
+    words: list[Word] = []
+    modals: set[str] = set()
+    by, phrase, counts, stranded = "", "", False, ""
+    following_words = [*plain[1:], ""]
+    for place, (token, word) in enumerate(zip(tokens, plain, strict=True)):
+        following = following_words[place]
+        phrase = "" if word in _BOUNDS else phrase
+        if token in acronyms:
+            words.append(Word(word, token, by, phrase, frozenset((word,)), name=True))
+            by = ""
+        elif word in MODALS:
+            modals.add(MODALS[word])
+        elif word in PREPOSITIONS and following in _WH:
+            stranded = word  # "from which gate does it leave"
+        elif word in PREPOSITIONS:
+            by = phrase = by if word == "of" and (by or counts) else word
+            counts = False
+        elif _is_asked_for(word, plain, place):
+            continue
+        elif unit := _unit(plain, place):
+            words.append(Word(unit, token, by, phrase, frozenset((unit,)), name=False))
+            by = ""
+        elif word in grammar and not (word == "one" and _counts(plain, place)):
+            by = _kept(by, word)
+        elif _is_marked(word, plain, place):
+            counts = word == "number"
+        else:
+            words.append(_word(token, word, by, phrase))
+            by = ""
+    return Reading(
+        tuple(words),
+        frozenset(modals),
+        _asks(plain),
+        stranded=by or stranded,
+        persons="".join(dict.fromkeys(PERSONS[word] for word in plain if word in PERSONS)),
+        owner="".join(sorted({PERSONS[word] for word in plain if word in _OWNERS})),
+        times=frozenset(_TIMES[word] for word in plain if word in _TIMES),
+        acts=not {*plain}.isdisjoint(("i", "we")) or {*plain}.isdisjoint(("me", "us")),
+        helped=not {*plain}.isdisjoint({*_DO, *_BE, *MODALS, "has", "have", "had"}),
+        does=not {*plain}.isdisjoint(_DO),
+        passive="by" in plain and not {*plain}.isdisjoint(_BE),
+        copula=not {*plain}.isdisjoint(_BE) and {*plain}.isdisjoint(_DO),
+        frame=tuple(_frame(plain)),
+    )
+
+
+def _counts(words: Sequence[str], place: int) -> bool:
+    """Return whether *one* is a number there, as in "one guest"."""
+    before, following = words[place - 1] if place else "", words[place + 1 : place + 2]
+    pronoun = before in {"which", "another", "this", "that", "the", "no", "each", "every"}
+    return (
+        not pronoun
+        and bool(following)
+        and following[0].isalpha()
+        and not (following[0] in GRAMMAR or following[0] in _WH or following[0] in PREPOSITIONS)
+    )
+
+
+def _kept(by: str, word: str) -> str:
+    """Return a preposition, unless a pronoun ends what it introduces, as in "with you"."""
+    return "" if word in PERSONS and by in AFTER_VERBS else by
+
+
+def _frame(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words that hold a question together, as far as they differ."""
+    before = ""
+    for word in words:
+        if before == "what" and not (word in GRAMMAR or word in _FRAME or word in PREPOSITIONS):
+            yield "what kind"
+            before = ""
+        kind = _FRAME.get(word, word if word in PREPOSITIONS or word in _WH else "")
+        if kind and kind != before:
+            yield kind
+            before = kind
+
+
+_FRAME = {
+    **dict.fromkeys((*_DO, *MODALS), "do"),
+    **dict.fromkeys(_BE, "be"),
+    **dict.fromkeys(("has", "have", "had"), "have"),
+    **dict.fromkeys(("what", "which"), "what"),
+    **dict.fromkeys((word for word, person in PERSONS.items() if person != "3"), "i"),
+    **dict.fromkeys(WEAK_PREPOSITIONS, "of"),
+    **dict.fromkeys(("there", "here"), "there"),
+}
+
+
+def _asks(words: Sequence[str]) -> str:
+    for word, following in pairwise((*words, "")):
+        if word == "how" and following in _GRADED:
+            return "how much"
+        if word in _WH:
+            return "when" if following in _CIRCUMSTANCES else word
+    return ""
+
+
+def _tokens(text: str) -> Iterator[str]:
+    for token in TOKEN.findall(text):
+        bare = token.removesuffix("'s").removesuffix("'S")
+        if bare != token and bare.lower() in _BEFORE_IS:
+            yield from (bare, "is")
+            continue
+        if "'" in bare:  # whose end says "not", which is a mark, or holds an auxiliary verb
+            bare = _CONTRACTED.get(bare.lower()) or _REST.sub("", bare)
+        if "-" in bare[1:] and not _INNER.search(bare) and not bare.startswith("-"):
+            yield from filter(None, bare.split("-"))
+        elif bare:
+            yield bare
+
+
+_BEFORE_IS = _WH | word_set("it he she that there here")
+_CONTRACTED = {"can't": "can", "won't": "will", "shan't": "shall"}
+_REST = re.compile(r"(?:n't|'[a-z]*)$", re.IGNORECASE)
+_FIGURE = re.compile(r"\d+(?:[.,:/-]\d+)*(?:st|nd|rd|th|[ap]m|[kmb])?")
+
+
+def _is_marked(word: str, words: Sequence[str], place: int) -> bool:
+    """Return whether a word is among the marks already, or only names what is asked for."""
+    # "x" is a number in "henry x", and a variable elsewhere.
+    if (word in NUMBERS and len(word) > 1) or word in SCALES or word in NEGATIONS:
+        return True
+    before = words[place - 1] if place else ""
+    if _FIGURE.fullmatch(word) or (before in TENS and word in {"one", "first"}):
+        return True
+    if word in {"am", "pm"}:
+        return before[:1].isdigit()
+    if before == "how" and word in {"many", "much"}:
+        return True
+    begins = before in {"", "a", "the", "what", "which"}
+    return word == "number" and begins and words[place + 1 : place + 2] == ["of"]
+
+
+def _unit(words: Sequence[str], place: int) -> str:
+    """Return a unit, a date or an ordinal in one way of writing; nothing for another word."""
+    word = words[place]
+    if word in UNITS or word in DATES:
+        return UNITS.get(word) or DATES[word]
+    return "" if place and words[place - 1] in TENS else _ordinal(word)
+
+
+_ORDINAL = re.compile(r"(\d+)(?:st|nd|rd|th)")
+
+
+def _ordinal(word: str) -> str:
+    """Return an ordinal in figures, such as ``1th``; nothing for another word."""
+    figure = _ORDINAL.fullmatch(word)
+    if figure:
+        return f"{figure[1]}th" if len(figure[1]) == 1 else ""
+    number = "1th" if word == "first" else NUMBERS.get(word, "")
+    return number if number.endswith("th") and len(number) == 3 else ""  # noqa: PLR2004
+
+
+def _is_asked_for(word: str, words: Sequence[str], place: int) -> bool:
+    return word in _ASKING_NOUNS and place > 0 and words[place - 1] in {"what", "which"}
+
+
+def _word(token: str, word: str, by: str, phrase: str) -> Word:
+    if not token[0].isalnum():
+        return Word(token, token, by, phrase, frozenset((token,)), name=True)
+    coded = bool(_INNER.search(word))
+    forms = frozenset((word,)) if coded else forms_of(word)
+    name = coded or not is_english_word(word)
+    return Word(word, token, by, phrase, forms, name)
