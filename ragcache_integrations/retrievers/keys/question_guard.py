@@ -24,18 +24,20 @@ from .question_languages import is_english, words_of_other_languages
 from .question_pairs import english_difference
 from .question_words import (
     ADVERBS,
-    ASKED_FOR,
     AUXILIARIES,
+    CAPITONYMS,
     COMPARISONS,
     DATES,
     FUNCTION_WORDS,
     NEGATIONS,
     NUMBERS,
     OPPOSITES,
+    QUESTION_WORDS,
     RELATIONS,
     SCALES,
     TENS,
     UNITS,
+    asking_words,
     without_courtesies,
 )
 
@@ -136,7 +138,7 @@ def _marks(text: str) -> QuestionMarks:
     names = tuple(_names(text, tokens))
     compares = not COMPARISONS.isdisjoint(words)
     return (
-        (asked_for,),
+        tuple(sorted((asked_for, *_asked_besides(text)))),
         tuple(_numbers(_scaled(_whole_numbers(words)))),
         tuple(sorted(_dates(words))),
         ("not",) * sum(map(_negates, words)),
@@ -182,11 +184,28 @@ def _plain(token: str) -> str:
 
 def _asked_for(words: list[str]) -> tuple[str, list[str]]:
     """Return what is asked for, and the words that do not say that."""
-    for place, (word, following) in enumerate(pairwise((*words, ""))):
-        for length, asking in ((2, f"{word} {following}"), (1, word)):
-            if asking in ASKED_FOR:
-                return ASKED_FOR[asking], words[:place] + words[place + length :]
+    for place in range(len(words)):
+        asking, length = asking_words(words, place)
+        if asking:
+            return asking, words[:place] + words[place + length :]
     return "whether", words
+
+
+_QUESTION_WORD = re.compile(rf"\b(?:{'|'.join(sorted(QUESTION_WORDS))})\b", re.IGNORECASE)
+_BESIDES = re.compile(
+    r"(?:\b(?:and|or|but|plus|also|then)\s|[,;:.?!/&])\s*"
+    r"(?:(?:also|then|if so|in|at|on|by|to|from|for|with|of|since|until)\b,?\s+)*"
+    rf"({_QUESTION_WORD.pattern}(?:\s+\w+)?)",
+    re.IGNORECASE,
+)
+"""A question word that another one, or a whole question, precedes, as in "who and when"."""
+
+
+def _asked_besides(text: str) -> Iterator[str]:
+    """Yield what a question asks for besides the first thing."""
+    first = _QUESTION_WORD.search(text)
+    for found in _BESIDES.finditer(text, first.end()) if first else ():
+        yield asking_words(found[1].casefold().split(), 0)[0]
 
 
 _SAID = {**NUMBERS, **DATES, **UNITS, **dict.fromkeys(NEGATIONS)}
@@ -336,6 +355,9 @@ def _lasting(words: Iterable[str]) -> Iterator[str]:
     return (word for word in words if word not in ADVERBS and not word.endswith("ly"))
 
 
+_DETERMINER = re.compile(r"\b(?:an?|the|this|that|my|your|our|their)$", re.IGNORECASE)
+
+
 def _names(text: str, tokens: Iterable[re.Match[str]]) -> Iterator[str]:
     """Yield words with a capital that no sentence's beginning explains, identifiers and symbols."""
     for token in tokens:
@@ -344,13 +366,20 @@ def _names(text: str, tokens: Iterable[re.Match[str]]) -> Iterator[str]:
             yield word  # such as an emoji
         if word[0].isdigit() or not any(map(str.isalpha, word)):
             continue
+        before = text[: token.start()].rstrip(" \t")
+        first = not before or before.endswith(_SENTENCE_END)
+        if (
+            word.istitle()
+            and word.casefold() in CAPITONYMS
+            and (first or _DETERMINER.search(before))
+        ):
+            yield word.casefold()  # "the march" is not "the March"
+            continue
         if word.casefold() in DATES or word.casefold() in NUMBERS:
             continue  # which are marks already
         if len(word) == 1 and word not in "aAiI":
             yield word.casefold()  # as in "hepatitis b"
             continue
-        before = text[: token.start()].rstrip(" \t")
-        first = not before or before.endswith(_SENTENCE_END)
         capital = word[0].isupper() and word != "I" and not first
         inner = any(map(str.isupper, word[1:])) or any(character in word for character in "_.@/+#")
         if capital or inner:

@@ -158,11 +158,11 @@ def words_of_other_languages(text: str) -> tuple[str, ...]:
 
 
 def _known_words(text: str) -> Iterator[str]:
-    for place, match in enumerate(TOKEN.finditer(text)):
+    for match in TOKEN.finditer(text):
         word = match[0]
         # A capital at the beginning of a word says nothing, for which German has most.
         if word[1:].islower() or len(word) == 1:
-            word = word if word in _FORMAL and place else word.lower()
+            word = word if word in _FORMAL else word.lower()
         for part in word.split("'"):
             if part:
                 yield _SAME.get(part, part)

@@ -139,12 +139,33 @@ def _are_other_parts(rest: Sequence[Word], others: Sequence[Word]) -> bool:
 
 def _difference_of_form(one: Reading, two: Reading, mine: list[int]) -> tuple[str, str, str] | None:
     """Return what questions of the same words differ in."""
+    asked = one.also_asks, two.also_asks
+    if len(asked[0]) == len(asked[1]) and asked[0] != asked[1]:
+        return "what is asked for", ", ".join(asked[0]), ", ".join(asked[1])
+    if _scopes_differ(one, two, mine):
+        return "order", _written(one.words), _written(two.words)
     if _order_differs(one, two, mine) or _persons_differ(one, two, mine):
         return "order", _listed(one.words), _listed(two.words)
     short = min(len(one.words), len(two.words)) <= _SHORT
     if short and one.times and two.times and one.times.isdisjoint(two.times):
         return "time", " ".join(sorted(one.times)), " ".join(sorted(two.times))
     return None
+
+
+def _scopes_differ(one: Reading, two: Reading, mine: list[int]) -> bool:
+    """Return whether *only* or *not* speaks of others, as in "only members can", "members can only".
+
+    A verb may come before or after: "only pay by card" is "pay only by card".
+    """
+    said = [[word for word, _ in read.scopes] for read in (one, two)]
+    if said[0] != said[1] or one.copula != two.copula:
+        return False
+    return any(
+        (place < before) != (partner < other_before)
+        for (_, before), (_, other_before) in zip(one.scopes, two.scopes, strict=True)
+        for place, partner in enumerate(mine)
+        if 0 <= partner < _DROPPED and part_of_speech(one.words[place].text) != "v"
+    )
 
 
 _SHORT = 4
@@ -223,6 +244,14 @@ def _drop_modal_words(one: Reading, two: Reading, mine: list[int], theirs: list[
 def _persons_differ(one: Reading, two: Reading, partners: list[int]) -> bool:
     """Return whether they do, as in "can I see your address" and "can you see my address"."""
     mine, theirs = one.persons, two.persons
+    if (
+        one.copula == two.copula
+        and _DROPPED not in partners
+        and not _has_synonyms(one, two, partners)
+    ):
+        turned = {who for who, acts in one.roles if (who, not acts) in two.roles - one.roles}
+        if turned and not one.roles & two.roles:
+            return True  # "who should I report to" is not "who should report to me"
     if {mine[:1], theirs[:1]} == {"1", "3"}:
         # "where can I get it" is "where do they sell it".
         other_words = _DROPPED in partners or _has_synonyms(one, two, partners)
@@ -326,8 +355,11 @@ def _is_needless(word: Word, needless: frozenset[str]) -> bool:
 def _drop(words: Sequence[Word], partners: list[int], needless: frozenset[str]) -> None:
     for place, word in enumerate(words):
         # "The online course" is one of the courses, "register online" is to register.
-        following = words[place + 1 : place + 2]
-        restricts = word.text == "online" and following and not following[0].by
+        following = next(iter(words[place + 1 : place + 2]), None)
+        restricts = following is not None and not following.by and (
+            word.text == "online"
+            or (needless is GENERIC and not following.name and part_of_speech(following.text) == "n")
+        )  # as "car" does in "car insurance"
         if partners[place] < 0 and not restricts and _is_needless(word, needless):
             partners[place] = _DROPPED
 

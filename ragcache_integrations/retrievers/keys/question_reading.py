@@ -16,10 +16,12 @@ from .question_words import (
     NEGATIONS,
     NUMBERS,
     PREPOSITIONS,
+    QUESTION_WORDS,
     SCALES,
     TENS,
     UNITS,
     WEAK_PREPOSITIONS,
+    asking_words,
     phrases,
     without_courtesies,
     word_set,
@@ -43,7 +45,6 @@ TOKEN = re.compile(
 """What of a question is read: words and symbols, without its punctuation."""
 
 _INNER = re.compile(r"[\d_.@/+#:\\]")
-_WH = word_set("who whom whose what which when where why how")
 _DO = word_set("do does did")
 _BE = word_set("is are was were be been being am")
 PERSONS = {
@@ -52,7 +53,7 @@ PERSONS = {
     **dict.fromkeys(("they", "them", "their", "theirs"), "3"),
 }
 _OWNERS = word_set("my our your")
-_BOUNDS = _WH | _DO | _BE | MODALS.keys() | {"i", "we", "they"}
+_BOUNDS = QUESTION_WORDS | _DO | _BE | MODALS.keys() | {"i", "we", "they"}
 """Words that end a phrase with a preposition."""
 _TIMES = {
     **dict.fromkeys(("was", "were", "did", "had"), "past"),
@@ -106,6 +107,9 @@ class Reading:
         owner: Of whom something is: 1 for *my*, 2 for *your*, if it is of one of them.
         times: Whether it says what was.
         acts: Whether *I* or *we* do something.
+        also_asks: What is asked for by all question words but the first.
+        roles: Of each pronoun, who it speaks of, and whether that is who does it.
+        scopes: Each *only* or *not*, and how many of the words precede it.
     """
 
     words: tuple[Word, ...]
@@ -121,6 +125,9 @@ class Reading:
     owner: str
     times: frozenset[str]
     acts: bool
+    also_asks: tuple[str, ...]
+    roles: frozenset[tuple[str, bool]]
+    scopes: tuple[tuple[str, int], ...]
 
 
 AFTER_VERBS = {"", "to", "with", "as", *WEAK_PREPOSITIONS}
@@ -152,25 +159,28 @@ def read(text: str) -> Reading:
             token
             for place, (token, word) in enumerate(zip(tokens, plain, strict=True))
             if token != word
-            and (word in GRAMMAR or word in _WH or word in PREPOSITIONS)
+            and (word in GRAMMAR or word in QUESTION_WORDS or word in PREPOSITIONS)
             and ((token.isupper() and len(token) > 1) or (place and plain[place - 1] == "the"))
         }
     )
     variables = any(len(word) == 1 and word.isalpha() and word not in "aistdm" for word in plain)
-    grammar = (GRAMMAR | _WH) - ({"a"} if variables else set())
+    grammar = (GRAMMAR | QUESTION_WORDS) - ({"a"} if variables else set())
     words: list[Word] = []
+    scopes: list[tuple[str, int]] = []
     modals: set[str] = set()
     by, phrase, counts, stranded = "", "", False, ""
     following_words = [*plain[1:], ""]
     for place, (token, word) in enumerate(zip(tokens, plain, strict=True)):
         following = following_words[place]
         phrase = "" if word in _BOUNDS else phrase
+        if word in _SCOPES:
+            scopes.append((_SCOPES[word], len(words)))
         if token in acronyms:
             words.append(Word(word, token, by, phrase, frozenset((word,)), name=True))
             by = ""
         elif word in MODALS:
             modals.add(MODALS[word])
-        elif word in PREPOSITIONS and following in _WH:
+        elif word in PREPOSITIONS and following in QUESTION_WORDS:
             stranded = word  # "from which gate does it leave"
         elif word in PREPOSITIONS:
             by = phrase = by if word == "of" and (by or counts) else word
@@ -201,6 +211,9 @@ def read(text: str) -> Reading:
         passive="by" in plain and not {*plain}.isdisjoint(_BE),
         copula=not {*plain}.isdisjoint(_BE) and {*plain}.isdisjoint(_DO),
         frame=tuple(_frame(plain)),
+        also_asks=tuple(sorted(_asked_for(plain)[1:])),
+        roles=frozenset(_roles(plain)),
+        scopes=tuple(scopes),
     )
 
 
@@ -212,7 +225,11 @@ def _counts(words: Sequence[str], place: int) -> bool:
         not pronoun
         and bool(following)
         and following[0].isalpha()
-        and not (following[0] in GRAMMAR or following[0] in _WH or following[0] in PREPOSITIONS)
+        and not (
+            following[0] in GRAMMAR
+            or following[0] in QUESTION_WORDS
+            or following[0] in PREPOSITIONS
+        )
     )
 
 
@@ -228,7 +245,7 @@ def _frame(words: Sequence[str]) -> Iterator[str]:
         if before == "what" and not (word in GRAMMAR or word in _FRAME or word in PREPOSITIONS):
             yield "what kind"
             before = ""
-        kind = _FRAME.get(word, word if word in PREPOSITIONS or word in _WH else "")
+        kind = _FRAME.get(word, word if word in PREPOSITIONS or word in QUESTION_WORDS else "")
         if kind and kind != before:
             yield kind
             before = kind
@@ -249,9 +266,37 @@ def _asks(words: Sequence[str]) -> str:
     for word, following in pairwise((*words, "")):
         if word == "how" and following in _GRADED:
             return "how much"
-        if word in _WH:
+        if word in QUESTION_WORDS:
             return "when" if following in _CIRCUMSTANCES else word
     return ""
+
+
+def _asked_for(words: Sequence[str]) -> list[str]:
+    """Return what each question word asks for."""
+    return [
+        asking_words(words, place)[0] for place, word in enumerate(words) if word in QUESTION_WORDS
+    ]
+
+
+_SCOPES = {word: word for word in ("only", "not", "never", "without")} | {
+    word: "only" for word in ("just", "solely", "exclusively", "merely")
+}
+"""Words that speak of what follows them."""
+
+_SUBJECTS = {**dict.fromkeys(("i", "we"), "1"), "he": "he", "she": "she", "they": "3"}
+_OBJECTS = {**dict.fromkeys(("me", "us"), "1"), "him": "he", "them": "3"}
+_EITHER = {"you": "2", "it": "it"}
+
+
+def _roles(words: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Yield of each pronoun who it speaks of, and whether it is a subject."""
+    helping = _DO | _BE | MODALS.keys() | {"has", "have", "had"}
+    for before, word in pairwise(("", *words)):
+        if word in _EITHER:
+            begins = before in helping or before in QUESTION_WORDS or before in {"", "if", "that"}
+            yield _EITHER[word], begins
+        elif word in _SUBJECTS or word in _OBJECTS:
+            yield _SUBJECTS.get(word) or _OBJECTS[word], word in _SUBJECTS
 
 
 def _tokens(text: str) -> Iterator[str]:
@@ -268,7 +313,7 @@ def _tokens(text: str) -> Iterator[str]:
             yield bare
 
 
-_BEFORE_IS = _WH | word_set("it he she that there here")
+_BEFORE_IS = QUESTION_WORDS | word_set("it he she that there here")
 _CONTRACTED = {"can't": "can", "won't": "will", "shan't": "shall"}
 _REST = re.compile(r"(?:n't|'[a-z]*)$", re.IGNORECASE)
 _FIGURE = re.compile(r"\d+(?:[.,:/-]\d+)*(?:st|nd|rd|th|[ap]m|[kmb])?")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -17,6 +18,7 @@ __all__ = [
     "ASIDES",
     "ASKED_FOR",
     "AUXILIARIES",
+    "CAPITONYMS",
     "COMPARISONS",
     "DATES",
     "FILLERS",
@@ -33,6 +35,7 @@ __all__ = [
     "OPPOSITES",
     "OTHER_WORDS",
     "PREPOSITIONS",
+    "QUESTION_WORDS",
     "RELATIONS",
     "RESTRICTING",
     "SAME_WORDS",
@@ -40,6 +43,7 @@ __all__ = [
     "TENS",
     "UNITS",
     "WEAK_PREPOSITIONS",
+    "asking_words",
     "phrases",
     "without_courtesies",
     "word_set",
@@ -377,6 +381,21 @@ ASKED_FOR = {
     "which": "thing",
 }
 """What a question asks for, by the first of these words, or pairs of words, that it has."""
+
+QUESTION_WORDS = word_set("who whom whose what which when where why how")
+
+
+def asking_words(words: Sequence[str], place: int) -> tuple[str, int]:
+    """Return what is asked for by the words at a place, and how many these are."""
+    for length in (2, 1):
+        asked_for = ASKED_FOR.get(" ".join(words[place : place + length]))
+        if asked_for:
+            return asked_for, length
+    return "", 0
+
+
+CAPITONYMS = word_set(_TABLES["capitonyms"])
+"""Words that with a capital are other ones, even if a capital may have another reason there."""
 
 _ALOUD = (
     r"ok|okay|well|sorry|right|oh|um|hm+|so|now then|excuse me|btw|by the way"
