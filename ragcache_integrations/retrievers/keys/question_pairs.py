@@ -30,6 +30,7 @@ from .question_words import (
     GENERIC,
     IMPLIED,
     LIGHT,
+    PLACING,
     PREPOSITIONS,
     RESTRICTING,
     UNITS,
@@ -81,7 +82,7 @@ def _difference(one: Reading, two: Reading) -> tuple[str, str, str] | None:
         rest, others = [], []
     if names or _in_one_place(mine, theirs):
         return "names" if names else "words", _listed(rest), _listed(others)
-    if not _same_modality(one, two, modals):
+    if not _same_modality(one, two, modals, mine):
         return "modality", " ".join(sorted(modals[0])), " ".join(sorted(modals[1]))
     if _case_differs(one, two, mine):
         return "capitals", _written(one.words), _written(two.words)
@@ -180,7 +181,7 @@ def _listed(words: Sequence[Word]) -> str:
     return " ".join(word.text for word in words)
 
 
-def _same_modality(one: Reading, two: Reading, modals: Modals) -> bool:
+def _same_modality(one: Reading, two: Reading, modals: Modals, partners: list[int]) -> bool:
     """Return whether both ask for what is, can, must or should be.
 
     Where a question word asks for the way, the place or the like, "how do I" is also "how can I"
@@ -190,9 +191,17 @@ def _same_modality(one: Reading, two: Reading, modals: Modals) -> bool:
     if frozenset(("may", "should")) == modals[0] ^ modals[1]:
         return False
     mine, theirs = [{"can" if modal == "may" else modal for modal in said} for said in modals]
+    able = any(_is_able(*pair) for pair in _pairs(one, two, partners))
     if mine == theirs:
-        return True
+        return not able or bool(mine)  # "is it replaceable" is not "is it replaced"
+    if mine ^ theirs == {"can"} and able:
+        return True  # "is it refundable" is "can it be refunded"
     both = mine | theirs
+    if both <= {"can", "will"} and not (one.asks or two.asks):
+        offered = one.persons == two.persons == "2"  # "can you deliver it" is "do you deliver it"
+        gets = all(any(word.text in _GETTING for word in read.words) for read in (one, two))
+        if offered or (gets and "1" in one.persons and "1" in two.persons):
+            return True
     frames = [[kind for kind in read.frame if kind not in _VERBS] for read in (one, two)]
     differ = frames[0] != frames[1]
     if mine ^ theirs == {"will"} and "1" in one.persons and "1" in two.persons:
@@ -207,6 +216,14 @@ def _same_modality(one: Reading, two: Reading, modals: Modals) -> bool:
     return both <= {"can", "will"} and differ
 
 
+def _is_able(word: Word, other: Word) -> bool:
+    """Return whether one of two words says of the other that it can be, as *washable* of *wash*."""
+    return word.text != other.text and (
+        word.text.endswith(("able", "ible")) != other.text.endswith(("able", "ible"))
+    )
+
+
+_GETTING = word_set("get receive obtain")
 _OF_WAYS = {"how", "where", "who", "whom", "why"}
 _VERBS = {"do", "be", "have"}
 
@@ -356,9 +373,17 @@ def _drop(words: Sequence[Word], partners: list[int], needless: frozenset[str]) 
     for place, word in enumerate(words):
         # "The online course" is one of the courses, "register online" is to register.
         following = next(iter(words[place + 1 : place + 2]), None)
-        restricts = following is not None and not following.by and (
-            word.text == "online"
-            or (needless is GENERIC and not following.name and part_of_speech(following.text) == "n")
+        restricts = (
+            following is not None
+            and not following.by
+            and (
+                word.text == "online"
+                or (
+                    needless is GENERIC
+                    and not following.name
+                    and part_of_speech(following.text) == "n"
+                )
+            )
         )  # as "car" does in "car insurance"
         if partners[place] < 0 and not restricts and _is_needless(word, needless):
             partners[place] = _DROPPED
@@ -480,6 +505,7 @@ def _order_differs(one: Reading, two: Reading, mine: list[int]) -> bool:
     ):
         return True  # "who did Anna hire" is not "who hired Anna"
     reworded = _is_reworded(one, two, mine)
+    placing = any(not word.forms.isdisjoint(PLACING) for word in one.words)
     loose = reworded or _DROPPED in mine
     if not _go_together(one.stranded, two.stranded) and (
         not loose or (one.stranded and two.stranded)
@@ -488,16 +514,33 @@ def _order_differs(one: Reading, two: Reading, mine: list[int]) -> bool:
     for place, mate in zip(kept, order, strict=True):
         by = _introduced(one.words, place, kept), _introduced(two.words, mate, order)
         # Another verb may have another preposition: "related to", "associated with".
-        if not (_go_together(*by) or (reworded and {*by} <= _PARTICLES)):
+        if not (
+            _go_together(*by)
+            or (reworded and {*by} <= _PARTICLES)
+            or (placing and {*by} <= _PLACES)
+        ):
             return True
     return not straight and not _is_harmless_move(one, two, kept, order)
 
 
 def _introduced(words: Sequence[Word], place: int, kept: Sequence[int]) -> str:
     """Return the preposition of a word, or of one before it that is dropped: "after eating it"."""
-    while place and not words[place].by and place - 1 not in kept:
+    if _modifies(words, place):
+        return ""
+    while place and not words[place].by and (place - 1 not in kept or _modifies(words, place - 1)):
         place -= 1
     return words[place].by
+
+
+def _modifies(words: Sequence[Word], place: int) -> bool:
+    """Return whether a noun stands before another one, as *python* does in "a python list"."""
+    pair = words[place : place + 2]
+    return (
+        len(pair) > 1
+        and pair[1].place == pair[0].place + 1
+        and not pair[1].by
+        and all(part_of_speech(word.text) == "n" for word in pair)
+    )
 
 
 _SUBJECTS = frozenset(("who", "what", "which", "whom"))
@@ -516,6 +559,7 @@ _LIKE = (
 )
 
 
+_PLACES = {"", "to", "into", "onto", "in", "on", "at", "inside"}
 _PARTICLES = {*AFTER_VERBS, "by", "from", "up", "out", "off", "down"}
 
 
@@ -533,12 +577,53 @@ def _is_harmless_move(one: Reading, two: Reading, kept: list[int], order: list[i
         return True  # "when was it built" is "when did they build it"
     if (turned or changed) and _moves_one(order):
         return True  # "is it safe to swim" is "is swimming safe"
+    if (one.dummy or two.dummy) and one.copula and two.copula and _moves_one(order):
+        return _adjective_moves(one, two, order, pairs)
     return all(
-        _may_swap(pairs[left], pairs[right])
+        _may_swap(pairs[left], pairs[right]) or _is_participle_swap(pairs[left], pairs[right])
         for left, first in enumerate(order)
         for right in range(left + 1, len(order))
         if order[right] < first
     )
+
+
+def _adjective_moves(one: Reading, two: Reading, order: list[int], pairs: list[_Pair]) -> bool:
+    """Return whether an adjective or its verb moves, as in "is it hard to learn it", "is it hard".
+
+    As in "is buying it worth it", and "is the grill easy to clean". Who does it must not change.
+    """
+    if any(word.by == "for" for word in (*one.words, *two.words)):
+        return False
+    adjectives = [
+        place for place, (word, _) in enumerate(pairs) if part_of_speech(word.text) == "a"
+    ]
+    rests = [[*order[:place], *order[place + 1 :]] for place in adjectives]
+    return any(rest == sorted(rest) for rest in rests) or (
+        bool(adjectives) and one.dummy != two.dummy
+    )
+
+
+_DETERMINERS = word_set("a an the my your our their any some this that these those")
+_BEFORE_PARTICIPLES = word_set("i we you they he she it is are was were be been being got get")
+
+
+def _is_participle_swap(one: _Pair, two: _Pair) -> bool:
+    """Return whether a noun has its participle before or after it: "a deleted file", "I deleted"."""
+    for (participle, other_participle), (noun, other_noun) in ((one, two), (two, one)):
+        if participle.text != other_participle.text or not participle.text.endswith("ed"):
+            continue
+        for (a, b), (c, d) in (
+            ((participle, noun), (other_participle, other_noun)),
+            ((other_participle, other_noun), (participle, noun)),
+        ):
+            if (
+                a.before in _DETERMINERS
+                and b.place == a.place + 1
+                and c.place > d.place
+                and c.before in _BEFORE_PARTICIPLES | {d.text}
+            ):
+                return True
+    return False
 
 
 def _moves_one(order: list[int]) -> bool:

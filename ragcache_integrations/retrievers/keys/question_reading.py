@@ -78,6 +78,8 @@ class Word:
         phrase: The preposition that introduces the phrase that it is in, if any.
         forms: The word, and the words that it is an inflection of.
         name: Whether it is a name, a code or the like: no English word.
+        place: Its place in the question.
+        before: The word before it in the question.
     """
 
     text: str
@@ -86,6 +88,8 @@ class Word:
     phrase: str
     forms: frozenset[str]
     name: bool
+    place: int
+    before: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,7 @@ class Reading:
         owner: Of whom something is: 1 for *my*, 2 for *your*, if it is of one of them.
         times: Whether it says what was.
         acts: Whether *I* or *we* do something.
+        dummy: Whether it has *it*, as in "is it safe to swim".
         also_asks: What is asked for by all question words but the first.
         roles: Of each pronoun, who it speaks of, and whether that is who does it.
         scopes: Each *only* or *not*, and how many of the words precede it.
@@ -125,6 +130,7 @@ class Reading:
     owner: str
     times: frozenset[str]
     acts: bool
+    dummy: bool
     also_asks: tuple[str, ...]
     roles: frozenset[tuple[str, bool]]
     scopes: tuple[tuple[str, int], ...]
@@ -141,12 +147,18 @@ _FRONTED = re.compile(
     re.IGNORECASE,
 )
 """A phrase or a clause that may as well come after the question that it precedes."""
+_STATED = re.compile(
+    r"^\W*((?:i|we|my|our)\b[^,?]+), ((?:who|what|which|when|where|why|how|is|are|do|does|did|can"
+    r"|could|may|must|should|will|am)\b.+?)[\s?.!]*$",
+    re.IGNORECASE,
+)
+"""What is said to be so before a question, which then means the same as *if* after it."""
 
 
 @lru_cache(_REMEMBERED)
 def read(text: str) -> Reading:
     """Read a question in English, without its courtesies."""
-    whole = _FRONTED.sub(r"\2 \1", without_courtesies(text))
+    whole = _STATED.sub(r"\2 if \1", _FRONTED.sub(r"\2 \1", without_courtesies(text)))
     found_phrases, replacements = phrases()
     whole = found_phrases.sub(lambda found: replacements[found[0].lower()], whole)
     tokens = list(_tokens(whole))
@@ -171,12 +183,12 @@ def read(text: str) -> Reading:
     by, phrase, counts, stranded = "", "", False, ""
     following_words = [*plain[1:], ""]
     for place, (token, word) in enumerate(zip(tokens, plain, strict=True)):
-        following = following_words[place]
+        before, following = plain[place - 1] if place else "", following_words[place]
         phrase = "" if word in _BOUNDS else phrase
         if word in _SCOPES:
             scopes.append((_SCOPES[word], len(words)))
         if token in acronyms:
-            words.append(Word(word, token, by, phrase, frozenset((word,)), name=True))
+            words.append(Word(word, token, by, phrase, frozenset((word,)), True, place, before))
             by = ""
         elif word in MODALS:
             modals.add(MODALS[word])
@@ -188,14 +200,14 @@ def read(text: str) -> Reading:
         elif _is_asked_for(word, plain, place):
             continue
         elif unit := _unit(plain, place):
-            words.append(Word(unit, token, by, phrase, frozenset((unit,)), name=False))
+            words.append(Word(unit, token, by, phrase, frozenset((unit,)), False, place, before))
             by = ""
         elif word in grammar and not (word == "one" and _counts(plain, place)):
             by = _kept(by, word)
         elif _is_marked(word, plain, place):
             counts = word == "number"
         else:
-            words.append(_word(token, word, by, phrase))
+            words.append(_word(token, word, by, phrase, place, before))
             by = ""
     return Reading(
         tuple(words),
@@ -211,6 +223,7 @@ def read(text: str) -> Reading:
         passive="by" in plain and not {*plain}.isdisjoint(_BE),
         copula=not {*plain}.isdisjoint(_BE) and {*plain}.isdisjoint(_DO),
         frame=tuple(_frame(plain)),
+        dummy="it" in plain,
         also_asks=tuple(sorted(_asked_for(plain)[1:])),
         roles=frozenset(_roles(plain)),
         scopes=tuple(scopes),
@@ -359,10 +372,10 @@ def _is_asked_for(word: str, words: Sequence[str], place: int) -> bool:
     return word in _ASKING_NOUNS and place > 0 and words[place - 1] in {"what", "which"}
 
 
-def _word(token: str, word: str, by: str, phrase: str) -> Word:
+def _word(token: str, word: str, by: str, phrase: str, place: int, before: str) -> Word:
     if not token[0].isalnum():
-        return Word(token, token, by, phrase, frozenset((token,)), name=True)
+        return Word(token, token, by, phrase, frozenset((token,)), True, place, before)
     coded = bool(_INNER.search(word))
     forms = frozenset((word,)) if coded else forms_of(word)
     name = coded or not is_english_word(word)
-    return Word(word, token, by, phrase, forms, name)
+    return Word(word, token, by, phrase, forms, name, place, before)

@@ -34,6 +34,7 @@ __all__ = [
     "NUMBERS",
     "OPPOSITES",
     "OTHER_WORDS",
+    "PLACING",
     "PREPOSITIONS",
     "QUESTION_WORDS",
     "RELATIONS",
@@ -490,6 +491,9 @@ ACTIONS = word_set(_TABLES["actions"])
 
 ASIDES = word_set(_TABLES["asides"])
 """Words that may be there or not if a question asks for something, and not whether it is so."""
+
+PLACING = word_set(_TABLES["placing"])
+"""Verbs of putting something somewhere, which may be *in* or *to* that place."""
 
 GENERIC = word_set(_TABLES["generic"])
 """Nouns that often only say what kind of thing a name or a noun next to them is."""
