@@ -218,11 +218,14 @@ def _same_modality(one: Reading, two: Reading, modals: Modals, partners: list[in
 
 def _is_able(word: Word, other: Word) -> bool:
     """Return whether one of two words says of the other that it can be, as *washable* of *wash*."""
-    return word.text != other.text and (
-        word.text.endswith(("able", "ible")) != other.text.endswith(("able", "ible"))
+    return (
+        word.text[:_STEM] == other.text[:_STEM]
+        and not _are_inflections(word, other)
+        and (word.text.endswith(("able", "ible")) != other.text.endswith(("able", "ible")))
     )
 
 
+_STEM = 3
 _GETTING = word_set("get receive obtain")
 _OF_WAYS = {"how", "where", "who", "whom", "why"}
 _VERBS = {"do", "be", "have"}
@@ -511,25 +514,49 @@ def _order_differs(one: Reading, two: Reading, mine: list[int]) -> bool:
         not loose or (one.stranded and two.stranded)
     ):
         return True
-    for place, mate in zip(kept, order, strict=True):
-        by = _introduced(one.words, place, kept), _introduced(two.words, mate, order)
+    prepositions = [
+        (_introduced(one.words, place, kept), _introduced(two.words, mate, order))
+        for place, mate in zip(kept, order, strict=True)
+    ]
+    of_heads = [
+        (_of_head(one.words, place, by), _of_head(two.words, mate, other))
+        for place, mate, (by, other) in zip(kept, order, prepositions, strict=True)
+    ]
+
+    def fit(pair: tuple[str, str]) -> bool:
         # Another verb may have another preposition: "related to", "associated with".
-        if not (
-            _go_together(*by)
-            or (reworded and {*by} <= _PARTICLES)
-            or (placing and {*by} <= _PLACES)
-        ):
-            return True
+        both = {*pair}
+        return (
+            _go_together(*pair)
+            or (reworded and both <= _PARTICLES)
+            or (placing and both <= _PLACES)
+        )
+
+    if not all(map(fit, prepositions)) and not all(map(fit, of_heads)):
+        return True
     return not straight and not _is_harmless_move(one, two, kept, order)
 
 
 def _introduced(words: Sequence[Word], place: int, kept: Sequence[int]) -> str:
     """Return the preposition of a word, or of one before it that is dropped: "after eating it"."""
-    if _modifies(words, place):
-        return ""
-    while place and not words[place].by and (place - 1 not in kept or _modifies(words, place - 1)):
+    if words[place].listed and not words[place].by:
+        return words[place].phrase
+    while place and not words[place].by and place - 1 not in kept:
         place -= 1
     return words[place].by
+
+
+def _of_head(words: Sequence[Word], place: int, by: str) -> str:
+    """Return the preposition of a noun that others stand before, such as *over* in "over a list".
+
+    In "over a python list" it is that of *list*, and *python* has none.
+    """
+    if _modifies(words, place):
+        return ""
+    while place and not by and _modifies(words, place - 1):
+        place -= 1
+        by = words[place].by
+    return by
 
 
 def _modifies(words: Sequence[Word], place: int) -> bool:
@@ -577,14 +604,30 @@ def _is_harmless_move(one: Reading, two: Reading, kept: list[int], order: list[i
         return True  # "when was it built" is "when did they build it"
     if (turned or changed) and _moves_one(order):
         return True  # "is it safe to swim" is "is swimming safe"
-    if (one.dummy or two.dummy) and one.copula and two.copula and _moves_one(order):
-        return _adjective_moves(one, two, order, pairs)
+    if _adjective_moves(one, two, order, pairs):
+        return True
     return all(
-        _may_swap(pairs[left], pairs[right]) or _is_participle_swap(pairs[left], pairs[right])
+        _may_swap(pairs[left], pairs[right])
+        or _are_listed(pairs[left], pairs[right])
+        or _is_participle_swap(pairs[left], pairs[right])
         for left, first in enumerate(order)
         for right in range(left + 1, len(order))
         if order[right] < first
     )
+
+
+def _are_listed(one: _Pair, two: _Pair) -> bool:
+    """Return whether two words are one after the other in both lists, as in "salt and pepper"."""
+    (x, other_x), (y, other_y) = one, two
+    return (
+        (y.listed and other_x.listed)
+        and y.place - x.place in _APART
+        and other_x.place - other_y.place in _APART
+    )
+
+
+_APART = range(2, 4)
+"""How far apart two words are with *and* between them, and perhaps an article."""
 
 
 def _adjective_moves(one: Reading, two: Reading, order: list[int], pairs: list[_Pair]) -> bool:
@@ -592,6 +635,8 @@ def _adjective_moves(one: Reading, two: Reading, order: list[int], pairs: list[_
 
     As in "is buying it worth it", and "is the grill easy to clean". Who does it must not change.
     """
+    if not (one.dummy or two.dummy) or not (one.copula and two.copula and _moves_one(order)):
+        return False
     if any(word.by == "for" for word in (*one.words, *two.words)):
         return False
     adjectives = [
@@ -657,15 +702,22 @@ def _is_free(word: Word, other: Word) -> bool:
     if word.text != other.text:
         return False
     graded = compared_word(word.text)
+    if part_of_speech(word.text) == "r" and word.forms.isdisjoint(RESTRICTING):
+        return True
     return (
         (graded is not None and graded[1] == "est")
+        or word.text in _MOST
+        or (word.before == other.before and word.before in _MOST)
         or word.text in _FREE
         or word.text in DATES
         or (word.text.endswith("ly"))
     )
 
 
-_FREE = word_set("long often much many far soon online default today tomorrow now abroad together")
+_MOST = word_set("most least")
+_FREE = word_set(
+    "or overnight long often much many far soon online default today tomorrow now abroad together"
+)
 
 
 def _changes_form(word: Word, other: Word) -> bool:

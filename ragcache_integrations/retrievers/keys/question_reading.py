@@ -22,6 +22,7 @@ from .question_words import (
     UNITS,
     WEAK_PREPOSITIONS,
     asking_words,
+    joined_verbs,
     phrases,
     without_courtesies,
     word_set,
@@ -59,6 +60,7 @@ _TIMES = {
     **dict.fromkeys(("was", "were", "did", "had"), "past"),
     **dict.fromkeys(("is", "are", "do", "does", "am", "will", "shall"), "not past"),
 }
+_DETERMINERS = word_set("a an the my your our their")
 _GRADED = word_set(
     "much many long often far old big large small tall high deep wide heavy fast late"
 )
@@ -80,6 +82,8 @@ class Word:
         name: Whether it is a name, a code or the like: no English word.
         place: Its place in the question.
         before: The word before it in the question.
+        listed: Whether *and* or *or* is before it, or before its article, and nothing of the same
+            phrase after it.
     """
 
     text: str
@@ -90,6 +94,7 @@ class Word:
     name: bool
     place: int
     before: str
+    listed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +163,8 @@ _STATED = re.compile(
 @lru_cache(_REMEMBERED)
 def read(text: str) -> Reading:
     """Read a question in English, without its courtesies."""
-    whole = _STATED.sub(r"\2 if \1", _FRONTED.sub(r"\2 \1", without_courtesies(text)))
+    whole = joined_verbs(text)
+    whole = _STATED.sub(r"\2 if \1", _FRONTED.sub(r"\2 \1", without_courtesies(whole)))
     found_phrases, replacements = phrases()
     whole = found_phrases.sub(lambda found: replacements[found[0].lower()], whole)
     tokens = list(_tokens(whole))
@@ -184,14 +190,17 @@ def read(text: str) -> Reading:
     following_words = [*plain[1:], ""]
     for place, (token, word) in enumerate(zip(tokens, plain, strict=True)):
         before, following = plain[place - 1] if place else "", following_words[place]
+        around = place, before, _is_listed(plain, place)
         phrase = "" if word in _BOUNDS else phrase
         if word in _SCOPES:
             scopes.append((_SCOPES[word], len(words)))
         if token in acronyms:
-            words.append(Word(word, token, by, phrase, frozenset((word,)), True, place, before))
+            words.append(Word(word, token, by, phrase, frozenset((word,)), True, *around))
             by = ""
         elif word in MODALS:
             modals.add(MODALS[word])
+        elif word == "like" and (not following or following in PREPOSITIONS):
+            continue  # "what is it like"
         elif word in PREPOSITIONS and following in QUESTION_WORDS:
             stranded = word  # "from which gate does it leave"
         elif word in PREPOSITIONS:
@@ -200,14 +209,14 @@ def read(text: str) -> Reading:
         elif _is_asked_for(word, plain, place):
             continue
         elif unit := _unit(plain, place):
-            words.append(Word(unit, token, by, phrase, frozenset((unit,)), False, place, before))
+            words.append(Word(unit, token, by, phrase, frozenset((unit,)), False, *around))
             by = ""
         elif word in grammar and not (word == "one" and _counts(plain, place)):
             by = _kept(by, word)
         elif _is_marked(word, plain, place):
             counts = word == "number"
         else:
-            words.append(_word(token, word, by, phrase, place, before))
+            words.append(_word(token, word, by, phrase, around))
             by = ""
     return Reading(
         tuple(words),
@@ -228,6 +237,15 @@ def read(text: str) -> Reading:
         roles=frozenset(_roles(plain)),
         scopes=tuple(scopes),
     )
+
+
+def _is_listed(words: Sequence[str], place: int) -> bool:
+    """Return whether *and* or *or* is before a word or its article, and no noun after it."""
+    if not {*words[place + 1 : place + 2]} <= PREPOSITIONS | GRAMMAR | _BOUNDS:
+        return False
+    while place and words[place - 1] in _DETERMINERS:
+        place -= 1
+    return place > 0 and words[place - 1] in {"and", "or"}
 
 
 def _counts(words: Sequence[str], place: int) -> bool:
@@ -298,7 +316,7 @@ _SCOPES = {word: word for word in ("only", "not", "never", "without")} | {
 
 _SUBJECTS = {**dict.fromkeys(("i", "we"), "1"), "he": "he", "she": "she", "they": "3"}
 _OBJECTS = {**dict.fromkeys(("me", "us"), "1"), "him": "he", "them": "3"}
-_EITHER = {"you": "2", "it": "it"}
+_EITHER = {"you": "2"}
 
 
 def _roles(words: Sequence[str]) -> Iterator[tuple[str, bool]]:
@@ -372,10 +390,10 @@ def _is_asked_for(word: str, words: Sequence[str], place: int) -> bool:
     return word in _ASKING_NOUNS and place > 0 and words[place - 1] in {"what", "which"}
 
 
-def _word(token: str, word: str, by: str, phrase: str, place: int, before: str) -> Word:
+def _word(token: str, word: str, by: str, phrase: str, around: tuple[int, str, bool]) -> Word:
     if not token[0].isalnum():
-        return Word(token, token, by, phrase, frozenset((token,)), True, place, before)
+        return Word(token, token, by, phrase, frozenset((token,)), True, *around)
     coded = bool(_INNER.search(word))
     forms = frozenset((word,)) if coded else forms_of(word)
     name = coded or not is_english_word(word)
-    return Word(word, token, by, phrase, forms, name, place, before)
+    return Word(word, token, by, phrase, forms, name, *around)

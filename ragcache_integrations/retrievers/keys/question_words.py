@@ -45,6 +45,7 @@ __all__ = [
     "UNITS",
     "WEAK_PREPOSITIONS",
     "asking_words",
+    "joined_verbs",
     "phrases",
     "without_courtesies",
     "word_set",
@@ -532,10 +533,60 @@ IMPLIED = _bases(_TABLES["implied"])
 """The words that each word is implied by, if it is next to them."""
 
 
+_PHRASES = dict(line.split("=") for line in _TABLES["phrases"].strip().splitlines())
+_PARTICLES = word_set("up off out on in down away over back")
+
+
+def _phrasal_verbs() -> dict[str, str]:
+    """Return the phrases that begin with a verb and a particle, with the verb in its other forms."""
+    irregular: dict[str, list[str]] = {}
+    for form, bases in IRREGULAR.items():
+        for base in bases:
+            irregular.setdefault(base, []).append(form)
+    found: dict[str, str] = {}
+    for phrase, meaning in _PHRASES.items():
+        verb, *rest = phrase.split()
+        if not rest or rest[0] not in _PARTICLES or verb in PREPOSITIONS:
+            continue
+        stem = verb.removesuffix("e")
+        past = irregular.get(verb, [f"{stem}ed", f"{stem}{stem[-1]}ed"])
+        for form in (f"{verb}s", f"{verb}es", f"{stem}ing", f"{stem}{stem[-1]}ing", *past):
+            found[" ".join((form, *rest))] = meaning
+    return found
+
+
+_SEPARATED = re.compile(
+    r"\b(\w+) ((?:the|my|your|our|their|an?|this|that|these|those|it|them|him|her|me)\b"
+    rf"(?: [\w'-]+){{0,3}}?) ({'|'.join(sorted(_PARTICLES))})\b"
+    r"(?=\W*$|\W*[?.!,;:]| (?:in|on|at|for|with|when|if|to|before|after|from|by|while|during|again"
+    r"|and|or|without|as|online|automatically|now)\b)",
+    re.IGNORECASE,
+)
+"""A verb, what it is done to, and a particle, as in "turn the light off"."""
+
+
+def joined_verbs(text: str) -> str:
+    """Return a question with its particles next to their verbs: "turn off the light"."""
+    return _SEPARATED.sub(
+        lambda found: (
+            f"{found[1]} {found[3]} {found[2]}"
+            if f"{found[1]} {found[3]}".lower() in _verbs_with_particles()
+            and f"{found[2].split()[-1]} {found[3]}".lower() not in _PHRASES  # as in "a day off"
+            else found[0]
+        ),
+        text,
+    )
+
+
+@cache
+def _verbs_with_particles() -> frozenset[str]:
+    return frozenset(" ".join(phrase.split()[:2]) for phrase in _phrasal_verbs() | _PHRASES)
+
+
 @cache
 def phrases() -> tuple[re.Pattern[str], dict[str, str]]:
     """Return what finds phrases, and a word that means the same for each."""
-    lines = dict(line.split("=") for line in _TABLES["phrases"].strip().splitlines())
+    lines = _phrasal_verbs() | _PHRASES
     # Grouped by their first letter, because alternatives are tried one by one.
     rests: dict[str, list[str]] = {}
     for phrase in sorted(lines, key=len, reverse=True):
