@@ -29,6 +29,7 @@ from .question_words import (
     FILLERS,
     GENERIC,
     IMPLIED,
+    KINDS,
     LIGHT,
     PLACING,
     PREPOSITIONS,
@@ -374,30 +375,39 @@ def _is_needless(word: Word, needless: frozenset[str]) -> bool:
 
 def _drop(words: Sequence[Word], partners: list[int], needless: frozenset[str]) -> None:
     for place, word in enumerate(words):
-        # "The online course" is one of the courses, "register online" is to register.
-        following = next(iter(words[place + 1 : place + 2]), None)
-        restricts = (
-            following is not None
-            and not following.by
-            and (
-                word.text == "online"
-                or (
-                    needless is GENERIC
-                    and not following.name
-                    and part_of_speech(following.text) == "n"
-                )
-            )
-        )  # as "car" does in "car insurance"
+        restricts = _restricts(words, place, generic=needless is GENERIC)
         if partners[place] < 0 and not restricts and _is_needless(word, needless):
             partners[place] = _DROPPED
 
 
+def _restricts(words: Sequence[Word], place: int, *, generic: bool) -> bool:
+    """Return whether a word makes another thing of the noun that it stands next to.
+
+    "The online course" is one of the courses, and "register online" is to register. If the word is
+    *generic*, "car insurance" is one of the insurances, and "the meeting room" is no meeting; but
+    "the docker container" is docker.
+    """
+    following = next(iter(words[place + 1 : place + 2]), None)
+    if following is not None and not following.by:
+        if words[place].text == "online":
+            return True
+        if generic and not following.name and part_of_speech(following.text) == "n":
+            return True
+    if not generic or not place or words[place - 1].name:
+        return False
+    before = words[place - 1]
+    beside = before.place == words[place].place - 1 and before.before in _DETERMINERS
+    return beside or _modifies(words, place - 1)
+
+
 def _drop_implied(words: Sequence[Word], partners: list[int]) -> None:
-    """Drop words such as *swimming* in *swimming pool*."""
+    """Drop words such as *swimming* in *swimming pool*, and *play* in *the play Macbeth*."""
     for place, word in enumerate(words):
-        if partners[place] < 0 and word.text in IMPLIED:
+        if partners[place] < 0 and (word.text in IMPLIED or word.text in KINDS):
             around = (*words[max(0, place - 1) : place], *words[place + 1 : place + 2])
-            if any(not other.forms.isdisjoint(IMPLIED[word.text]) for other in around):
+            implying = IMPLIED.get(word.text, ())
+            named = word.text in KINDS and any(other.name for other in around)
+            if named or any(not other.forms.isdisjoint(implying) for other in around):
                 partners[place] = _DROPPED
 
 

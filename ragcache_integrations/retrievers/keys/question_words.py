@@ -27,6 +27,7 @@ __all__ = [
     "GRAMMAR",
     "IMPLIED",
     "IRREGULAR",
+    "KINDS",
     "LIGHT",
     "MODALS",
     "MODERN_WORDS",
@@ -492,6 +493,9 @@ ACTIONS = word_set(_TABLES["actions"])
 
 ASIDES = word_set(_TABLES["asides"])
 """Words that may be there or not if a question asks for something, and not whether it is so."""
+
+KINDS = word_set(_TABLES["kinds"])
+"""Nouns that say nothing next to a name of that kind."""
 
 PLACING = word_set(_TABLES["placing"])
 """Verbs of putting something somewhere, which may be *in* or *to* that place."""
