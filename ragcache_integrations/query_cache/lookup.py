@@ -295,7 +295,7 @@ def _recall(hit: Hit[T], truth: Entry[T], k: int, metric: Metric) -> float:
     return min(correct, len(right)) / len(right)
 
 
-_UNREAD = "its text is another one, which the embeddings do not tell apart for sure"
+_UNREAD = "its text is another one, and their embeddings may be the same nevertheless"
 _MOST_ASKED = 16
 """Of the nearest entries, how many have their words compared."""
 
