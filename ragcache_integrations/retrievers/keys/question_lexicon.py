@@ -199,11 +199,36 @@ def part_of_speech(word: str) -> str:
 
 @lru_cache(_REMEMBERED)
 def are_kin(one: str, other: str) -> bool:
-    """Return whether words are related in a rarer meaning, or derived from each other."""
+    """Return whether words are related in a rarer meaning, or derived from each other.
+
+    Adjectives are so, too, if both are related to a third word.
+    """
     forms, others = forms_of(one), forms_of(other)
     if any(_others(form) & _others(another) for form in forms for another in others):
         return False
     if compared_word(one) or compared_word(other):
         return False
     kin = _kin()[0]
-    return any(not others.isdisjoint(kin.get(form, ())) for form in forms)
+    if any(not others.isdisjoint(kin.get(form, ())) for form in forms):
+        return True
+    if not part_of_speech(one) == part_of_speech(other) == "a":
+        return False
+    return any(
+        not _related(form).isdisjoint(_related(another)) for form in forms for another in others
+    )
+
+
+@lru_cache(_REMEMBERED)
+def _related(word: str) -> frozenset[str]:
+    """Return the words that share a meaning with a word, and its kin."""
+    senses = _dictionary().get(word, ())
+    return frozenset(_kin()[0].get(word, ())).union(*(_of_senses()[sense] for sense in senses))
+
+
+@cache
+def _of_senses() -> dict[int, frozenset[str]]:
+    words: dict[int, set[str]] = {}
+    for word, senses in _dictionary().items():
+        for sense in senses:
+            words.setdefault(sense, set()).add(word)
+    return {sense: frozenset(same) for sense, same in words.items()}

@@ -155,7 +155,7 @@ def _difference_of_form(one: Reading, two: Reading, mine: list[int]) -> tuple[st
 
 
 def _scopes_differ(one: Reading, two: Reading, mine: list[int]) -> bool:
-    """Return whether *only* or *not* speaks of others, as in "only members can", "members can only".
+    """Return whether *only* or *not* speaks of others, as in "members can only".
 
     A verb may come before or after: "only pay by card" is "pay only by card".
     """
@@ -193,16 +193,10 @@ def _same_modality(one: Reading, two: Reading, modals: Modals, partners: list[in
         return False
     mine, theirs = [{"can" if modal == "may" else modal for modal in said} for said in modals]
     able = any(_is_able(*pair) for pair in _pairs(one, two, partners))
-    if mine == theirs:
-        return not able or bool(mine)  # "is it replaceable" is not "is it replaced"
-    if mine ^ theirs == {"can"} and able:
-        return True  # "is it refundable" is "can it be refunded"
+    if able or mine == theirs:
+        # "is it refundable" is "can it be refunded", and not "is it refunded"
+        return mine ^ theirs == {"can"} if able and not (mine and theirs) else mine == theirs
     both = mine | theirs
-    if both <= {"can", "will"} and not (one.asks or two.asks):
-        offered = one.persons == two.persons == "2"  # "can you deliver it" is "do you deliver it"
-        gets = all(any(word.text in _GETTING for word in read.words) for read in (one, two))
-        if offered or (gets and "1" in one.persons and "1" in two.persons):
-            return True
     frames = [[kind for kind in read.frame if kind not in _VERBS] for read in (one, two)]
     differ = frames[0] != frames[1]
     if mine ^ theirs == {"will"} and "1" in one.persons and "1" in two.persons:
@@ -214,7 +208,15 @@ def _same_modality(one: Reading, two: Reading, modals: Modals, partners: list[in
         return both <= {"can", "will", "should"} and (
             not (mine and theirs) or {one.asks, two.asks} <= _OF_WAYS or differ
         )
-    return both <= {"can", "will"} and differ
+    return both <= {"can", "will"} and (differ or _is_offered(one, two))
+
+
+def _is_offered(one: Reading, two: Reading) -> bool:
+    """Return whether "can you deliver it" or "can I get it" is "do you" or "will I"."""
+    if one.persons == two.persons == "2":
+        return True
+    gets = all(any(word.text in _GETTING for word in reading.words) for reading in (one, two))
+    return gets and "1" in one.persons and "1" in two.persons
 
 
 def _is_able(word: Word, other: Word) -> bool:
@@ -663,7 +665,7 @@ _BEFORE_PARTICIPLES = word_set("i we you they he she it is are was were be been 
 
 
 def _is_participle_swap(one: _Pair, two: _Pair) -> bool:
-    """Return whether a noun has its participle before or after it: "a deleted file", "I deleted"."""
+    """Return whether a noun has its participle before or after it, as in "files I deleted"."""
     for (participle, other_participle), (noun, other_noun) in ((one, two), (two, one)):
         if participle.text != other_participle.text or not participle.text.endswith("ed"):
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -184,7 +184,6 @@ def read(text: str) -> Reading:
     variables = any(len(word) == 1 and word.isalpha() and word not in "aistdm" for word in plain)
     grammar = (GRAMMAR | QUESTION_WORDS) - ({"a"} if variables else set())
     words: list[Word] = []
-    scopes: list[tuple[str, int]] = []
     modals: set[str] = set()
     by, phrase, counts, stranded = "", "", False, ""
     following_words = [*plain[1:], ""]
@@ -192,24 +191,20 @@ def read(text: str) -> Reading:
         before, following = plain[place - 1] if place else "", following_words[place]
         around = place, before, _is_listed(plain, place)
         phrase = "" if word in _BOUNDS else phrase
-        if word in _SCOPES:
-            scopes.append((_SCOPES[word], len(words)))
         if token in acronyms:
-            words.append(Word(word, token, by, phrase, frozenset((word,)), True, *around))
+            words.append(_named(word, token, by, phrase, around))
             by = ""
         elif word in MODALS:
             modals.add(MODALS[word])
-        elif word == "like" and (not following or following in PREPOSITIONS):
-            continue  # "what is it like"
+        elif _is_asked_for(word, plain, place):
+            continue
         elif word in PREPOSITIONS and following in QUESTION_WORDS:
             stranded = word  # "from which gate does it leave"
         elif word in PREPOSITIONS:
             by = phrase = by if word == "of" and (by or counts) else word
             counts = False
-        elif _is_asked_for(word, plain, place):
-            continue
         elif unit := _unit(plain, place):
-            words.append(Word(unit, token, by, phrase, frozenset((unit,)), False, *around))
+            words.append(replace(_named(unit, token, by, phrase, around), name=False))
             by = ""
         elif word in grammar and not (word == "one" and _counts(plain, place)):
             by = _kept(by, word)
@@ -235,7 +230,11 @@ def read(text: str) -> Reading:
         dummy="it" in plain,
         also_asks=tuple(sorted(_asked_for(plain)[1:])),
         roles=frozenset(_roles(plain)),
-        scopes=tuple(scopes),
+        scopes=tuple(
+            (_SCOPES[word], sum(other.place < place for other in words))
+            for place, word in enumerate(plain)
+            if word in _SCOPES
+        ),
     )
 
 
@@ -309,8 +308,9 @@ def _asked_for(words: Sequence[str]) -> list[str]:
     ]
 
 
-_SCOPES = {word: word for word in ("only", "not", "never", "without")} | {
-    word: "only" for word in ("just", "solely", "exclusively", "merely")
+_SCOPES = {
+    **{word: word for word in ("only", "not", "never", "without")},
+    **dict.fromkeys(("just", "solely", "exclusively", "merely"), "only"),
 }
 """Words that speak of what follows them."""
 
@@ -387,12 +387,21 @@ def _ordinal(word: str) -> str:
 
 
 def _is_asked_for(word: str, words: Sequence[str], place: int) -> bool:
+    """Return whether a word only says what is asked for, as in "what place", "what is it like"."""
+    if word == "like":
+        return {*words[place + 1 : place + 2]} <= PREPOSITIONS
     return word in _ASKING_NOUNS and place > 0 and words[place - 1] in {"what", "which"}
+
+
+def _named(text: str, token: str, by: str, phrase: str, around: tuple[int, str, bool]) -> Word:
+    """Return a word that has no other forms, such as a name or a code."""
+    place, before, listed = around
+    return Word(text, token, by, phrase, frozenset((text,)), True, place, before, listed)  # noqa: FBT003 - it is a name
 
 
 def _word(token: str, word: str, by: str, phrase: str, around: tuple[int, str, bool]) -> Word:
     if not token[0].isalnum():
-        return Word(token, token, by, phrase, frozenset((token,)), True, *around)
+        return _named(token, token, by, phrase, around)
     coded = bool(_INNER.search(word))
     forms = frozenset((word,)) if coded else forms_of(word)
     name = coded or not is_english_word(word)

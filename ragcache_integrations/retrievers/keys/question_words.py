@@ -542,7 +542,7 @@ _PARTICLES = word_set("up off out on in down away over back")
 
 
 def _phrasal_verbs() -> dict[str, str]:
-    """Return the phrases that begin with a verb and a particle, with the verb in its other forms."""
+    """Return the phrases that begin with a verb and a particle, with other forms of the verb."""
     irregular: dict[str, list[str]] = {}
     for form, bases in IRREGULAR.items():
         for base in bases:
