@@ -68,5 +68,5 @@ def test_the_other_way_round(face: str) -> None:
 @pytest.mark.parametrize("face", ["langchain invoke"])
 def test_rephrasings_are_still_served(face: str) -> None:
     served = answered_for_another(ANSWER_FACES[face], paraphrases(), tolerance=0.7)
-    # 169 when this was written; the aim is 180, which no rule that is safe has reached.
-    assert len(served) >= 165, sorted(set(paraphrases()) - set(served))
+    # 173 when this was written; the aim is 180, which no rule that is safe has reached.
+    assert len(served) >= 170, sorted(set(paraphrases()) - set(served))

@@ -221,10 +221,12 @@ def _is_offered(one: Reading, two: Reading) -> bool:
 
 def _is_able(word: Word, other: Word) -> bool:
     """Return whether one of two words says of the other that it can be, as *washable* of *wash*."""
+    short, long = sorted((word.text, other.text), key=len)
     return (
-        word.text[:_STEM] == other.text[:_STEM]
+        long.endswith(("able", "ible"))
+        and len(long) - len(short) > 1
+        and short[:_STEM] == long[:_STEM]
         and not _are_inflections(word, other)
-        and (word.text.endswith(("able", "ible")) != other.text.endswith(("able", "ible")))
     )
 
 
