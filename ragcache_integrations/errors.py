@@ -98,13 +98,13 @@ class MissingExtraError(RAGCacheError, ImportError):
     """An optional dependency is not installed. The message names the command that installs it.
 
     Attributes:
-        extra: The extra of this distribution that contains the dependency.
+        extra: The extra of this distribution that contains the dependency; empty if none does.
         command: The command.
     """
 
-    def __init__(self, feature: str, extra: str) -> None:
+    def __init__(self, feature: str, extra: str, package: str = "") -> None:
         self.extra = extra
-        self.command = _installation(extra)
+        self.command = f"pip install {package}" if package else _installation(extra)
         super().__init__(f"{feature} needs an optional dependency: {self.command}")
 
 

@@ -21,6 +21,7 @@ from .lint import add_lint
 from .profile import add_profile
 from .report import add_report
 from .serve import add_serve
+from .workload import add_workload
 
 __all__ = ["main"]
 
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add_demo(commands)
     add_serve(commands)
     add_profile(commands)
+    add_workload(commands)
     add_cache_report(commands)
     add_encode(commands)
     add_lint(commands)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.core.files import read_regular
+from ragcache_integrations.core.files import read_json_lines, read_regular, reading, text_of
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.arguments import GIB, check_installed
 from ragcache_integrations.engine.measurements import Reloading, measure_reloading
@@ -105,7 +105,7 @@ def add_encode(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _encode(options: argparse.Namespace) -> None:
-    require("rich", feature="ragcache encode", extra="eval")
+    require("rich", feature="ragcache encode", package="rich")
     from rich.console import Console  # noqa: PLC0415 - of the extra eval
 
     check_installed("ragcache encode")
@@ -206,11 +206,6 @@ def _texts(path: Path) -> Iterator[str]:
     Raises:
         ConfigurationError: It cannot be read, or is of another kind.
     """
-    from ragcache_integrations.evaluation.datasets import (  # noqa: PLC0415 - takes a second
-        read_json_lines,
-        reading,
-    )
-
     if path.is_dir():
         for file in _files(path):
             yield from _texts(file)
@@ -239,11 +234,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _row_texts(row: dict[str, Any], path: Path) -> Iterable[str]:
-    from ragcache_integrations.evaluation.datasets import (  # noqa: PLC0415 - takes a second
-        reading,
-        text_of,
-    )
-
     with reading(str(path)):
         if "documents" in row:
             named = [document for document in row["documents"] if isinstance(document, dict)]

@@ -12,8 +12,9 @@ from typing import Any
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 
-from .options import add_json, imported
+from .options import add_json
 from .presets import add_presets, check_presets, run_preset
+from .user_code import imported
 
 __all__ = ["add_eval"]
 

@@ -30,7 +30,8 @@ from ragcache_integrations.prompts.lint import (
 )
 from ragcache_integrations.prompts.provider_caches import PROVIDERS
 
-from .options import add_json, imported
+from .options import add_json
+from .user_code import imported
 
 __all__ = ["add_lint"]
 

@@ -1,17 +1,15 @@
-"""What several commands have: ``--json``, the user's own code, and files that are written."""
+"""What several commands have: ``--json``, whole numbers, and files that are written."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["add_json", "check_file", "check_folder", "imported"]
+__all__ = ["add_json", "at_least", "check_file", "check_folder"]
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -20,28 +18,18 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help=words)
 
 
-def imported(source: str, problem: str) -> Any:
-    """Return what ``MODULE:NAME`` names; the module may be a file in the current folder.
+def at_least(smallest: int) -> Callable[[str], int]:
+    """Return a function that reads a whole number, which must be at least ``smallest``."""
 
-    Args:
-        source: A module and a name in it, which may have dots.
-        problem: What to say if it cannot be imported; the reason follows in parentheses.
+    def parse(text: str) -> int:
+        number = int(text)
+        if number < smallest:
+            msg = f"must be at least {smallest}, got {number}"
+            raise argparse.ArgumentTypeError(msg)
+        return number
 
-    Raises:
-        ConfigurationError: The module or the name is not there, or the module raises an error.
-    """
-    module, _, name = source.partition(":")
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # as python -m has it
-    try:
-        member: Any = importlib.import_module(module)
-        for attribute in name.split("."):
-            member = getattr(member, attribute)
-    except (Exception, SystemExit) as error:  # the module is the user's and may do anything
-        msg = f"{problem} ({type(error).__name__}: {error})"
-        raise ConfigurationError(msg) from error
-    return member
+    parse.__name__ = "whole number"  # argparse: "invalid whole number value"
+    return parse
 
 
 def check_file(flag: str, path: Path) -> Path:

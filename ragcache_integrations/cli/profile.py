@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from ragcache_integrations.engine.measurements import measure_prefill, prefill_d
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, profile_path
 
-from .options import add_json, check_file, check_folder
+from .options import add_json, at_least, check_file, check_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,13 +63,13 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument(
         "--max-tokens",
-        type=_at_least(2),
+        type=at_least(2),
         metavar="N",
         help="length of the longest request, prompt and answer (default: the context window)",
     )
     parser.add_argument(
         "--repeats",
-        type=_at_least(1),
+        type=at_least(1),
         metavar="R",
         help=f"measurements of each length; the median counts (default: {REPEATS})",
     )
@@ -86,77 +86,11 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="JSON file to write instead of the one that the engine reads",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing profile")
-    parser.add_argument(
-        "--workload",
-        type=Path,
-        metavar="FILE",
-        help=(
-            'JSON lines of {"question": ..., "documents": [{"id": ..., "text": ...}, ...]}; '
-            'a document may have a number of "tokens" instead of a text, and only its id if it '
-            "occurred before"
-        ),
-    )
-    parser.add_argument(
-        "--replicas",
-        type=_at_least(1),
-        metavar="N",
-        help="with --workload: simulate N replicas, by document, by session and in turns",
-    )
-    parser.add_argument(
-        "--rate",
-        type=float,
-        metavar="R",
-        help=(
-            "with --replicas: requests a second for all of them (default: 80 %% of what they could "
-            "serve without a cache)"
-        ),
-    )
-    parser.add_argument(
-        "--report",
-        type=Path,
-        metavar="FILE",
-        help="with --workload: HTML report to write",
-    )
-    parser.add_argument(
-        "--requests-per-day",
-        type=float,
-        metavar="N",
-        help=(
-            "with --workload: requests like these in a day, for the prompt caches of hosted models "
-            "(default: 1000)"
-        ),
-    )
     add_json(parser)
 
 
-def _at_least(smallest: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        number = int(text)
-        if number < smallest:
-            msg = f"must be at least {smallest}, got {number}"
-            raise argparse.ArgumentTypeError(msg)
-        return number
-
-    parse.__name__ = "whole number"  # argparse: "invalid whole number value"
-    return parse
-
-
 def _profile(options: argparse.Namespace) -> None:
-    require("rich", feature="ragcache profile", extra="eval")
-    if options.rate is not None and options.replicas is None:
-        msg = f"--rate is the rate of simulated replicas: it needs --replicas, got {options.rate:g}"
-        raise ConfigurationError(msg)
-    if options.workload is not None:
-        _characterise(options)
-        return
-    for option, value in {
-        "--report shows": options.report,
-        "--replicas shows": options.replicas,
-        "--requests-per-day belongs to": options.requests_per_day,
-    }.items():
-        if value is not None:
-            msg = f"{option} a workload: name one with --workload"
-            raise ConfigurationError(msg)
+    require("rich", feature="ragcache profile", package="rich")
     from rich.console import Console  # noqa: PLC0415 - an extra
 
     check_installed("ragcache profile")
@@ -231,46 +165,6 @@ def _duration(seconds: float) -> str:
 def _print(console: Console, lines: Mapping[str, object]) -> None:
     for name, value in lines.items():
         console.print(f"{name}: {value}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _characterise(options: argparse.Namespace) -> None:
-    measuring = ("max_tokens", "repeats", "kv_cache_gib", "output", "overwrite")
-    flags = [f"--{name.replace('_', '-')}" for name in measuring if getattr(options, name)]
-    if flags:
-        msg = f"{' and '.join(flags)} would measure a model, which --workload does not"
-        raise ConfigurationError(msg)
-    report = None
-    if options.report is not None:
-        require("jinja2", feature="--report", extra="eval")
-        report = check_file("--report", options.report)
-    from rich.console import Console  # noqa: PLC0415 - an extra
-
-    from ragcache_integrations.workload_report.console import show  # noqa: PLC0415 - an extra
-    from ragcache_integrations.workload_report.run import (  # noqa: PLC0415 - not for measuring
-        REQUESTS_PER_DAY,
-        characterise_workload,
-    )
-
-    console = Console()
-    per_day = options.requests_per_day
-    findings = characterise_workload(
-        options.workload,
-        options.model,
-        replicas=options.replicas,
-        rate=options.rate,
-        requests_per_day=REQUESTS_PER_DAY if per_day is None else per_day,
-        show_progress=True,
-    )
-    show(findings, console)
-    if report is not None:
-        from ragcache_integrations.workload_report.report import (  # noqa: PLC0415 - an extra
-            write_report,
-        )
-
-        write_report(findings, report)
-        console.print(f"\nReport: {report}", highlight=False, soft_wrap=True)
-    if options.json:
-        sys.stdout.write(json.dumps(findings.as_dict()) + "\n")
 
 
 def _start(options: argparse.Namespace) -> RAGCacheEngine:

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 __all__ = ["require"]
 
 
-def require(module: str, *, feature: str, extra: str) -> ModuleType:
-    """Import ``module``, or raise an error that names the extra to install.
+def require(module: str, *, feature: str, extra: str = "", package: str = "") -> ModuleType:
+    """Import ``module``, or raise an error that names the extra or the package to install.
 
     Args:
         module: Dotted name of the module.
         feature: The feature that needs it, as the subject of the error message.
         extra: The extra of this distribution that installs it.
+        package: The package that installs it, if no extra does.
 
     Raises:
         MissingExtraError: The module, or its top-level package, is not installed. An
@@ -29,5 +30,5 @@ def require(module: str, *, feature: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
-            raise MissingExtraError(feature, extra) from error
+            raise MissingExtraError(feature, extra, package) from error
         raise

@@ -1,4 +1,4 @@
-"""Opens and replaces files that other users may have created.
+"""Opens, reads and replaces files that other users may have created.
 
 A path may lead to anything: a pipe that blocks for ever, a device, a link to another file, or more
 bytes than there is memory. So only regular files are opened and replaced here, and sizes are
@@ -7,28 +7,59 @@ checked before files are read.
 
 from __future__ import annotations
 
+import csv
 import errno
 import grp
+import gzip
+import io
+import json
 import os
 import pwd
 import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from uuid import uuid4
 
+from ragcache_integrations.errors import ConfigurationError
+
 __all__ = [
+    "MOST_ROWS",
+    "Row",
     "check_replaceable",
+    "json_lines",
     "open_own",
     "open_regular",
     "private_folder",
+    "read_json_lines",
     "read_regular",
+    "read_text",
+    "reading",
     "replacing",
+    "text_of",
 ]
 
 StrPath = str | os.PathLike[str]
+Row = dict[str, Any]
+
+LARGEST_FILE = 1 << 29
+"""Bytes of a file, packed and unpacked, at most."""
+MOST_ROWS = 1_000_000
+"""Entries of a file, at most."""
+
+_MALFORMED = (
+    AttributeError,
+    EOFError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    csv.Error,
+    zlib.error,
+)
 
 # Without O_NONBLOCK, opening a pipe would wait for a writer, before its type can be checked.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -78,6 +109,114 @@ def read_regular(path: StrPath, most: int, *, links: bool = True) -> bytes:
         if max(size, len(content)) > most:
             raise _error(errno.EFBIG, f"it must have at most {most} bytes, but has more", path)
         return content
+
+
+@contextmanager
+def reading(what: str, expected: str = "") -> Iterator[None]:
+    """Turn the errors of reading something into one that names it.
+
+    Args:
+        what: The file or data set, for the message.
+        expected: Describes its format, for the message.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is not in its format.
+    """
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except OSError as error:
+        msg = f"cannot read {what} ({error.strerror or error})"
+        raise ConfigurationError(msg) from error
+    except _MALFORMED as error:
+        hint = f". Expected is {expected}" if expected else ""
+        msg = f"{what} is not in its format: {_in_words(error)}{hint}"
+        raise ConfigurationError(msg) from error
+
+
+def _in_words(error: Exception) -> str:
+    match error:
+        case UnicodeDecodeError():
+            return f"byte {error.start} is not UTF-8"
+        case json.JSONDecodeError():
+            return f"it is no JSON at line {error.lineno}, column {error.colno} ({error.msg})"
+        case RecursionError():
+            return "it is nested too deeply"
+        case KeyError():
+            return f"{error} is missing"
+        case ValueError() | TypeError() if str(error):
+            return f"{error!s:.300}"
+        case _:
+            return f"{error!r:.300}"
+
+
+def read_text(path: Path, most: int = LARGEST_FILE) -> str:
+    """Return the text of a file, unpacked if its name ends in ``.gz``.
+
+    Args:
+        path: The file.
+        most: The most bytes that it may have, packed and unpacked.
+
+    Raises:
+        OSError: It cannot be read, or is too large.
+        ValueError: It is not UTF-8, or too large when unpacked.
+    """
+    content = read_regular(path, most)
+    if path.suffix == ".gz":
+        # Not gzip.decompress(), which has no limit.
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            msg = f"it must have at most {most} bytes when unpacked, but has more"
+            raise ValueError(msg)
+    return content.decode("utf-8")
+
+
+def json_lines(text: str) -> list[Row]:
+    """Rows of JSON lines.
+
+    Raises:
+        TypeError: A line is no JSON object.
+        ValueError: A line is no JSON, or there are too many.
+    """
+    if text.count("\n") > MOST_ROWS:
+        msg = f"there must be at most {MOST_ROWS} lines, got more"
+        raise ValueError(msg)
+    # Not splitlines(): it also splits at characters that JSON may hold as they are.
+    return [
+        _json_line(line, number)
+        for number, line in enumerate(text.split("\n"), start=1)
+        if line.strip()
+    ]
+
+
+def _json_line(line: str, number: int) -> Row:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        # The error knows this line alone, and would always say that it is the first.
+        msg = f"it is no JSON at line {number}, column {error.colno} ({error.msg})"
+        raise ValueError(msg) from error
+    if not isinstance(row, dict):
+        msg = f"a line must be a JSON object, got {row!r:.60} at line {number}"
+        raise TypeError(msg)
+    return row
+
+
+def read_json_lines(path: Path) -> list[Row]:
+    """Rows of a file of JSON lines."""
+    with reading(str(path)):
+        return json_lines(read_text(path))
+
+
+def text_of(row: Row, name: str, usual: str | None = None) -> str:
+    """Return a field that must be a text; it may be missing or empty if there is a usual value."""
+    value = row.get(name, usual)
+    if not isinstance(value, str) or not (value.strip() or usual is not None):
+        msg = f"{name!r} must be a text that is not empty, got {value!r:.60}"
+        raise ValueError(msg)
+    return value
 
 
 def open_own(path: StrPath) -> BinaryIO:

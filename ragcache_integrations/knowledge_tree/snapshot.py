@@ -136,7 +136,7 @@ class TreeSnapshot:
         return "\n".join(lines)
 
     def __rich__(self) -> Tree:
-        require("rich", feature="Drawing the tree in colours", extra="eval")
+        require("rich", feature="Drawing the tree in colours", package="rich")
         from rich.text import Text  # noqa: PLC0415 - an extra
         from rich.tree import Tree  # noqa: PLC0415 - an extra
 

@@ -14,7 +14,6 @@ from .base import (
 )
 from .contract import check_dataset, checked_metrics, checked_score
 from .metrics import exact_match, k_recall, token_f1
-from .sources import read_json_lines, reading, text_of
 
 __all__ = [
     "BUNDLED",
@@ -32,8 +31,5 @@ __all__ = [
     "exact_match",
     "k_recall",
     "load_dataset",
-    "read_json_lines",
-    "reading",
-    "text_of",
     "token_f1",
 ]

@@ -10,13 +10,14 @@ from typing import Any
 from typing_extensions import override
 
 from ragcache_integrations.core.checks import as_number
+from ragcache_integrations.core.files import Row, text_of
 
 from .base import Answer, EvalQuestion, Scored
 from .metrics import normalise_answer, option_in_text
 from .passages import Passages
 from .published import Content, Published, PublishedDataset
 from .quantities import Quantity, read_quantity, same_quantity
-from .sources import Row, text_of, texts_of
+from .sources import texts_of
 
 __all__ = ["TATQA", "FinQA", "table_text"]
 

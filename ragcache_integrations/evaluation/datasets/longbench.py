@@ -11,12 +11,13 @@ from typing import Self
 from typing_extensions import override
 
 from ragcache_integrations.core.checks import did_you_mean
+from ragcache_integrations.core.files import Row, text_of
 
 from .base import SYSTEM, Answer, EvalPrompt, EvalQuestion, Scored
 from .metrics import rouge_l, token_f1
 from .passages import Passages, answering
 from .published import Content, Hub, Published, PublishedDataset
-from .sources import Row, text_of, texts_of
+from .sources import texts_of
 
 __all__ = ["SUBSETS", "LongBench", "Subset", "class_score"]
 

@@ -8,6 +8,7 @@ from typing import Self
 
 from typing_extensions import override
 
+from ragcache_integrations.core.files import reading, text_of
 from ragcache_integrations.errors import ConfigurationError
 
 from .answers import score_option
@@ -29,9 +30,7 @@ from .sources import (
     passage_documents,
     passages_from,
     read_csv,
-    reading,
     sample_passages,
-    text_of,
     texts_of,
 )
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from ragcache_integrations.core.files import Row, read_json_lines, reading, text_of
+
 from .answers import score_text
 from .base import Answer, EvalQuestion, Scored
 from .metrics import exact_match, token_f1_or_empty, token_f1_or_yes_no
 from .passages import Passages
 from .published import Content, Hub, Published, PublishedDataset
-from .sources import Row, read_json_lines, reading, some_texts, text_of
+from .sources import some_texts
 
 __all__ = ["HotpotQA", "MuSiQue", "TwoWikiMultihopQA"]
 

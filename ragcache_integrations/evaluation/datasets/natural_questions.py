@@ -9,23 +9,13 @@ from typing import Self
 
 from typing_extensions import override
 
+from ragcache_integrations.core.files import Row, read_json_lines, reading, text_of
 from ragcache_integrations.resources import load_questions
 
 from .answers import score_text
 from .base import BUNDLED, Answer, EvalDataset, EvalQuestion, Scored
 from .metrics import exact_match, token_f1
-from .sources import (
-    Row,
-    find_file,
-    find_folder,
-    hub_name,
-    hub_rows,
-    passages_from,
-    read_json_lines,
-    reading,
-    text_of,
-    texts_of,
-)
+from .sources import find_file, find_folder, hub_name, hub_rows, passages_from, texts_of
 
 __all__ = ["NaturalQuestions"]
 

@@ -11,21 +11,12 @@ from typing import Any, ClassVar, Self
 
 from typing_extensions import override
 
+from ragcache_integrations.core.files import MOST_ROWS, Row, json_lines, read_text, reading
 from ragcache_integrations.errors import ConfigurationError
 
 from .base import BUNDLED, EvalDataset, EvalQuestion
 from .passages import Passages
-from .sources import (
-    MOST_ROWS,
-    Row,
-    bundled_rows,
-    hub_name,
-    hub_rows,
-    json_lines,
-    passage_documents,
-    read_text,
-    reading,
-)
+from .sources import bundled_rows, hub_name, hub_rows, passage_documents
 
 __all__ = ["Content", "Hub", "Published", "PublishedDataset"]
 

@@ -8,11 +8,12 @@ from typing import Self
 
 from typing_extensions import override
 
+from ragcache_integrations.core.files import Row, reading, text_of
+
 from .answers import score_option
 from .base import BUNDLED, Answer, EvalDataset, EvalDocument, EvalQuestion, Scored
 from .metrics import macro_f1
 from .sources import (
-    Row,
     bundled_rows,
     find_file,
     find_folder,
@@ -20,8 +21,6 @@ from .sources import (
     hub_rows,
     passage_documents,
     read_json,
-    reading,
-    text_of,
     texts_of,
 )
 

@@ -8,23 +8,13 @@ from typing import Self
 
 from typing_extensions import override
 
+from ragcache_integrations.core.files import Row, read_json_lines, reading, text_of
 from ragcache_integrations.errors import ConfigurationError
 
 from .answers import score_text
 from .base import BUNDLED, Answer, EvalDataset, EvalDocument, EvalQuestion, Scored
 from .metrics import rouge_l, token_f1
-from .sources import (
-    Row,
-    bundled_rows,
-    find_file,
-    find_folder,
-    hub_name,
-    hub_rows,
-    passage_documents,
-    read_json_lines,
-    reading,
-    text_of,
-)
+from .sources import bundled_rows, find_file, find_folder, hub_name, hub_rows, passage_documents
 
 __all__ = ["QMSum", "chunked"]
 

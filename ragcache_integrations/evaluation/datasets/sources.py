@@ -6,58 +6,38 @@ import csv
 import gzip
 import io
 import json
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.core.files import read_regular
+from ragcache_integrations.core.files import (
+    Row,
+    json_lines,
+    read_json_lines,
+    read_text,
+    reading,
+    text_of,
+)
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources import load_passages
 
 from .base import HUB, EvalDocument
 
 __all__ = [
-    "Row",
     "bundled_rows",
     "find_file",
     "find_folder",
     "hub_name",
     "hub_rows",
-    "json_lines",
     "passage_documents",
     "passages_from",
     "read_csv",
     "read_json",
-    "read_json_lines",
-    "read_text",
-    "reading",
     "sample_passages",
     "some_texts",
-    "text_of",
     "texts_of",
 ]
-
-Row = dict[str, Any]
-
-LARGEST_FILE = 1 << 29
-"""Bytes of a file, packed and unpacked, at most."""
-MOST_ROWS = 1_000_000
-"""Entries of a file, at most."""
-
-_MALFORMED = (
-    AttributeError,
-    EOFError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-    csv.Error,
-    zlib.error,
-)
 
 
 def hub_name(data: str, usual: str) -> str | None:
@@ -77,46 +57,6 @@ def hub_name(data: str, usual: str) -> str | None:
         msg = f"hub: must be followed by the name of a data set, got {data!r}"
         raise ConfigurationError(msg)
     return name or usual
-
-
-@contextmanager
-def reading(what: str, expected: str = "") -> Iterator[None]:
-    """Turn the errors of reading something into one that names it.
-
-    Args:
-        what: The file or data set, for the message.
-        expected: Describes its format, for the message.
-
-    Raises:
-        ConfigurationError: It cannot be read, or is not in its format.
-    """
-    try:
-        yield
-    except ConfigurationError:
-        raise
-    except OSError as error:
-        msg = f"cannot read {what} ({error.strerror or error})"
-        raise ConfigurationError(msg) from error
-    except _MALFORMED as error:
-        hint = f". Expected is {expected}" if expected else ""
-        msg = f"{what} is not in its format: {_in_words(error)}{hint}"
-        raise ConfigurationError(msg) from error
-
-
-def _in_words(error: Exception) -> str:
-    match error:
-        case UnicodeDecodeError():
-            return f"byte {error.start} is not UTF-8"
-        case json.JSONDecodeError():
-            return f"it is no JSON at line {error.lineno}, column {error.colno} ({error.msg})"
-        case RecursionError():
-            return "it is nested too deeply"
-        case KeyError():
-            return f"{error} is missing"
-        case ValueError() | TypeError() if str(error):
-            return f"{error!s:.300}"
-        case _:
-            return f"{error!r:.300}"
 
 
 def find_folder(data: str, name: str, pattern: str) -> Path:
@@ -150,65 +90,6 @@ def find_file(folder: Path, *names: str) -> Path:
                 return path
     msg = f"{folder} must hold {' or '.join(names)}, also as .gz"
     raise ConfigurationError(msg)
-
-
-def read_text(path: Path, most: int = LARGEST_FILE) -> str:
-    """Return the text of a file, unpacked if its name ends in ``.gz``.
-
-    Args:
-        path: The file.
-        most: The most bytes that it may have, packed and unpacked.
-
-    Raises:
-        OSError: It cannot be read, or is too large.
-        ValueError: It is not UTF-8, or too large when unpacked.
-    """
-    content = read_regular(path, most)
-    if path.suffix == ".gz":
-        # Not gzip.decompress(), which has no limit.
-        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            content = file.read(most + 1)
-        if len(content) > most:
-            msg = f"it must have at most {most} bytes when unpacked, but has more"
-            raise ValueError(msg)
-    return content.decode("utf-8")
-
-
-def json_lines(text: str) -> list[Row]:
-    """Rows of JSON lines.
-
-    Raises:
-        TypeError: A line is no JSON object.
-        ValueError: A line is no JSON, or there are too many.
-    """
-    if text.count("\n") > MOST_ROWS:
-        msg = f"there must be at most {MOST_ROWS} lines, got more"
-        raise ValueError(msg)
-    # Not splitlines(): it also splits at characters that JSON may hold as they are.
-    return [
-        _json_line(line, number)
-        for number, line in enumerate(text.split("\n"), start=1)
-        if line.strip()
-    ]
-
-
-def _json_line(line: str, number: int) -> Row:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        # The error knows this line alone, and would always say that it is the first.
-        msg = f"it is no JSON at line {number}, column {error.colno} ({error.msg})"
-        raise ValueError(msg) from error
-    if not isinstance(row, dict):
-        msg = f"a line must be a JSON object, got {row!r:.60} at line {number}"
-        raise TypeError(msg)
-    return row
-
-
-def read_json_lines(path: Path) -> list[Row]:
-    """Rows of a file of JSON lines."""
-    with reading(str(path)):
-        return json_lines(read_text(path))
 
 
 def read_json(path: Path) -> Any:
@@ -268,15 +149,6 @@ def passage_documents(path: Path) -> list[EvalDocument]:
             text = f"{title}\n{body}" if title else body
             documents.append(EvalDocument(text_of(row, "id"), text))
         return documents
-
-
-def text_of(row: Row, name: str, usual: str | None = None) -> str:
-    """Return a field that must be a text; it may be missing or empty if there is a usual value."""
-    value = row.get(name, usual)
-    if not isinstance(value, str) or not (value.strip() or usual is not None):
-        msg = f"{name!r} must be a text that is not empty, got {value!r:.60}"
-        raise ValueError(msg)
-    return value
 
 
 def texts_of(row: Row, name: str) -> tuple[str, ...]:

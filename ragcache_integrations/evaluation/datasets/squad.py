@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing_extensions import override
 
 from ragcache_integrations.adaptive.synthesis import found_nothing
+from ragcache_integrations.core.files import Row, text_of
 
 from .answers import score_text
 from .base import Answer, EvalQuestion, Scored
 from .metrics import exact_match, normalise_answer, token_f1_or_empty
 from .passages import Passages
 from .published import Content, Hub, Published, PublishedDataset
-from .sources import Row, text_of
 
 __all__ = ["SQuAD"]
 

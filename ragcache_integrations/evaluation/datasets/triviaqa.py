@@ -9,6 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from ragcache_integrations.core.files import Row, read_text, reading, text_of
 from ragcache_integrations.errors import ConfigurationError
 
 from .answers import score_text
@@ -16,7 +17,7 @@ from .base import Answer, EvalQuestion, Scored
 from .metrics import exact_match, normalise_trivia_answer, token_f1
 from .passages import Passages, answering
 from .published import Content, Hub, Published, PublishedDataset
-from .sources import Row, read_text, reading, some_texts, text_of, texts_of
+from .sources import some_texts, texts_of
 
 __all__ = ["TriviaQA"]
 

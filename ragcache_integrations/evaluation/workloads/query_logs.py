@@ -21,9 +21,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from ragcache_integrations.core.files import open_regular
+from ragcache_integrations.core.files import open_regular, reading
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets import reading
 
 __all__ = ["query_ranks"]
 

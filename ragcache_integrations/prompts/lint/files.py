@@ -24,11 +24,12 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .requests import (
     RecordedRequest,
+    RequestLog,
     export_entries,
     recorded_requests,
 )
 
-__all__ = ["EntryLog", "RequestLog", "read_log", "read_requests", "read_text"]
+__all__ = ["EntryLog", "read_log", "read_requests", "read_text"]
 
 MAX_LINE = 16 * 2**20
 """The most characters of a line; a prompt of a million tokens has about four million."""
@@ -135,15 +136,7 @@ class EntryLog(ABC, Generic[E]):
 
 
 @dataclass(slots=True)
-class RequestLog(EntryLog[RecordedRequest]):
-    """The requests of a log.
-
-    Attributes:
-        requests: The requests, in the order of the log.
-        skipped: Number of lines or entries that could not be read.
-        remarks: Why the first of them could not be read, and what else was left out.
-    """
-
+class _RequestEntries(EntryLog[RecordedRequest]):
     requests: list[RecordedRequest] = field(default_factory=list)
 
     def read(self, value: object, where: str) -> list[RecordedRequest]:
@@ -170,9 +163,9 @@ def read_requests(path: Path) -> RequestLog:
     Raises:
         ConfigurationError: The file cannot be read, or has no requests.
     """
-    log = RequestLog()
+    log = _RequestEntries()
     read_log(path, log)
-    return log
+    return RequestLog(log.requests, log.skipped, log.remarks)
 
 
 def read_log(path: Path, log: EntryLog[Any]) -> None:

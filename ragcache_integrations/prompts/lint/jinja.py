@@ -60,8 +60,8 @@ def jinja_pieces(text: str) -> list[TemplatePiece]:
     if len(text) > MAX_TEMPLATE:
         msg = f"a Jinja template must have at most {MAX_TEMPLATE} characters, got {len(text)}"
         raise ConfigurationError(msg)
-    jinja2 = require("jinja2", feature="linting Jinja templates", extra="eval")
-    ext = require("jinja2.ext", feature="linting Jinja templates", extra="eval")
+    jinja2 = require("jinja2", feature="linting Jinja templates", package="jinja2")
+    ext = require("jinja2.ext", feature="linting Jinja templates", package="jinja2")
     environment = jinja2.Environment(  # used for parsing only
         extensions=[ext.do, ext.loopcontrols, _blocks(ext.Extension, jinja2.nodes)],
         trim_blocks=True,

@@ -10,8 +10,7 @@ from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout import Flow, PromptLayout, check_flow
 
-from .files import RequestLog
-from .requests import RecordedRequest, recorded_requests
+from .requests import RecordedRequest, RequestLog, recorded_requests
 from .rules import MIN_TOKENS, Finding, LintReport
 from .templates import (
     Template,

@@ -227,8 +227,12 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         if self.vectorstore is not None or self.index is None or self.documents is None:
             return cast("VectorStore", self.vectorstore)
         feature = "A LangChain store of a staged index"
-        stores = require("langchain_community.vectorstores.faiss", feature=feature, extra="eval")
-        docstores = require("langchain_community.docstore", feature=feature, extra="eval")
+        stores = require(
+            "langchain_community.vectorstores.faiss", feature=feature, package="langchain-community"
+        )
+        docstores = require(
+            "langchain_community.docstore", feature=feature, package="langchain-community"
+        )
         index, ids = self.index.to_faiss()
         ranks = "MAX_INNER_PRODUCT" if self.index.metric == "ip" else "EUCLIDEAN_DISTANCE"
         return cast(

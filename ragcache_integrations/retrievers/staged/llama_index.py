@@ -256,7 +256,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         stores = require(
             "llama_index.vector_stores.faiss",
             feature="A LlamaIndex index of a staged one",
-            extra="eval",
+            package="llama-index-vector-stores-faiss",
         )
         index, ids = self._index.to_faiss()
         nodes = all_of(ids, self._nodes or {}, "nodes")

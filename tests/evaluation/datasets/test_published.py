@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ragcache_integrations.core import files
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets import sources
 from ragcache_integrations.evaluation.datasets.base import load_dataset
 from ragcache_integrations.evaluation.datasets.passages import Passages, answering, pieces
 from tests.evaluation.datasets.files import (
@@ -135,7 +135,7 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_files_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
-    monkeypatch.setattr(sources.read_text, "__defaults__", (2000,))
+    monkeypatch.setattr(files.read_text, "__defaults__", (2000,))
     text = b'{"data": []}' + b" " * 3000
     name = "dev-v2.0.json.gz" if packed else "dev-v2.0.json"
     (tmp_path / name).write_bytes(gzip.compress(text) if packed else text)
@@ -145,7 +145,7 @@ def test_files_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pac
 
 def test_entries_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragcache_integrations.evaluation.datasets.published.MOST_ROWS", 1)
-    monkeypatch.setattr(sources, "MOST_ROWS", 1)
+    monkeypatch.setattr(files, "MOST_ROWS", 1)
     write_json(tmp_path / "hotpot_dev_distractor_v1.json", HOTPOTQA)
     with pytest.raises(ConfigurationError, match="a list of at most 1, got a list of 2"):
         load_dataset("hotpotqa", tmp_path)

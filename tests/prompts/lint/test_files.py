@@ -250,7 +250,7 @@ def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_prompt_of_all_characters_together(tmp_path: Path) -> None:
-    log = lint_files.RequestLog(_room=30)
+    log = lint_files._RequestEntries(_room=30)
     log.add("x" * 20, "line 1")
     with pytest.raises(Exception, match="characters together"):
         log.add("x" * 20, "line 2")
