@@ -55,8 +55,8 @@ from parts.stats.tables import Cell, print_table
 from ragcache_integrations.engine import Message, Prompt, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.evaluation.datasets import token_f1
-from ragcache_integrations.evaluation.scores.intervals import Interval, bootstrap_interval
+from ragcache_workbench.evaluation.datasets import token_f1
+from ragcache_workbench.evaluation.scores.intervals import Interval, bootstrap_interval
 
 PARTS = ("tokens", "quality", "repeated", "ttft", "note")
 WITH, WITHOUT, PILOT, BLOCKS = "with", "without", "ContextPilot", "ContextPilot, blocks"

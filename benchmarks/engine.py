@@ -27,9 +27,9 @@ from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine import Message, Prompt, PromptDocument, RAGCacheEngine
 from ragcache_integrations.engine.measurements import StockEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.evaluation.scores.intervals import bootstrap_interval
-from ragcache_integrations.knowledge_tree.simulation.traces import zipf_ranks
 from ragcache_integrations.resources import load_passages, load_questions
+from ragcache_workbench.evaluation.scores.intervals import bootstrap_interval
+from ragcache_workbench.simulation.traces import zipf_ranks
 
 KV_CACHE_GIB = 0.25
 OUTPUT_TOKENS = 8

@@ -53,15 +53,15 @@ from parts.traffic.tenants import QUIET, flooded, of_tenant
 from parts.traffic.traces import question_stream, sampled_lengths
 from tqdm import tqdm
 
-from ragcache_integrations.evaluation.scores.intervals import Interval, bootstrap_interval
 from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY, POLICIES
-from ragcache_integrations.knowledge_tree.simulation.simulator import (
+from ragcache_integrations.knowledge_tree.tier import Tier
+from ragcache_workbench.evaluation.scores.intervals import Interval, bootstrap_interval
+from ragcache_workbench.simulation.simulator import (
     SIMULATED_POLICIES,
     SimulationResult,
     simulate,
 )
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace
-from ragcache_integrations.knowledge_tree.tier import Tier
+from ragcache_workbench.simulation.traces import Trace
 
 ZIPF = (0.8, 1.0, 1.2)
 UNIFORM = 0.0

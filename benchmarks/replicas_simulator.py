@@ -28,14 +28,14 @@ from parts.stats.tables import print_table
 from parts.traffic.traces import document_stream, sampled_lengths
 from tqdm import tqdm
 
-from ragcache_integrations.evaluation.scores.intervals import bootstrap_interval
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
-from ragcache_integrations.knowledge_tree.simulation.replicas import (
+from ragcache_workbench.evaluation.scores.intervals import bootstrap_interval
+from ragcache_workbench.simulation.replicas import (
     BALANCE_FACTOR,
     ReplicasResult,
     simulate_replicas,
 )
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace
+from ragcache_workbench.simulation.traces import Trace
 
 ROOT = Path(__file__).parents[1]
 PROFILE = ROOT / "benchmarks" / "recorded" / "prefill_profile.json"

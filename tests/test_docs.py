@@ -38,7 +38,7 @@ MODULES = (
     *("ragcache_integrations.speculation", "ragcache_integrations.knowledge_tree"),
     *("ragcache_integrations.prompts", "ragcache_integrations.adaptive"),
     *("ragcache_integrations.resources", "ragcache_integrations.errors"),
-    *("ragcache_integrations.embeddings", "ragcache_integrations.evaluation"),
+    *("ragcache_integrations.embeddings", "ragcache_workbench.evaluation"),
     "ragcache_integrations.modular",
 )
 # Other projects' names that the pages use.

@@ -34,7 +34,7 @@ PUBLIC = {
         "RAGCacheError",
         "__version__",
     ],
-    "ragcache_integrations.evaluation": [
+    "ragcache_workbench.evaluation": [
         "Answer",
         "Comparison",
         "EvalDataset",

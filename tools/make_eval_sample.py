@@ -27,7 +27,7 @@ ARTICLES = ("Black_Death", "Prime_number")
 """Articles of SQuAD that the bundled reader has not learnt from."""
 PARAGRAPHS = 20
 """Of each article."""
-DATA = Path(__file__).parent.parent / "ragcache_integrations" / "evaluation" / "data"
+DATA = Path(__file__).parent.parent / "workbench" / "ragcache_workbench" / "evaluation" / "data"
 
 Row = dict[str, Any]
 

@@ -26,8 +26,8 @@ from ragcache_integrations.adaptive.synthesis.prompts import (
     NOT_FOUND,
     found_nothing,
 )
-from ragcache_integrations.evaluation.datasets.base import SYSTEM
-from ragcache_integrations.evaluation.datasets.metrics import exact_match, token_f1
+from ragcache_workbench.evaluation.datasets.base import SYSTEM
+from ragcache_workbench.evaluation.datasets.metrics import exact_match, token_f1
 
 from .layout import Layout, Page, Question
 from .lessons import ASK

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ragcache_integrations.adaptive.synthesis.prompts import DEFAULT_PROMPTS, NOT_FOUND, SEPARATOR
-from ragcache_integrations.evaluation.datasets.base import SYSTEM
-from ragcache_integrations.evaluation.datasets.pubmedqa import PubMedQA
-from ragcache_integrations.evaluation.datasets.qmsum import QMSum
+from ragcache_workbench.evaluation.datasets.base import SYSTEM
+from ragcache_workbench.evaluation.datasets.pubmedqa import PubMedQA
+from ragcache_workbench.evaluation.datasets.qmsum import QMSum
 
 from .corpus import Asked
 from .layout import Page, Question

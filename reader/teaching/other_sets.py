@@ -2,7 +2,7 @@
 
 ``python -m reader.teaching.other_sets --data data --extra FOLDER --out FOLDER`` writes what
 :mod:`reader.teaching.library` kept out as files of the three data sets, asks 100 questions of each
-by ``ragcache_integrations.evaluation``, over all their documents, and writes
+by ``ragcache_workbench.evaluation``, over all their documents, and writes
 ``reader/figures/other_sets.json``. A run that was broken off goes on. By SQuAD's pages the weights
 were chosen; PubMedQA's and QMSum's questions were never looked at.
 """
@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.evaluation import EvalDataset, EvalRun, evaluate, load_dataset
-from ragcache_integrations.evaluation.datasets.metrics import rouge_l
-from ragcache_integrations.evaluation.scores.intervals import bootstrap_interval
+from ragcache_workbench.evaluation import EvalDataset, EvalRun, evaluate, load_dataset
+from ragcache_workbench.evaluation.datasets.metrics import rouge_l
+from ragcache_workbench.evaluation.scores.intervals import bootstrap_interval
 
 from .corpus import read_lines
 from .library import MEETINGS, SQUAD, STUDIES, chosen, parts

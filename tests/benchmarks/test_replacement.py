@@ -9,9 +9,9 @@ from parts.replacement.optimum import optimal_tier
 from parts.replacement.peers import S3FifoTier, WTinyLfuTier
 from parts.traffic.traces import document_stream, sampled_lengths
 
-from ragcache_integrations.knowledge_tree.simulation.simulator import SIMULATED_POLICIES, simulate
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
 from ragcache_integrations.knowledge_tree.tier import Tier
+from ragcache_workbench.simulation.simulator import SIMULATED_POLICIES, simulate
+from ragcache_workbench.simulation.traces import Trace, TraceRequest
 
 
 def found(documents: str, blocks: int, tier: Tier[int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import replicas_simulator as script
 
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
-from ragcache_integrations.knowledge_tree.simulation import Trace, TraceRequest, simulate_replicas
+from ragcache_workbench.simulation import Trace, TraceRequest, simulate_replicas
 
 COSTS = PrefillCostModel((0, 10_000), (1, 10_000), ((0.001, 10.0), (0.001, 10.0)))
 

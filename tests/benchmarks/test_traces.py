@@ -9,7 +9,7 @@ import pytest
 from parts.traffic.traces import SCAN, document_stream, question_stream, sampled_lengths
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace
+from ragcache_workbench.simulation.traces import Trace
 
 TOKENS = {f"d{number}": 100 + number for number in range(50)}
 RETRIEVED = [[f"d{number}", f"d{(number + 1) % 50}"] for number in range(50)]

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ragcache_integrations.cache_report import charts
-from ragcache_integrations.cache_report.console import show
-from ragcache_integrations.cache_report.report import render
-from ragcache_integrations.cache_report.run import report_on_log
-from ragcache_integrations.cache_report.summary import Findings
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_workbench.cache_report import charts
+from ragcache_workbench.cache_report.console import show
+from ragcache_workbench.cache_report.report import render
+from ragcache_workbench.cache_report.run import report_on_log
+from ragcache_workbench.cache_report.summary import Findings
 from tests.support.html_page import HtmlPage
 
 SUBJECTS = ("password", "passwords", "delivery", "bill of 2023", "bill of 2024", "router")

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations.cache_report.questions import (
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_workbench.cache_report.questions import (
     MAX_DOCUMENTS,
     MAX_QUESTION,
     LoggedQuestion,
     QuestionLog,
     read_questions,
 )
-from ragcache_integrations.errors import ConfigurationError
 from tests.prompts.lint.test_files import FORMS
 
 ENTRY = {"question": "who?", "answer": "The Homer."}

@@ -14,8 +14,6 @@ import pytest
 import ragcache_integrations
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.cli import profile as cli_profile
-from ragcache_integrations.demo import run as demo_run
-from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.engine.tiny_model import default_model_path
@@ -25,6 +23,8 @@ from ragcache_integrations.knowledge_tree.prefill_cost import (
     load_profile,
     profile_path,
 )
+from ragcache_workbench.demo import run as demo_run
+from ragcache_workbench.demo.settings import DemoSettings
 from tests.support.programs import run_program
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from ragcache_integrations.cli import command as cli
-from ragcache_integrations.cli import eval as cli_eval
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.evaluation import EvalRun
-from ragcache_integrations.evaluation.datasets.base import DATASETS
-from ragcache_integrations.evaluation.settings import KNOBS
 from ragcache_integrations.llms import backend_kinds
+from ragcache_workbench.commands import eval as cli_eval
+from ragcache_workbench.evaluation import EvalRun
+from ragcache_workbench.evaluation.datasets.base import DATASETS
+from ragcache_workbench.evaluation.settings import KNOBS
 from tests.support.programs import start_program
 
 

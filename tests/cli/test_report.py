@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.cli import command as cli
-from ragcache_integrations.evaluation import EvalRun, evaluate_grid
+from ragcache_workbench.evaluation import EvalRun, evaluate_grid
 from tests.evaluation.world import Echo, make_retriever
 
 

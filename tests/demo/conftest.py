@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from ragcache_integrations.demo.measures import Observation
-from ragcache_integrations.demo.run import DemoResult, FrameworkResult, stream
-from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.resources import load_passages
+from ragcache_workbench.demo.measures import Observation
+from ragcache_workbench.demo.run import DemoResult, FrameworkResult, stream
+from ragcache_workbench.demo.settings import DemoSettings
 
 
 def observation(rng: random.Random, *, hit: bool) -> Observation:

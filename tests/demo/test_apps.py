@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations.demo.corpus import Corpus
-from ragcache_integrations.demo.langchain import TimedEmbeddings as LangChainEmbeddings
-from ragcache_integrations.demo.langchain import langchain_apps
-from ragcache_integrations.demo.llama_index import TimedEmbeddings as LlamaIndexEmbeddings
-from ragcache_integrations.demo.llama_index import llama_index_apps
-from ragcache_integrations.demo.measures import App
-from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.engine import Message, Prompt, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.measurements import StockChunk
 from ragcache_integrations.resources import load_questions
+from ragcache_workbench.demo.corpus import Corpus
+from ragcache_workbench.demo.langchain import TimedEmbeddings as LangChainEmbeddings
+from ragcache_workbench.demo.langchain import langchain_apps
+from ragcache_workbench.demo.llama_index import TimedEmbeddings as LlamaIndexEmbeddings
+from ragcache_workbench.demo.llama_index import llama_index_apps
+from ragcache_workbench.demo.measures import App
+from ragcache_workbench.demo.settings import DemoSettings
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

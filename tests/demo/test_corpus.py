@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ragcache_integrations.demo.corpus import Corpus, passage_text
 from ragcache_integrations.resources import load_passages, load_questions
+from ragcache_workbench.demo.corpus import Corpus, passage_text
 
 
 def embed(texts: Sequence[str]) -> list[list[float]]:

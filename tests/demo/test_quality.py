@@ -7,8 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from ragcache_integrations.demo.console import show
-from ragcache_integrations.demo.quality import (
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.resources import Passage, load_passages, load_questions
+from ragcache_workbench.demo.console import show
+from ragcache_workbench.demo.quality import (
     BLOCKS,
     WAYS,
     Quality,
@@ -16,12 +19,9 @@ from ragcache_integrations.demo.quality import (
     block_quality,
     documents_of,
 )
-from ragcache_integrations.demo.report import render
-from ragcache_integrations.demo.run import DemoResult, scored_questions
-from ragcache_integrations.demo.settings import DemoSettings
-from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.resources import Passage, load_passages, load_questions
+from ragcache_workbench.demo.report import render
+from ragcache_workbench.demo.run import DemoResult, scored_questions
+from ragcache_workbench.demo.settings import DemoSettings
 
 QUESTIONS = load_questions()[:2]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragcache_integrations.demo import charts
-from ragcache_integrations.demo.console import show, show_conditions
-from ragcache_integrations.demo.report import render, write_report
-from ragcache_integrations.demo.run import DemoResult, FrameworkResult
-from ragcache_integrations.demo.settings import FRAMEWORKS, DemoSettings
-from ragcache_integrations.demo.summary import examples, milliseconds, rows, verdict
 from ragcache_integrations.resources import load_questions
+from ragcache_workbench.demo import charts
+from ragcache_workbench.demo.console import show, show_conditions
+from ragcache_workbench.demo.report import render, write_report
+from ragcache_workbench.demo.run import DemoResult, FrameworkResult
+from ragcache_workbench.demo.settings import FRAMEWORKS, DemoSettings
+from ragcache_workbench.demo.summary import examples, milliseconds, rows, verdict
 from tests.support.html_page import HtmlPage
 
 

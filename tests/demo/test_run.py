@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_integrations.demo import run
-from ragcache_integrations.demo.measures import Moments, Observation, figures, ttft_ratio
-from ragcache_integrations.demo.quiet import output_to
-from ragcache_integrations.demo.run import TURN, DemoResult
-from ragcache_integrations.demo.settings import DemoSettings
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
+from ragcache_workbench.demo import run
+from ragcache_workbench.demo.measures import Moments, Observation, figures, ttft_ratio
+from ragcache_workbench.demo.quiet import output_to
+from ragcache_workbench.demo.run import TURN, DemoResult
+from ragcache_workbench.demo.settings import DemoSettings
 
 
 class App:

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.cli import command as cli
-from ragcache_integrations.demo import speculative
-from ragcache_integrations.demo.speculative import (
+from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.speculation import SpeculationEvent, SpeculationReport
+from ragcache_workbench.demo import speculative
+from ragcache_workbench.demo.speculative import (
     Pair,
     SpeculativeSettings,
     Traced,
     median_ttfts,
     most_eventful,
 )
-from ragcache_integrations.demo.timeline import Span, draw_timeline, spans
-from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.speculation import SpeculationEvent, SpeculationReport
+from ragcache_workbench.demo.timeline import Span, draw_timeline, spans
 
 
 def traced(ttft: float, *events: tuple[float, str, int], confirmed: bool = False) -> Traced:

@@ -3,9 +3,9 @@ from collections import Counter
 
 import pytest
 
-from ragcache_integrations.demo.workload import zipf_stream
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources import load_questions
+from ragcache_workbench.demo.workload import zipf_stream
 
 QUESTIONS = [question.text for question in load_questions()]
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation import (
+from ragcache_integrations.langchain import ChatRAGCache
+from ragcache_workbench.evaluation import (
     compare,
     evaluate,
     evaluate_grid,
 )
-from ragcache_integrations.evaluation.datasets import load_dataset
-from ragcache_integrations.evaluation.report.tables import remarks
-from ragcache_integrations.evaluation.report.verdict import verdicts
-from ragcache_integrations.langchain import ChatRAGCache
+from ragcache_workbench.evaluation.datasets import load_dataset
+from ragcache_workbench.evaluation.report.tables import remarks
+from ragcache_workbench.evaluation.report.verdict import verdicts
 
 from .world import Echo, make_retriever
 

@@ -21,7 +21,9 @@ from rich.console import Console
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError, PromptTooLongError
-from ragcache_integrations.evaluation import (
+from ragcache_integrations.langchain import ApproximateCacheRetriever, ChatRAGCache, RAGCacheLLM
+from ragcache_integrations.llama_index import RAGCacheLLM as LlamaIndexLLM
+from ragcache_workbench.evaluation import (
     EvalRun,
     PriceTable,
     aevaluate,
@@ -30,15 +32,13 @@ from ragcache_integrations.evaluation import (
     evaluate_grid,
     throughputs,
 )
-from ragcache_integrations.evaluation.datasets import EvalDocument
-from ragcache_integrations.evaluation.report.console import show
-from ragcache_integrations.evaluation.report.labels import chosen_by
-from ragcache_integrations.evaluation.report.tables import described, remarks
-from ragcache_integrations.evaluation.report.verdict import verdicts
-from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
-from ragcache_integrations.evaluation.settings import EvalSettings
-from ragcache_integrations.langchain import ApproximateCacheRetriever, ChatRAGCache, RAGCacheLLM
-from ragcache_integrations.llama_index import RAGCacheLLM as LlamaIndexLLM
+from ragcache_workbench.evaluation.datasets import EvalDocument
+from ragcache_workbench.evaluation.report.console import show
+from ragcache_workbench.evaluation.report.labels import chosen_by
+from ragcache_workbench.evaluation.report.tables import described, remarks
+from ragcache_workbench.evaluation.report.verdict import verdicts
+from ragcache_workbench.evaluation.scores.scoring import MECHANICS_ONLY
+from ragcache_workbench.evaluation.settings import EvalSettings
 
 from .world import Echo, make_retriever, store
 

@@ -15,7 +15,7 @@ from llama_index.core.llms import MockLLM
 from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation import (
+from ragcache_workbench.evaluation import (
     Answer,
     EvalRun,
     evaluate,
@@ -24,10 +24,10 @@ from ragcache_integrations.evaluation import (
     load_dataset,
     write_report,
 )
-from ragcache_integrations.evaluation.records import Rephrasing, RephrasingsFile
-from ragcache_integrations.evaluation.rephrasings import SYSTEM, is_same_answer, unfit
-from ragcache_integrations.evaluation.settings import EvalSettings
-from ragcache_integrations.evaluation.workloads.rephrasing import normal_form
+from ragcache_workbench.evaluation.records import Rephrasing, RephrasingsFile
+from ragcache_workbench.evaluation.rephrasings import SYSTEM, is_same_answer, unfit
+from ragcache_workbench.evaluation.settings import EvalSettings
+from ragcache_workbench.evaluation.workloads.rephrasing import normal_form
 from tests.evaluation.world import Echo, make_retriever, store
 from tests.support.room import room_for
 

@@ -10,7 +10,9 @@ import pytest
 
 from ragcache_integrations.adaptive import AdaptiveSettings
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
-from ragcache_integrations.evaluation.settings import (
+from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
+from ragcache_workbench.evaluation.settings import (
     CACHE_KNOBS,
     ENGINE_KNOBS,
     KNOBS,
@@ -19,8 +21,6 @@ from ragcache_integrations.evaluation.settings import (
     parse_assignment,
     parse_sweep,
 )
-from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
 
 USUAL = EvalSettings(dataset="nq")
 

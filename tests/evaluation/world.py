@@ -22,9 +22,9 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.vectorstores import InMemoryVectorStore
 from typing_extensions import override
 
-from ragcache_integrations.evaluation.settings import EvalSettings
 from ragcache_integrations.langchain import ApproximateCacheRetriever
 from ragcache_integrations.resources import load_passages
+from ragcache_workbench.evaluation.settings import EvalSettings
 
 PASSAGES = 60
 DIM = 32

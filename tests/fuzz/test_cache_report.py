@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_integrations.cache_report.questions import QuestionLog, read_questions
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_workbench.cache_report.questions import QuestionLog, read_questions
 from tests.support.sizes import examples
 
 from .bounds import bounded

@@ -9,7 +9,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.records import Rephrasing, RephrasingsFile
+from ragcache_workbench.evaluation.records import Rephrasing, RephrasingsFile
 from tests.support.sizes import examples
 
 from .bounds import bounded

@@ -15,9 +15,9 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation import EvalRun, compare, evaluate, throughputs, write_report
-from ragcache_integrations.evaluation.records import RunDirectory
-from ragcache_integrations.evaluation.records.checkpoints import read_records
+from ragcache_workbench.evaluation import EvalRun, compare, evaluate, throughputs, write_report
+from ragcache_workbench.evaluation.records import RunDirectory
+from ragcache_workbench.evaluation.records.checkpoints import read_records
 from tests.evaluation.world import Echo, make_retriever
 from tests.support.sizes import examples
 

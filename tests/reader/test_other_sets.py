@@ -11,7 +11,7 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
 
-from ragcache_integrations.evaluation import evaluate, load_dataset
+from ragcache_workbench.evaluation import evaluate, load_dataset
 from reader.teaching import other_sets
 from tests.evaluation.world import Echo
 

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from ragcache_integrations.adaptive.synthesis.prompts import NOT_FOUND
 from ragcache_integrations.core.prompt import Prompt, PromptDocument, PromptRenderer
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.evaluation.datasets.base import SYSTEM
 from ragcache_integrations.resources import load_passages, load_questions
+from ragcache_workbench.evaluation.datasets.base import SYSTEM
 from reader.teaching import lessons, library, train
 from reader.teaching.corpus import nearest
 from reader.teaching.layout import Layout, Page, Question

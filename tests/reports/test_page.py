@@ -8,7 +8,7 @@ import pytest
 from PIL import ImageColor
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.reports import (
+from ragcache_workbench.reports import (
     PALETTE,
     PALETTE_SIZE,
     Axis,
@@ -22,8 +22,8 @@ from ragcache_integrations.reports import (
     render_page,
     write_page,
 )
-from ragcache_integrations.reports import page as page_module
-from ragcache_integrations.reports.colours import DARK, LIGHT
+from ragcache_workbench.reports import page as page_module
+from ragcache_workbench.reports.colours import DARK, LIGHT
 from tests.support.html_page import HtmlPage
 
 MARKUP = '<script>alert("&")</script>'

@@ -12,7 +12,7 @@ from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, profile_path
-from ragcache_integrations.workload_report.run import characterise_workload
+from ragcache_workbench.workload_report.run import characterise_workload
 
 
 def test_the_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.simulation import Trace, TraceRequest
 from ragcache_integrations.prompts import PROVIDERS
 from ragcache_integrations.prompts.lint import provider_cost
 from ragcache_integrations.prompts.lint.requests import RecordedRequest
-from ragcache_integrations.workload_report.providers import ProviderShare, provider_shares
+from ragcache_workbench.simulation import Trace, TraceRequest
+from ragcache_workbench.workload_report.providers import ProviderShare, provider_shares
 
 LENGTHS = {"a": 700, "b": 900, "c": 1100, "d": 300}
 OFTEN = 100_000.0

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.workload_report.console import show
-from ragcache_integrations.workload_report.report import render
-from ragcache_integrations.workload_report.run import characterise_workload
-from ragcache_integrations.workload_report.summary import Findings
+from ragcache_workbench.workload_report.console import show
+from ragcache_workbench.workload_report.report import render
+from ragcache_workbench.workload_report.run import characterise_workload
+from ragcache_workbench.workload_report.summary import Findings
 from tests.support.html_page import HtmlPage
 
 

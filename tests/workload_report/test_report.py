@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.reports import MAX_POINTS, percent
-from ragcache_integrations.workload_report import charts
-from ragcache_integrations.workload_report.console import show
-from ragcache_integrations.workload_report.report import render, write_report
-from ragcache_integrations.workload_report.summary import (
+from ragcache_workbench.reports import MAX_POINTS, percent
+from ragcache_workbench.workload_report import charts
+from ragcache_workbench.workload_report.console import show
+from ragcache_workbench.workload_report.report import render, write_report
+from ragcache_workbench.workload_report.summary import (
     Findings,
     duration,
     short_number,

@@ -26,13 +26,13 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from parts.traffic.corpora import lexical_top_k
 from parts.traffic.embedded import Embedder
-from ragcache_integrations.demo.prompts import SYSTEM
-from ragcache_integrations.evaluation.datasets import load_dataset
 from ragcache_integrations.langchain import (
     HalfTruncationHistory,
     RAGPromptTemplate,
     documents_once,
 )
+from ragcache_workbench.demo.prompts import SYSTEM
+from ragcache_workbench.evaluation.datasets import load_dataset
 
 __all__ = [
     "Conversation",

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parts.prompts.contextpilot_peer import ContextPilotPeer, has_contextpilot
-from ragcache_integrations.knowledge_tree.simulation.simulator import simulate
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
 from ragcache_integrations.prompts.order.limits import within_limit
 from ragcache_integrations.prompts.order.order import DocumentOrder
 from ragcache_integrations.prompts.order.paths import PathModel
+from ragcache_workbench.simulation.simulator import simulate
+from ragcache_workbench.simulation.traces import Trace, TraceRequest
 
 __all__ = ["BLOCK", "ORDERS", "Ordered", "core_us", "order_all", "order_limited"]
 

@@ -15,8 +15,8 @@ from parts.query_cache.replay import Replayed, replay
 from parts.stats.tables import Cell, print_table
 from parts.traffic.question_streams import Stream
 from parts.vector_search.exact_store import Answers, ExactStore
-from ragcache_integrations.knowledge_tree.simulation.traces import zipf_ranks
 from ragcache_integrations.query_cache import QueryCache, lookup
+from ragcache_workbench.simulation.traces import zipf_ranks
 
 __all__ = [
     "DEPTH",

@@ -7,8 +7,8 @@ from operator import attrgetter
 
 from ragcache_integrations.knowledge_tree.node import Node
 from ragcache_integrations.knowledge_tree.policies import Priced
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace
 from ragcache_integrations.knowledge_tree.tier import Tier
+from ragcache_workbench.simulation.traces import Trace
 
 __all__ = ["optimal_tier"]
 

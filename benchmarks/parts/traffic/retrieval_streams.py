@@ -15,7 +15,7 @@ from parts.traffic.question_streams import zipf_stream
 from parts.traffic.questions import Corpus, Question
 from parts.vector_search.exact_store import ExactStore
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.simulation.traces import zipf_ranks
+from ragcache_workbench.simulation.traces import zipf_ranks
 
 __all__ = ["DEPTH", "RetrievalStream", "load_mmlu", "question_texts", "retrieve"]
 

@@ -20,8 +20,8 @@ from ragcache_integrations.core.prompt import (
     PromptRenderer,
     extra_args_from_spans,
 )
-from ragcache_integrations.evaluation.scores.intervals import Interval, bootstrap_interval
 from ragcache_integrations.llms.openai.wire import affinity_key
+from ragcache_workbench.evaluation.scores.intervals import Interval, bootstrap_interval
 
 __all__ = ["KEYS", "Ask", "Delivered", "Turn", "deliver", "hit_rate_difference", "make_turns"]
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
+from ragcache_workbench.simulation.traces import Trace, TraceRequest
 
 __all__ = ["FLOODING", "QUIET", "flooded", "of_tenant"]
 

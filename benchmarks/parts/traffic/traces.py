@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest, zipf_ranks
+from ragcache_workbench.simulation.traces import Trace, TraceRequest, zipf_ranks
 
 __all__ = ["SCAN", "document_stream", "question_stream", "sampled_lengths"]
 

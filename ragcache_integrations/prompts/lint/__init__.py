@@ -1,6 +1,5 @@
 """The prompt linter: its rules, and the files and logs that it reads."""
 
-from .files import EntryLog, read_log, read_requests, read_text
 from .jinja import jinja_pieces
 from .lint import Finding, lint_prompt
 from .mustache import mustache_pieces
@@ -13,7 +12,6 @@ from .tokens import CountTokens, approximate_tokens
 __all__ = [
     "MIN_TOKENS",
     "CountTokens",
-    "EntryLog",
     "Finding",
     "LintReport",
     "ProviderCost",
@@ -28,8 +26,5 @@ __all__ = [
     "mustache_pieces",
     "pieces_of",
     "provider_cost",
-    "read_log",
-    "read_requests",
-    "read_text",
     "recorded_requests",
 ]

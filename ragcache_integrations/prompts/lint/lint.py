@@ -59,7 +59,7 @@ def lint_prompt(
             pairs in the order of the prompt, where ``("placeholder", "{history}")`` inserts
             messages. Or traffic: a list of at least two requests as they were sent, see
             :func:`~ragcache_integrations.prompts.lint.requests.recorded_requests`, or a log that
-            :func:`~ragcache_integrations.prompts.lint.files.read_requests` read.
+            :func:`~ragcache_workbench.logs.read_requests` read.
         flow: ``"single_turn"`` or ``"conversation"``; ``None`` means a conversation if there is a
             history.
         variables: For templates: what variables are about, by name, if their names don't show it:

@@ -10,8 +10,8 @@ import pytest
 from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation import EvalRun, evaluate
-from ragcache_integrations.evaluation.datasets import (
+from ragcache_workbench.evaluation import EvalRun, evaluate
+from ragcache_workbench.evaluation.datasets import (
     Answer,
     EvalDataset,
     EvalDocument,

@@ -12,7 +12,7 @@ import pytest
 from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError
-from ragcache_integrations.evaluation.datasets.base import (
+from ragcache_workbench.evaluation.datasets.base import (
     Answer,
     EvalDataset,
     EvalDocument,
@@ -21,9 +21,9 @@ from ragcache_integrations.evaluation.datasets.base import (
     Scored,
     load_dataset,
 )
-from ragcache_integrations.evaluation.datasets.longbench import SUBSETS
-from ragcache_integrations.evaluation.datasets.metrics import exact_match, token_f1
-from ragcache_integrations.evaluation.datasets.qmsum import chunked
+from ragcache_workbench.evaluation.datasets.longbench import SUBSETS
+from ragcache_workbench.evaluation.datasets.metrics import exact_match, token_f1
+from ragcache_workbench.evaluation.datasets.qmsum import chunked
 from tests.evaluation.datasets.files import LONGBENCH, MUSIQUE
 
 SIZES = {
@@ -470,7 +470,7 @@ def test_a_data_set_of_your_own() -> None:
 
 
 def test_the_attribution_lies_beside_the_sample() -> None:
-    data = Path(__file__).parents[3] / "ragcache_integrations/evaluation/data"
+    data = Path(__file__).parents[3] / "workbench/ragcache_workbench/evaluation/data"
     told = (data / "ATTRIBUTION.md").read_text(encoding="utf-8")
     for one in data.glob("*.gz"):
         assert f"`{one.name}`" in told

@@ -14,12 +14,12 @@ from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation import evaluate, load_dataset
-from ragcache_integrations.evaluation.datasets.base import EvalDocument
-from ragcache_integrations.evaluation.datasets.metrics import k_recall
-from ragcache_integrations.evaluation.datasets.sources import passage_documents
-from ragcache_integrations.evaluation.systems.corpus import document_embeddings, faiss_index
-from ragcache_integrations.evaluation.systems.langchain import LangChainRetriever, faiss_retriever
+from ragcache_workbench.evaluation import evaluate, load_dataset
+from ragcache_workbench.evaluation.datasets.base import EvalDocument
+from ragcache_workbench.evaluation.datasets.metrics import k_recall
+from ragcache_workbench.evaluation.datasets.sources import passage_documents
+from ragcache_workbench.evaluation.systems.corpus import document_embeddings, faiss_index
+from ragcache_workbench.evaluation.systems.langchain import LangChainRetriever, faiss_retriever
 from tests.evaluation.world import Echo
 
 IDS = st.lists(st.sampled_from("abc"), min_size=1, max_size=6)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets.base import Answer, EvalDataset, load_dataset
-from ragcache_integrations.evaluation.datasets.finance import table_text
+from ragcache_workbench.evaluation.datasets.base import Answer, EvalDataset, load_dataset
+from ragcache_workbench.evaluation.datasets.finance import table_text
 from tests.evaluation.datasets.files import FINQA, TATQA, write_json
 
 

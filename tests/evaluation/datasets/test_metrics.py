@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score  # type: ignore[import-untyped]
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets.answers import score_option
-from ragcache_integrations.evaluation.datasets.base import Answer, EvalQuestion, load_dataset
-from ragcache_integrations.evaluation.datasets.metrics import (
+from ragcache_workbench.evaluation.datasets.answers import score_option
+from ragcache_workbench.evaluation.datasets.base import Answer, EvalQuestion, load_dataset
+from ragcache_workbench.evaluation.datasets.metrics import (
     choose_option,
     exact_match,
     k_recall,
@@ -28,7 +28,7 @@ from ragcache_integrations.evaluation.datasets.metrics import (
     rouge_l,
     token_f1,
 )
-from ragcache_integrations.evaluation.datasets.mmlu import MMLU, format_example
+from ragcache_workbench.evaluation.datasets.mmlu import MMLU, format_example
 
 # SQuAD's evaluate-v1.1, written out from its published definition, step by step as it is there.
 

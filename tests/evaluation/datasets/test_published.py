@@ -12,8 +12,8 @@ import pytest
 
 from ragcache_integrations.core import files
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets.base import load_dataset
-from ragcache_integrations.evaluation.datasets.passages import Passages, answering, pieces
+from ragcache_workbench.evaluation.datasets.base import load_dataset
+from ragcache_workbench.evaluation.datasets.passages import Passages, answering, pieces
 from tests.evaluation.datasets.files import (
     HOTPOTQA,
     LONGBENCH,
@@ -144,7 +144,7 @@ def test_files_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pac
 
 
 def test_entries_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragcache_integrations.evaluation.datasets.published.MOST_ROWS", 1)
+    monkeypatch.setattr("ragcache_workbench.evaluation.datasets.published.MOST_ROWS", 1)
     monkeypatch.setattr(files, "MOST_ROWS", 1)
     write_json(tmp_path / "hotpot_dev_distractor_v1.json", HOTPOTQA)
     with pytest.raises(ConfigurationError, match="a list of at most 1, got a list of 2"):

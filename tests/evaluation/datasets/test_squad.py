@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets.base import Answer, load_dataset
+from ragcache_workbench.evaluation.datasets.base import Answer, load_dataset
 from tests.evaluation.datasets.files import SQUAD, write_json
 
 

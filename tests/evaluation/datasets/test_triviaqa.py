@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets.base import Answer, load_dataset
-from ragcache_integrations.evaluation.datasets.metrics import normalise_trivia_answer
+from ragcache_workbench.evaluation.datasets.base import Answer, load_dataset
+from ragcache_workbench.evaluation.datasets.metrics import normalise_trivia_answer
 from tests.evaluation.datasets.files import TRIVIAQA, write_json
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ragcache_integrations.evaluation import EvalRun, Record, Score
-from ragcache_integrations.evaluation.scores import MECHANICS_ONLY
-from ragcache_integrations.evaluation.settings import EvalSettings
+from ragcache_workbench.evaluation import EvalRun, Record, Score
+from ragcache_workbench.evaluation.scores import MECHANICS_ONLY
+from ragcache_workbench.evaluation.settings import EvalSettings
 
 
 def made_run(

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError, GenerationTimeoutError
-from ragcache_integrations.evaluation import (
+from ragcache_workbench.evaluation import (
     PresetResult,
     aevaluate_preset,
     evaluate,
     evaluate_preset,
 )
-from ragcache_integrations.evaluation.presets.evaluating import knobs_among
-from ragcache_integrations.evaluation.presets.metis import CHUNKS
-from ragcache_integrations.evaluation.report import FOLLOWED
-from ragcache_integrations.evaluation.settings import EvalSettings
+from ragcache_workbench.evaluation.presets.evaluating import knobs_among
+from ragcache_workbench.evaluation.presets.metis import CHUNKS
+from ragcache_workbench.evaluation.report import FOLLOWED
+from ragcache_workbench.evaluation.settings import EvalSettings
 from tests.evaluation.world import Echo, make_retriever, store
 
 

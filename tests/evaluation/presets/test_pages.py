@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations.evaluation import PresetResult, plan_preset
-from ragcache_integrations.evaluation.presets.base import Cell, Table
-from ragcache_integrations.evaluation.presets.pages import page_name
-from ragcache_integrations.evaluation.settings import EvalSettings
+from ragcache_workbench.evaluation import PresetResult, plan_preset
+from ragcache_workbench.evaluation.presets.base import Cell, Table
+from ragcache_workbench.evaluation.presets.pages import page_name
+from ragcache_workbench.evaluation.settings import EvalSettings
 
 from .made import made_run
 

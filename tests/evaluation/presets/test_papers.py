@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation import EvalRun, plan_preset
-from ragcache_integrations.evaluation.presets import PRESETS, Table, results
-from ragcache_integrations.evaluation.presets.base import Tables
-from ragcache_integrations.evaluation.presets.metis import best_fixed, profiler_shares
-from ragcache_integrations.evaluation.presets.results import Results
-from ragcache_integrations.evaluation.settings import EvalSettings
+from ragcache_workbench.evaluation import EvalRun, plan_preset
+from ragcache_workbench.evaluation.presets import PRESETS, Table, results
+from ragcache_workbench.evaluation.presets.base import Tables
+from ragcache_workbench.evaluation.presets.metis import best_fixed, profiler_shares
+from ragcache_workbench.evaluation.presets.results import Results
+from ragcache_workbench.evaluation.settings import EvalSettings
 
 from .made import made_run
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation import PresetPlan, plan_preset
-from ragcache_integrations.evaluation.datasets import DATASETS
-from ragcache_integrations.evaluation.presets import PRESETS
+from ragcache_workbench.evaluation import PresetPlan, plan_preset
+from ragcache_workbench.evaluation.datasets import DATASETS
+from ragcache_workbench.evaluation.presets import PRESETS
 
 WITHOUT_SAMPLE = {"musique", "finqa", "triviaqa", "2wikimultihopqa", "longbench"}
 EVERY = [(name, dataset) for name, preset in PRESETS.items() for dataset in preset.datasets]

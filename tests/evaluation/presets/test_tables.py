@@ -6,10 +6,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from ragcache_integrations.evaluation import Interval
-from ragcache_integrations.evaluation.presets import Cell, Table, show_tables
-from ragcache_integrations.evaluation.presets.base import Claim, Unit, claims_table
-from ragcache_integrations.evaluation.presets.tables import markdown
+from ragcache_workbench.evaluation import Interval
+from ragcache_workbench.evaluation.presets import Cell, Table, show_tables
+from ragcache_workbench.evaluation.presets.base import Claim, Unit, claims_table
+from ragcache_workbench.evaluation.presets.tables import markdown
 
 TABLE = Table(
     "A table",

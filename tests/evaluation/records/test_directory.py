@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.records import RunDirectory
+from ragcache_workbench.evaluation.records import RunDirectory
 
 CONFIG = {"workload": {"questions": 2}}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations.evaluation import Record
+from ragcache_workbench.evaluation import Record
 
 RECORD = Record(number=0, question="nq-1", text="Who?", session=1, sequence=0)
 TIMES = [name for name in RECORD.as_dict() if name.endswith("_seconds")]

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageColor
 
-from ragcache_integrations.evaluation import EvalRun, evaluate, evaluate_grid, throughputs
-from ragcache_integrations.evaluation.report.data import (
+from ragcache_workbench.evaluation import EvalRun, evaluate, evaluate_grid, throughputs
+from ragcache_workbench.evaluation.report.data import (
     Bar,
     Bars,
     Curve,
@@ -22,20 +22,20 @@ from ragcache_integrations.evaluation.report.data import (
     Panel,
     Point,
 )
-from ragcache_integrations.evaluation.report.figures import Section, sections
-from ragcache_integrations.evaluation.report.images import png
-from ragcache_integrations.evaluation.report.labels import (
+from ragcache_workbench.evaluation.report.figures import Section, sections
+from ragcache_workbench.evaluation.report.images import png
+from ragcache_workbench.evaluation.report.labels import (
     differing_knobs,
     facts_of,
     in_order,
     label,
 )
-from ragcache_integrations.evaluation.report.measures import format_figure, main_quality, value_of
-from ragcache_integrations.evaluation.report.plots import drawn, drawn_bars
-from ragcache_integrations.evaluation.report.sweeps import sweeps
-from ragcache_integrations.evaluation.report.tables import numbers_in_words
-from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
-from ragcache_integrations.reports import PALETTE
+from ragcache_workbench.evaluation.report.measures import format_figure, main_quality, value_of
+from ragcache_workbench.evaluation.report.plots import drawn, drawn_bars
+from ragcache_workbench.evaluation.report.sweeps import sweeps
+from ragcache_workbench.evaluation.report.tables import numbers_in_words
+from ragcache_workbench.evaluation.scores.scoring import MECHANICS_ONLY
+from ragcache_workbench.reports import PALETTE
 from tests.evaluation.world import Echo, make_retriever, store
 
 SMALL: dict[str, Any] = {"sample": 6, "workload": "uniform", "variants": 2, "k": 3}

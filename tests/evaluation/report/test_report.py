@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation import (
+from ragcache_workbench.evaluation import (
     EvalRun,
     awrite_report,
     compare,
@@ -23,10 +23,10 @@ from ragcache_integrations.evaluation import (
     evaluate_grid,
     write_report,
 )
-from ragcache_integrations.evaluation.report.console import show
-from ragcache_integrations.evaluation.report.figures import sections
-from ragcache_integrations.evaluation.report.report import gather, render
-from ragcache_integrations.evaluation.scores.scoring import MECHANICS_ONLY
+from ragcache_workbench.evaluation.report.console import show
+from ragcache_workbench.evaluation.report.figures import sections
+from ragcache_workbench.evaluation.report.report import gather, render
+from ragcache_workbench.evaluation.scores.scoring import MECHANICS_ONLY
 from tests.evaluation.world import Echo, make_retriever
 from tests.support.html_page import HtmlPage
 

@@ -13,12 +13,12 @@ from langchain_core.messages import AIMessageChunk, BaseMessage
 from rich.console import Console
 from typing_extensions import override
 
-from ragcache_integrations.evaluation import EvalRun, evaluate, evaluate_grid
-from ragcache_integrations.evaluation.report.console import show
-from ragcache_integrations.evaluation.report.measures import FOLLOWED
-from ragcache_integrations.evaluation.report.report import gather, render
-from ragcache_integrations.evaluation.report.verdict import _Candidate, _sentence, verdicts
-from ragcache_integrations.evaluation.scores import Interval
+from ragcache_workbench.evaluation import EvalRun, evaluate, evaluate_grid
+from ragcache_workbench.evaluation.report.console import show
+from ragcache_workbench.evaluation.report.measures import FOLLOWED
+from ragcache_workbench.evaluation.report.report import gather, render
+from ragcache_workbench.evaluation.report.verdict import _Candidate, _sentence, verdicts
+from ragcache_workbench.evaluation.scores import Interval
 from tests.evaluation.world import Echo, make_retriever
 from tests.support.html_page import HtmlPage
 

@@ -9,8 +9,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.records.records import Pending, Record
-from ragcache_integrations.evaluation.scores.figures import (
+from ragcache_workbench.evaluation.records.records import Pending, Record
+from ragcache_workbench.evaluation.scores.figures import (
     PriceTable,
     cache_hit_rate,
     certified_share,

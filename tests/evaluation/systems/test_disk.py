@@ -16,11 +16,11 @@ import pytest
 from numpy.typing import NDArray
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets import load_dataset
-from ragcache_integrations.evaluation.settings import EvalSettings
-from ragcache_integrations.evaluation.systems import Builder
-from ragcache_integrations.evaluation.systems.corpus import faiss_index
-from ragcache_integrations.evaluation.systems.disk import INDEX, index_on_disk
+from ragcache_workbench.evaluation.datasets import load_dataset
+from ragcache_workbench.evaluation.settings import EvalSettings
+from ragcache_workbench.evaluation.systems import Builder
+from ragcache_workbench.evaluation.systems.corpus import faiss_index
+from ragcache_workbench.evaluation.systems.disk import INDEX, index_on_disk
 from tests.support.room import room_for
 
 K = 10

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from ragcache_integrations.evaluation.datasets import load_dataset
-from ragcache_integrations.evaluation.settings import EvalSettings
-from ragcache_integrations.evaluation.systems import Builder
+from ragcache_workbench.evaluation.datasets import load_dataset
+from ragcache_workbench.evaluation.settings import EvalSettings
+from ragcache_workbench.evaluation.systems import Builder
 
 
 @pytest.mark.parametrize("framework", ["langchain", "llama_index"])

@@ -8,8 +8,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from ragcache_integrations.evaluation.systems.models import Model
 from ragcache_integrations.langchain import ChatRAGCache
+from ragcache_workbench.evaluation.systems.models import Model
 
 
 @pytest.mark.parametrize(

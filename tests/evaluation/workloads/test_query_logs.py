@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.settings import EvalSettings
-from ragcache_integrations.evaluation.workloads import make_workload, query_logs
-from ragcache_integrations.evaluation.workloads.query_logs import query_ranks
+from ragcache_workbench.evaluation.settings import EvalSettings
+from ragcache_workbench.evaluation.workloads import make_workload, query_logs
+from ragcache_workbench.evaluation.workloads.query_logs import query_ranks
 
 TEXTS = tuple(f"question {number}?" for number in range(20))
 

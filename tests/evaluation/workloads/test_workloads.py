@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.evaluation.datasets.base import load_dataset
-from ragcache_integrations.evaluation.workloads.rephrasing import normal_form
-from ragcache_integrations.evaluation.workloads.streams import make_workload
+from ragcache_workbench.evaluation.datasets.base import load_dataset
+from ragcache_workbench.evaluation.workloads.rephrasing import normal_form
+from ragcache_workbench.evaluation.workloads.streams import make_workload
 
 TEXTS = tuple(question.text for question in load_dataset("nq").questions)
 

@@ -13,13 +13,13 @@ from parts.traffic.traces import document_stream, sampled_lengths
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
-from ragcache_integrations.knowledge_tree.simulation.replicas import (
+from ragcache_workbench.simulation.replicas import (
     ROUTINGS,
     ReplicasResult,
     simulate_replicas,
 )
-from ragcache_integrations.knowledge_tree.simulation.simulator import simulate
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
+from ragcache_workbench.simulation.simulator import simulate
+from ragcache_workbench.simulation.traces import Trace, TraceRequest
 
 SIZE = 4
 COSTS = PrefillCostModel((0, 10_000), (1, 10_000), ((0.001, 10.0), (0.001, 10.0)))

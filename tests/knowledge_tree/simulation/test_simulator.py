@@ -9,13 +9,13 @@ from parts.traffic.traces import document_stream, sampled_lengths
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import KnowledgeTree
-from ragcache_integrations.knowledge_tree.simulation.paged_memory import (
+from ragcache_workbench.simulation.paged_memory import (
     PagedRequest,
     Pager,
     TreeMemory,
 )
-from ragcache_integrations.knowledge_tree.simulation.simulator import SIMULATED_POLICIES, simulate
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
+from ragcache_workbench.simulation.simulator import SIMULATED_POLICIES, simulate
+from ragcache_workbench.simulation.traces import Trace, TraceRequest
 
 SIZE = 4
 LENGTHS = {"a": 8, "b": 6, "c": 5, "d": 12}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_integrations.knowledge_tree.simulation.simulator import simulate
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
+from ragcache_workbench.simulation.simulator import simulate
+from ragcache_workbench.simulation.traces import Trace, TraceRequest
 from tests.support.programs import run_program
 
 BLOCK_SIZE = 4

@@ -7,8 +7,8 @@ import statistics
 import pytest
 from parts.traffic.traces import document_stream, sampled_lengths
 
-from ragcache_integrations.knowledge_tree.simulation.simulator import SimulationResult, simulate
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
+from ragcache_workbench.simulation.simulator import SimulationResult, simulate
+from ragcache_workbench.simulation.traces import Trace, TraceRequest
 
 SIZE = 4
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
+from ragcache_workbench.simulation.traces import Trace, TraceRequest
 
 
 def request(*documents: tuple[str, int], arrival: float = 0.0) -> TraceRequest:

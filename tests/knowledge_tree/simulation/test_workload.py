@@ -9,7 +9,7 @@ import pytest
 
 from ragcache_integrations.core.texts import content_id, estimate_tokens
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.simulation.workload import (
+from ragcache_workbench.simulation.workload import (
     Workload,
     load_workload,
 )

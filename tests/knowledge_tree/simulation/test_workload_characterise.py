@@ -6,7 +6,7 @@ import pytest
 from parts.traffic.traces import document_stream, sampled_lengths
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.simulation.characterise import (
+from ragcache_workbench.simulation.characterise import (
     ENOUGH,
     HALF,
     LEAST_HIT_RATE,
@@ -15,8 +15,8 @@ from ragcache_integrations.knowledge_tree.simulation.characterise import (
     Characterisation,
     characterise,
 )
-from ragcache_integrations.knowledge_tree.simulation.simulator import simulate
-from ragcache_integrations.knowledge_tree.simulation.traces import Trace, TraceRequest
+from ragcache_workbench.simulation.simulator import simulate
+from ragcache_workbench.simulation.traces import Trace, TraceRequest
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.prompts.lint.files import read_requests
+from ragcache_workbench.logs import read_requests
 
 RULES = "Answer from the context alone, in at most three sentences, and say so when it is silent."
 

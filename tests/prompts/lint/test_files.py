@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.lint import files as lint_files
-from ragcache_integrations.prompts.lint.files import read_requests, read_text
 from ragcache_integrations.prompts.lint.lint import lint_prompt
 from ragcache_integrations.prompts.lint.requests import MAX_PROMPTS, recorded_requests
+from ragcache_workbench import logs as lint_files
+from ragcache_workbench.logs import read_requests, read_text
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 MESSAGES = [SYSTEM, {"role": "user", "content": "Hello"}]

@@ -1,0 +1,1 @@
+"""Evaluation, demo, reports and simulations for ragcache-integrations."""

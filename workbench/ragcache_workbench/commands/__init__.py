@@ -1,0 +1,1 @@
+"""Commands that the program ``ragcache`` finds by entry points."""

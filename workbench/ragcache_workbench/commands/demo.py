@@ -1,0 +1,128 @@
+"""``ragcache demo``: a chain before and after the swap, or a query's timeline."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+from ragcache_integrations.cli.options import add_json, check_file
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_workbench.demo.settings import FLAGS, DemoSettings
+from ragcache_workbench.demo.speculative import (
+    SpeculativeSettings,
+    most_eventful,
+    pairs_as_dict,
+    run_speculative,
+)
+
+__all__ = ["add_demo"]
+
+QUICK_QUESTIONS = 4
+
+
+def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "demo",
+        help="compare a chain before and after swapping two classes",
+        description=(
+            "Send the same questions to a plain chain on stock vLLM and to the same chain with our "
+            "two classes, in LangChain and in LlamaIndex, and compare them. Nothing is downloaded."
+        ),
+    )
+    parser.set_defaults(command=_demo)
+    parser.add_argument(
+        "--quick", action="store_true", help="take about a minute: LangChain only, 20 questions"
+    )
+    add_json(parser)
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=Path("ragcache-demo.html"),
+        help="HTML report to write (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--speculative",
+        action="store_true",
+        help="instead, draw the timeline of a query whose answer begins during the search",
+    )
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        default=Path("ragcache-timeline.png"),
+        help="with --speculative: picture to write, as PNG (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--search-ms",
+        type=float,
+        default=argparse.SUPPRESS,
+        help="with --speculative: duration of a search, in milliseconds "
+        f"(default: {SpeculativeSettings().search_ms:g})",
+    )
+    usual = DemoSettings()
+    for name, words in FLAGS.items():
+        value = getattr(usual, name)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=str if value is None else type(value),
+            default=argparse.SUPPRESS,
+            help=words + ("" if value is None else f" (default: {value})"),
+        )
+
+
+def _demo(options: argparse.Namespace) -> None:
+    if options.speculative:
+        _speculative(options)
+        return
+    settings = DemoSettings()
+    if options.quick:
+        settings = settings.quick()
+    flags = {name: getattr(options, name) for name in FLAGS if hasattr(options, name)}
+    settings = replace(settings, **flags)
+    report = check_file("--report", options.report)
+    for module in ("rich", "jinja2"):
+        require(module, feature="The demo", extra="eval")
+    from rich.console import Console  # noqa: PLC0415 - an extra, and seconds to import
+
+    from ragcache_workbench.demo.console import show, show_conditions  # noqa: PLC0415 - slow
+    from ragcache_workbench.demo.report import write_report  # noqa: PLC0415 - slow
+    from ragcache_workbench.demo.run import run_demo  # noqa: PLC0415 - slow
+
+    console = Console()
+    show_conditions(settings, console)
+    result = run_demo(settings)
+    show(result, console)
+    write_report(result, report)
+    console.print(f"\nReport: {report}", highlight=False, soft_wrap=True)
+    if options.json:
+        sys.stdout.write(json.dumps(result.as_dict()) + "\n")
+
+
+def _speculative(options: argparse.Namespace) -> None:
+    names = [field.name for field in fields(SpeculativeSettings)]
+    for name in FLAGS:
+        if hasattr(options, name) and name not in names:
+            msg = f"--{name.replace('_', '-')} has no meaning with --speculative"
+            raise ConfigurationError(msg)
+    flags = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    if options.quick:
+        flags.setdefault("questions", QUICK_QUESTIONS)
+    settings = SpeculativeSettings(**flags)
+    picture = check_file("--picture", options.picture)
+    for module in ("rich", "matplotlib"):
+        require(module, feature="The demo", extra="eval")
+    from rich.console import Console  # noqa: PLC0415 - an extra, and seconds to import
+
+    from ragcache_workbench.demo.console import show_pairs  # noqa: PLC0415 - slow
+    from ragcache_workbench.demo.timeline import draw_timeline  # noqa: PLC0415 - slow
+
+    pairs = run_speculative(settings)
+    show_pairs(pairs, settings.search_ms, Console())
+    draw_timeline(most_eventful(pairs), picture)
+    sys.stdout.write(f"\nTimeline of one of them: {picture}\n")
+    if options.json:
+        sys.stdout.write(json.dumps(pairs_as_dict(pairs)) + "\n")

@@ -1,0 +1,221 @@
+"""``ragcache eval``: the papers' data sets, workloads and metrics on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from ragcache_integrations.cli.options import add_json
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.errors import ConfigurationError
+
+from .presets import add_presets, check_presets, run_preset
+from .user_code import imported
+
+__all__ = ["add_eval"]
+
+# As in evaluation.datasets, which the command line does not import before it is needed.
+DATASETS = {
+    "nq": "Natural Questions: short answers, exact match and F1",
+    "mmlu": "MMLU: four options, accuracy by their log-probabilities, few-shot",
+    "pubmedqa": "PubMedQA: yes, no or maybe, accuracy and macro-F1",
+    "qmsum": "QMSum: what was said in meetings, ROUGE-L",
+    "squad": "SQuAD 1.1 or 2.0: short answers or none, exact match and F1",
+    "triviaqa": "TriviaQA: short answers with aliases, exact match and F1",
+    "hotpotqa": "HotpotQA: two documents for each question, exact match and F1",
+    "2wikimultihopqa": "2WikiMultihopQA: two to four documents, exact match and F1",
+    "musique": "MuSiQue: two to four documents, exact match and F1",
+    "longbench": "LongBench: ten of its tasks, each by F1, ROUGE-L or classes",
+    "tatqa": "TAT-QA: tables and texts of reports, exact match with units and F1",
+    "finqa": "FinQA: arithmetic on pages of reports, accuracy of the number",
+}
+
+FLAGS: dict[str, tuple[str, str]] = {
+    "data": (
+        "PATH",
+        "folder or file of the data; hub or hub:NAME for the Hugging Face hub (default: a sample)",
+    ),
+    "documents": ("FILE", "JSON lines of passages to retrieve from, instead of the data set's"),
+    "sample": (
+        "N",
+        "number of random questions, over a part of the documents (--set corpus=all for all)",
+    ),
+    "seed": ("N", "seed of the sample, the stream and the hyperplanes (default: 0)"),
+    "workload": (
+        "NAME",
+        "how questions are drawn: as_is, uniform, zipf or tripclick:PATH (default: as_is)",
+    ),
+    "length": ("N", "number of questions in the stream (default: depends on the workload)"),
+    "rate": (
+        "R",
+        "requests per second, with Poisson arrivals (default: one after another)",
+    ),
+    "minutes": ("M", "length of the stream at --rate, in minutes; 60 in the RAGCache paper"),
+    "framework": ("NAME", "langchain or llama_index (default: langchain)"),
+    "k": ("N", "number of documents per question (default: 5)"),
+    "base_url": ("URL", "ask an OpenAI-compatible server instead of the bundled engine"),
+    "max_tokens": ("N", "the most tokens of an answer (default: the data set's)"),
+}
+"""Settings that have a flag of their own; all have a name for --set and --sweep."""
+
+
+def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "eval",
+        help="measure quality and speed on question-answering data sets",
+        description=(
+            "Send the questions of a data set to a retriever and a model, ours by default, and "
+            "measure how good and how fast the answers are. Each run is a folder; repeat the "
+            "command to resume it. DIR/report.html compares the runs of this command; ragcache "
+            "report compares any others. --preset repeats a paper's experiment."
+        ),
+    )
+    parser.set_defaults(command=_eval)
+    # Not by `choices`: argparse does not say which name was meant.
+    names = f"{{{','.join(DATASETS)}}}"
+    parser.add_argument("dataset", metavar=names, help="; ".join(DATASETS.values()))
+    for name, (metavar, words) in FLAGS.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=words)
+    parser.add_argument(
+        "--retriever",
+        metavar="NAME",
+        help=(
+            "cache, plain or none; or MODULE:FUNCTION, a function of settings and documents that "
+            "returns a retriever of either framework (default: cache)"
+        ),
+    )
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help=(
+            "path of a model for the bundled engine, or its name on the Hugging Face hub "
+            "(default: the bundled model); or MODULE:FUNCTION as for --retriever"
+        ),
+    )
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        metavar="KNOB=VALUE",
+        action="append",
+        default=[],
+        help="set any other knob of workload, query cache or engine; an unknown name lists them",
+    )
+    parser.add_argument(
+        "--sweep",
+        metavar="KNOB=VALUE,...",
+        action="append",
+        default=[],
+        help="one run for each value, such as tolerance=0,0.2,0.4; repeat it for a grid",
+    )
+    add_presets(parser)
+    parser.add_argument(
+        "--prices",
+        metavar="PRICES",
+        help=(
+            "prices, such as input=0.15,cached_input=0.075,output=0.6,search=1: per million "
+            "tokens and per thousand searches; or a JSON file with them"
+        ),
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=Path("ragcache-eval"),
+        help="folder for runs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--checkpoint-seconds",
+        type=float,
+        metavar="S",
+        default=10.0,
+        help="save progress every S seconds (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="start over instead of resuming an existing run"
+    )
+    add_json(parser)
+
+
+def _eval(options: argparse.Namespace) -> None:
+    # These import what reads settings, which takes a while.
+    from ragcache_workbench.evaluation import (  # noqa: PLC0415 - see above
+        evaluate_grid,
+        write_report,
+    )
+    from ragcache_workbench.evaluation.scores import read_prices  # noqa: PLC0415 - see above
+    from ragcache_workbench.evaluation.settings import (  # noqa: PLC0415 - see above
+        parse_assignment,
+        parse_sweep,
+    )
+
+    check_presets(options)
+    chosen = vars(options)
+    typed = [f"{name}={chosen[name]}" for name in FLAGS if name in chosen]
+    knobs = dict(map(parse_assignment, (*typed, *options.settings)))
+    sweep: dict[str, tuple[Any, ...]] = {}
+    for text in options.sweep:
+        name, values = parse_sweep(text)
+        if name in sweep or name in knobs:
+            msg = f"{name} must be given once, by --sweep or otherwise"
+            raise ConfigurationError(msg)
+        sweep[name] = values
+    prices = None if options.prices is None else read_prices(options.prices)
+    for module in ("rich", "jinja2"):
+        require(module, feature="ragcache eval", extra="eval")
+    from rich.console import Console  # noqa: PLC0415 - an extra
+
+    from ragcache_workbench.evaluation.report import show  # noqa: PLC0415 - an extra
+
+    parts = {
+        "retriever": _part("--retriever", options.retriever),
+        # A server's names may have colons, too.
+        "model": options.model if "base_url" in knobs else _part("--model", options.model),
+    }
+    for name, part in parts.items():
+        if part is not None and (name in knobs or name in sweep):
+            msg = f"{name} must be given once, by --{name} or otherwise"
+            raise ConfigurationError(msg)
+    arguments = {name: part for name, part in parts.items() if part is not None} | {
+        "out": options.out,
+        "prices": prices,
+        "fresh": options.fresh,
+        "checkpoint_seconds": options.checkpoint_seconds,
+        "show_progress": True,
+        "command": shlex.join(["ragcache", *options.typed]),
+        **knobs,
+    }
+    console = Console()
+    if options.preset is not None:
+        run_preset(options, arguments, console)
+        return
+    runs = evaluate_grid(options.dataset, sweep, **arguments)
+    show(runs, console)
+    for run in runs:
+        console.print(f"Run: {run.path}", highlight=False, markup=False, soft_wrap=True)
+    page = write_report(runs, options.out, images=False)
+    console.print(f"Report: {page}", highlight=False, markup=False, soft_wrap=True)
+    if options.json:
+        content = {
+            run.name: {"settings": run.settings.flat(), "quality": run.summary["quality"]}
+            | {"figures": run.figures}
+            for run in runs
+        }
+        sys.stdout.write(json.dumps(content) + "\n")
+
+
+def _part(flag: str, value: str | None) -> Any:
+    """What MODULE:FUNCTION names; everything else as it is."""
+    module, mark, name = (value or "").partition(":")
+    if not mark or not all(word.isidentifier() for word in (*module.split("."), name)):
+        return value
+    made = imported(f"{module}:{name}", f"{flag} {value} names no function that can be imported")
+    if not callable(made):
+        msg = f"{flag} {value} must name a function, got {type(made).__name__}"
+        raise ConfigurationError(msg)
+    return made

@@ -1,0 +1,123 @@
+"""``ragcache profile --workload``: what caches would save in your own traffic."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from ragcache_integrations.cli.options import at_least, check_file
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = ["add_workload"]
+
+Command = Callable[[argparse.Namespace], int | None]
+
+
+def add_workload(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the options to ``ragcache profile``, which then also reads logs."""
+    parser = commands.choices["profile"]
+    parser.set_defaults(command=partial(_profile, parser.get_default("command")))
+    parser.add_argument(
+        "--workload",
+        type=Path,
+        metavar="FILE",
+        help=(
+            'JSON lines of {"question": ..., "documents": [{"id": ..., "text": ...}, ...]}; '
+            'a document may have a number of "tokens" instead of a text, and only its id if it '
+            "occurred before"
+        ),
+    )
+    parser.add_argument(
+        "--replicas",
+        type=at_least(1),
+        metavar="N",
+        help="with --workload: simulate N replicas, by document, by session and in turns",
+    )
+    parser.add_argument(
+        "--rate",
+        type=float,
+        metavar="R",
+        help=(
+            "with --replicas: requests a second for all of them (default: 80 %% of what they could "
+            "serve without a cache)"
+        ),
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="with --workload: HTML report to write",
+    )
+    parser.add_argument(
+        "--requests-per-day",
+        type=float,
+        metavar="N",
+        help=(
+            "with --workload: requests like these in a day, for the prompt caches of hosted models "
+            "(default: 1000)"
+        ),
+    )
+
+
+def _profile(measure: Command, options: argparse.Namespace) -> int | None:
+    if options.rate is not None and options.replicas is None:
+        msg = f"--rate is the rate of simulated replicas: it needs --replicas, got {options.rate:g}"
+        raise ConfigurationError(msg)
+    if options.workload is not None:
+        _characterise(options)
+        return None
+    for option, value in {
+        "--report shows": options.report,
+        "--replicas shows": options.replicas,
+        "--requests-per-day belongs to": options.requests_per_day,
+    }.items():
+        if value is not None:
+            msg = f"{option} a workload: name one with --workload"
+            raise ConfigurationError(msg)
+    return measure(options)
+
+
+def _characterise(options: argparse.Namespace) -> None:
+    measuring = ("max_tokens", "repeats", "kv_cache_gib", "output", "overwrite")
+    flags = [f"--{name.replace('_', '-')}" for name in measuring if getattr(options, name)]
+    if flags:
+        msg = f"{' and '.join(flags)} would measure a model, which --workload does not"
+        raise ConfigurationError(msg)
+    require("rich", feature="ragcache profile", extra="eval")
+    report = None
+    if options.report is not None:
+        require("jinja2", feature="--report", extra="eval")
+        report = check_file("--report", options.report)
+    from rich.console import Console  # noqa: PLC0415 - an extra
+
+    from ragcache_workbench.workload_report.console import show  # noqa: PLC0415 - an extra
+    from ragcache_workbench.workload_report.run import (  # noqa: PLC0415 - not for measuring
+        REQUESTS_PER_DAY,
+        characterise_workload,
+    )
+
+    console = Console()
+    per_day = options.requests_per_day
+    findings = characterise_workload(
+        options.workload,
+        options.model,
+        replicas=options.replicas,
+        rate=options.rate,
+        requests_per_day=REQUESTS_PER_DAY if per_day is None else per_day,
+        show_progress=True,
+    )
+    show(findings, console)
+    if report is not None:
+        from ragcache_workbench.workload_report.report import (  # noqa: PLC0415 - an extra
+            write_report,
+        )
+
+        write_report(findings, report)
+        console.print(f"\nReport: {report}", highlight=False, soft_wrap=True)
+    if options.json:
+        sys.stdout.write(json.dumps(findings.as_dict()) + "\n")

@@ -1,0 +1,333 @@
+"""The interface of data sets.
+
+A data set has questions, documents to retrieve from, a prompt and a way to score an answer. A new
+one is a subclass of :class:`EvalDataset` and a line in :data:`DATASETS`. If it is read from files
+as its authors publish them, :class:`.published.PublishedDataset` finds and reads these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from ragcache_integrations.core.checks import check_choice
+from ragcache_integrations.errors import ConfigurationError
+
+__all__ = [
+    "BUNDLED",
+    "DATASETS",
+    "HUB",
+    "Answer",
+    "EvalDataset",
+    "EvalDocument",
+    "EvalPrompt",
+    "EvalQuestion",
+    "Scored",
+    "digest_of",
+    "load_dataset",
+]
+
+BUNDLED = "bundled"
+HUB = "hub"
+"""The first part of ``hub:NAME``, which reads a data set of that name."""
+
+DATASETS: dict[str, str] = {
+    "nq": "ragcache_workbench.evaluation.datasets.natural_questions:NaturalQuestions",
+    "mmlu": "ragcache_workbench.evaluation.datasets.mmlu:MMLU",
+    "pubmedqa": "ragcache_workbench.evaluation.datasets.pubmedqa:PubMedQA",
+    "qmsum": "ragcache_workbench.evaluation.datasets.qmsum:QMSum",
+    "squad": "ragcache_workbench.evaluation.datasets.squad:SQuAD",
+    "triviaqa": "ragcache_workbench.evaluation.datasets.triviaqa:TriviaQA",
+    "hotpotqa": "ragcache_workbench.evaluation.datasets.multihop:HotpotQA",
+    "2wikimultihopqa": "ragcache_workbench.evaluation.datasets.multihop:TwoWikiMultihopQA",
+    "musique": "ragcache_workbench.evaluation.datasets.multihop:MuSiQue",
+    "longbench": "ragcache_workbench.evaluation.datasets.longbench:LongBench",
+    "tatqa": "ragcache_workbench.evaluation.datasets.finance:TATQA",
+    "finqa": "ragcache_workbench.evaluation.datasets.finance:FinQA",
+}
+"""Where the class of each data set is."""
+
+PER_QUESTION = 10
+LEAST_DOCUMENTS = 100
+"""How many documents a sample of questions is asked over: for each question, and at least."""
+
+SYSTEM = (
+    "You answer questions from the passages that you are given. "
+    "Keep to what they say, in a few words; say so if they do not tell."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalDocument:
+    """A document that can be retrieved.
+
+    Attributes:
+        id: Its id within the data set.
+        text: The text that is embedded, and shown to the model.
+    """
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvalQuestion:
+    """A question and its right answers.
+
+    Attributes:
+        id: Its id within the data set.
+        text: The question, for the retriever and the model.
+        answers: Right answers, any of which is enough; of a question with options, the label of the
+            right one.
+        options: Labels of the options to choose from; empty for a free answer.
+        choices: Texts of the options, if they have more than labels.
+        gold_documents: Ids of the documents that answer it; empty if unknown.
+        group: The part of the data set that it belongs to, such as a subject.
+    """
+
+    id: str
+    text: str
+    answers: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    gold_documents: tuple[str, ...] = ()
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPrompt:
+    """A prompt without its documents, the parts that change least first.
+
+    Attributes:
+        system: The system's turn; empty for none.
+        before: Text before the documents in the user's turn.
+        after: Text after the documents.
+    """
+
+    system: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A model's answer.
+
+    Attributes:
+        text: The answer.
+        likeliest: Log-probabilities of the likeliest first tokens; empty if the model returned
+            none.
+    """
+
+    text: str
+    likeliest: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The scores of an answer.
+
+    Attributes:
+        scores: The scores, by the metric's name.
+        prediction: The option that the model chose, or its text; ``None`` if it chose none.
+    """
+
+    scores: dict[str, float]
+    prediction: str | None = None
+
+
+class EvalDataset(ABC):
+    """Questions, documents, a prompt and scores.
+
+    Args:
+        questions: At least one, with different ids.
+        documents: The documents to retrieve from; at least one. Those of the same id have the same
+            text.
+        source: Where the data comes from, in words.
+
+    Attributes:
+        name: Name on the command line.
+        title: Name in text; of your own data in the same format, the name of its folder.
+        metrics: Names of the scores of an answer.
+        max_tokens: Limit of an answer in tokens, unless the settings have another.
+        chooses: Whether answers are options, whose log-probabilities count.
+        system: The system's turn of :meth:`prompt`.
+        cue: The last line of :meth:`prompt`, which the answer completes.
+        named_by_folder: Whether a folder of another name is data of your own, and gives the title.
+
+    Raises:
+        ConfigurationError: There is no question or no document, a question's id comes twice,
+            documents of the same id differ, or an id or a text is no valid Unicode.
+    """
+
+    name: ClassVar[str]
+    title: str
+    metrics: ClassVar[tuple[str, ...]]
+    max_tokens: int
+    chooses: ClassVar[bool] = False
+    system: ClassVar[str] = SYSTEM
+    cue: ClassVar[str] = "Answer:"
+    named_by_folder: ClassVar[bool] = True
+
+    def __init__(
+        self, questions: Sequence[EvalQuestion], documents: Sequence[EvalDocument], source: str
+    ) -> None:
+        # The same document may come twice, and is then retrieved twice, as from its own store.
+        for kind, items in (("questions", questions), ("documents", set(documents))):
+            if not items:
+                msg = f"the data set from {source} has no {kind}"
+                raise ConfigurationError(msg)
+            ids = {item.id for item in items}
+            if len(ids) != len(items):
+                msg = (
+                    f"the {kind} of the data set from {source} must have different ids, got "
+                    f"{len(items)} with {len(ids)} different ids"
+                )
+                raise ConfigurationError(msg)
+            _check_unicode(source, kind, items)
+        self.questions = tuple(questions)
+        self.documents = tuple(documents)
+        self.source = source
+
+    @classmethod
+    @abstractmethod
+    def load(cls, data: str, documents: Path | None = None) -> EvalDataset:
+        """Read the data set.
+
+        Args:
+            data: :data:`BUNDLED`, ``hub:NAME``, or a path.
+            documents: Passages to retrieve from instead of the data set's own, as JSON lines of
+                ``id``, ``title`` and ``text``.
+
+        Raises:
+            ConfigurationError: The data is not there, or not in its format.
+        """
+
+    def prompt(self, question: EvalQuestion, wording: str) -> EvalPrompt:
+        """Return the prompt of a question.
+
+        Args:
+            question: The question.
+            wording: Its wording in the workload, which may be a rephrasing.
+        """
+        del question
+        return EvalPrompt(self.system, "", f"Question: {wording}\n{self.cue}")
+
+    @abstractmethod
+    def score(self, question: EvalQuestion, answer: Answer) -> Scored:
+        """Score an answer; a pure function. The names are those of :attr:`metrics`."""
+
+    def summary_scores(
+        self, questions: Sequence[EvalQuestion], scored: Sequence[Scored]
+    ) -> dict[str, float]:
+        """Return metrics of all answers together, besides the means of their scores.
+
+        Args:
+            questions: The questions; at least one.
+            scored: The scores of their answers.
+        """
+        del questions, scored
+        return {}
+
+    def documents_of(
+        self, questions: Sequence[EvalQuestion], seed: int
+    ) -> tuple[EvalDocument, ...]:
+        """Return the documents that answer a sample of questions, among others at random.
+
+        So a small sample needs only a few embeddings. There are ten documents for each question,
+        and at least a hundred; all if a question does not say which documents answer it.
+
+        Args:
+            questions: The sample.
+            seed: Seed of the draw.
+        """
+        known = {document.id for document in self.documents}
+        gold = {name for question in questions for name in question.gold_documents}
+        if not gold <= known or not all(question.gold_documents for question in questions):
+            return self.documents
+        drawn = np.random.default_rng([seed, 3]).permutation(len(self.documents)).tolist()
+        answering = [place for place in drawn if self.documents[place].id in gold]
+        others = [place for place in drawn if self.documents[place].id not in gold]
+        missing = max(LEAST_DOCUMENTS, PER_QUESTION * len(questions)) - len(answering)
+        chosen = sorted((*answering, *others[: max(0, missing)]))
+        return tuple(self.documents[place] for place in chosen)
+
+    def sampled(self, count: int | None, seed: int) -> tuple[EvalQuestion, ...]:
+        """Draw questions at random, and return them in their original order.
+
+        Args:
+            count: Number of questions; ``None`` for all.
+            seed: Seed of the draw.
+
+        Raises:
+            ConfigurationError: There are fewer than ``count``, or it is below 1.
+        """
+        if count is None:
+            return self.questions
+        if not 1 <= count <= len(self.questions):
+            msg = f"sample must be from 1 to the {len(self.questions)} questions, got {count}"
+            raise ConfigurationError(msg)
+        chosen = np.random.default_rng([seed, 2]).permutation(len(self.questions))[:count]
+        return tuple(self.questions[number] for number in sorted(chosen.tolist()))
+
+
+def _check_unicode(
+    source: str, kind: str, items: Iterable[EvalQuestion] | Iterable[EvalDocument]
+) -> None:
+    """Refuse halves of characters, which JSON can name, but no file of a run can hold."""
+    for item in items:
+        for name, text in (("id", item.id), ("text", item.text)):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                msg = (
+                    f"{source} must hold {kind} of valid Unicode, but the {name} of {item.id!r} "
+                    f"has a lone surrogate at character {error.start}"
+                )
+                raise ConfigurationError(msg) from error
+
+
+def digest_of(documents: Sequence[EvalDocument]) -> str:
+    """Return a hash of documents."""
+    content = "\0".join(f"{document.id}\t{document.text}" for document in documents)
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+
+def load_dataset(
+    name: str,
+    data: str | Path = BUNDLED,
+    documents: Path | None = None,
+) -> EvalDataset:
+    """Read a data set.
+
+    Args:
+        name: One of :data:`DATASETS`.
+        data: ``bundled`` for the sample that comes with the package; ``hub`` for the Hugging Face
+            hub, or ``hub:NAME`` for another data set of the same fields there; or the path of the
+            data set's folder, or of the folder above it.
+        documents: Passages to retrieve from instead of the data set's own; ``None`` for its own.
+
+    Raises:
+        ConfigurationError: The name is unknown, or the data is not there or not in its format.
+        MissingExtraError: The hub's library is not installed.
+    """
+    check_choice("dataset", name, list(DATASETS))
+    module, _, kind = DATASETS[name].partition(":")
+    loaded: EvalDataset = getattr(importlib.import_module(module), kind).load(str(data), documents)
+    folder = Path(data).expanduser().resolve()
+    if (
+        loaded.named_by_folder
+        and str(data) != BUNDLED
+        and folder.is_dir()
+        and folder.name != name
+        and not (folder / name).is_dir()
+    ):
+        loaded.title = folder.name
+    return loaded

@@ -1,0 +1,222 @@
+"""Writes a report of runs: one HTML page that needs only a browser, and PNG files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ragcache_integrations.core.files import replacing
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_workbench.evaluation.runs import EvalRun
+from ragcache_workbench.evaluation.scores import MECHANICS_ONLY
+from ragcache_workbench.reports import Tile, render_page
+
+from .figures import Section, sections
+from .images import png
+from .labels import differing_knobs, facts_of, in_order, labels_of
+from .measures import (
+    format_figure,
+    main_quality,
+    measure,
+    value_of,
+)
+from .plots import drawn, drawn_bars
+from .tables import (
+    commands_of,
+    comparison_table,
+    described,
+    environments,
+    numbers_in_words,
+    remarks,
+    runs_table,
+)
+from .verdict import verdicts
+
+__all__ = ["PAGE", "Gathered", "awrite_report", "gather", "render", "write_report"]
+
+PAGE = "report.html"
+
+Source = EvalRun | str | Path
+"""A run, the folder of a run, or a folder with several of these."""
+
+_TILES = (
+    "cache_hit_rate",
+    "k_recall",
+    "retrieval_ms_median",
+    "ttft_ms_mean",
+    "end_to_end_ms_mean",
+    "tokens_saved",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The runs of a report.
+
+    Attributes:
+        runs: Complete runs, each once.
+        left_out: Names of those that are not complete.
+    """
+
+    runs: tuple[EvalRun, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def write_report(
+    runs: Source | Iterable[Source],
+    out: str | Path = "ragcache-report",
+    *,
+    baseline: Source | None = None,
+    images: bool = True,
+) -> Path:
+    """Compare runs in one HTML page that loads nothing, with its figures also as PNG files.
+
+    The figures depend on the runs. If they differ in a knob that is a number, there are the papers'
+    figures over it: Proximity's hit rate, recall and latency over tolerance and capacity,
+    RAGCache's TTFT over the request rate with the throughput under a TTFT limit, its hit rates over
+    the cache's size. If they differ in their configuration, there is RAGServe's delay against
+    quality. Runs of the same questions are compared with the first by paired-bootstrap intervals.
+    Every run has its latencies, and a single or interrupted run its course.
+
+    Args:
+        runs: Runs, folders of runs, or folders with several of these, whose complete runs are taken
+            in the order of their knobs.
+        out: Folder for the page, ``report.html``, and the pictures; created if it does not exist.
+        baseline: The run to compare the others with; ``None`` for the first.
+        images: Whether to write every figure as a PNG file, too.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ConfigurationError: A folder holds no run, or one that is not complete; the baseline is
+            none of them; or ``out`` cannot be written to.
+        MissingExtraError: Jinja2, or for pictures matplotlib, is not installed.
+    """
+    gathered = gather(runs, baseline)
+    numbers = _numbers(gathered.runs)
+    by_dataset = sections(gathered.runs, numbers)
+    page = _page(gathered, numbers, by_dataset)
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if images:
+            for figure in (figure for section in by_dataset for figure in section.all_figures()):
+                (folder / f"{figure.name}.png").write_bytes(png(figure))
+        with replacing(folder / PAGE) as file:
+            file.write(page.encode())
+    except OSError as error:
+        msg = f"cannot write the report to {folder} ({error.strerror or error}): name another --out"
+        raise ConfigurationError(msg) from error
+    return folder / PAGE
+
+
+async def awrite_report(
+    runs: Source | Iterable[Source],
+    out: str | Path = "ragcache-report",
+    *,
+    baseline: Source | None = None,
+    images: bool = True,
+) -> Path:
+    """Async version of :func:`write_report`; arguments and errors as there."""
+    return await asyncio.to_thread(write_report, runs, out, baseline=baseline, images=images)
+
+
+def gather(runs: Source | Iterable[Source], baseline: Source | None = None) -> Gathered:
+    """Read runs.
+
+    Args:
+        runs: As for :func:`write_report`.
+        baseline: The run to put first; ``None`` to keep the order.
+
+    Raises:
+        ConfigurationError: As for :func:`write_report`.
+    """
+    sources = [runs] if isinstance(runs, EvalRun | str | Path) else list(runs)
+    by_path: dict[Path, EvalRun] = {}
+    left_out: list[str] = []
+    for source in sources:
+        for run in [source] if isinstance(source, EvalRun) else _in_folder(Path(source), left_out):
+            by_path.setdefault(run.path.resolve(), run)
+    if not by_path:
+        msg = "a report needs at least one complete run, got none"
+        raise ConfigurationError(msg)
+    if baseline is not None:
+        first = (baseline.path if isinstance(baseline, EvalRun) else Path(baseline)).resolve()
+        if first not in by_path:
+            known = ", ".join(str(run.path) for run in by_path.values())
+            msg = f"baseline must be one of the runs, {known}, got {baseline}"
+            raise ConfigurationError(msg)
+        by_path = {first: by_path[first], **by_path}
+    return Gathered(tuple(by_path.values()), tuple(left_out))
+
+
+def _in_folder(path: Path, left_out: list[str]) -> list[EvalRun]:
+    if (path / "config.json").is_file() or not path.is_dir():
+        return [EvalRun.load(path)]
+    inside = sorted(folder for folder in path.iterdir() if (folder / "config.json").is_file())
+    complete = [folder for folder in inside if (folder / "summary.json").is_file()]
+    left_out += [folder.name for folder in inside if folder not in complete]
+    if not complete:
+        why = f"only runs that are not complete: {', '.join(left_out)}" if inside else "no run"
+        msg = f"{path} must hold complete runs, but has {why}"
+        raise ConfigurationError(msg)
+    return in_order([EvalRun.load(folder) for folder in complete])
+
+
+def render(gathered: Gathered) -> str:
+    """Return the page as HTML; it loads nothing, and its only script sorts tables.
+
+    Raises:
+        MissingExtraError: Jinja2 is not installed.
+    """
+    numbers = _numbers(gathered.runs)
+    return _page(gathered, numbers, sections(gathered.runs, numbers))
+
+
+def _numbers(runs: Sequence[EvalRun]) -> dict[str, int]:
+    return {str(run.path): number for number, run in enumerate(runs, start=1)}
+
+
+def _page(gathered: Gathered, numbers: dict[str, int], by_dataset: Sequence[Section]) -> str:
+    runs = gathered.runs
+    return render_page(
+        "evaluation/report/report.html.j2",
+        commands=lambda members: commands_of(members, numbers),
+        comparisons=comparison_table,
+        drawn=drawn,
+        drawn_bars=drawn_bars,
+        kind=lambda plot: type(plot).__name__.lower(),
+        in_words=lambda members: numbers_in_words(members, len(runs)),
+        runs=runs,
+        title=" and ".join(dict.fromkeys(section.title for section in by_dataset)),
+        differing=[name for name in differing_knobs(facts_of(runs)) if name != "label"],
+        remarks=remarks(runs, numbers, gathered.left_out),
+        verdicts=verdicts(runs),
+        figures=_tiles(runs[0]) if len(runs) == 1 else [],
+        sections=by_dataset,
+        runs_table=runs_table(runs, numbers),
+        described=[
+            described(run, numbers[str(run.path)], title)
+            for run, title in zip(runs, labels_of(runs), strict=True)
+        ],
+        environments=environments(runs, numbers),
+    )
+
+
+def _tiles(run: EvalRun) -> list[Tile]:
+    quality = main_quality([run])
+    tiles = [Tile("questions", format_figure(len(run.records), "count"))]
+    if quality is not None:
+        score = format_figure(value_of(run, quality), "score")
+        tiles.append(Tile(measure(quality).words, MECHANICS_ONLY if run.quality is None else score))
+    for name in _TILES:
+        shown, value = measure(name), value_of(run, name)
+        if value is not None:
+            unit = " ms" if shown.unit == "ms" else ""
+            tiles.append(
+                Tile(shown.words.replace(", ms", ""), format_figure(value, shown.unit) + unit)
+            )
+    return tiles

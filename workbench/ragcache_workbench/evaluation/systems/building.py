@@ -1,0 +1,221 @@
+"""Makes the parts of a configuration, each only once: data set, store, retriever and model."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.engine.tiny_model import has_random_weights
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_workbench.evaluation.datasets import EvalDataset, EvalDocument, load_dataset
+from ragcache_workbench.evaluation.settings import EvalSettings
+
+from .base import NoRetriever, Retriever
+from .corpus import document_embeddings, faiss_index
+from .disk import index_on_disk
+from .models import Model
+
+__all__ = ["Builder", "Making"]
+
+Making = Callable[[EvalSettings, Sequence[EvalDocument]], Any]
+"""A function that makes a retriever or a model for a configuration and its documents."""
+
+
+class Builder:
+    """Makes the parts of runs, and keeps those that the next run needs, too.
+
+    Args:
+        dataset: The data set; ``None`` for the one in the settings.
+        retriever: A retriever of either framework, or a function that makes one; ``None`` for ours.
+        model: A model of either framework, or a function that makes one; ``None`` for ours.
+        reference: A retriever that returns the documents of the store itself, for ``retriever``.
+        random_weights: Whether the answers of ``model`` are noise; ``None`` to find out.
+        show_progress: Whether to show a progress bar while documents are embedded.
+
+    Attributes:
+        has_reference: Whether the user passed a reference.
+
+    Raises:
+        ConfigurationError: There is a ``reference`` without a ``retriever``.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: EvalDataset | None = None,
+        retriever: Any = None,
+        model: Any = None,
+        reference: Any = None,
+        random_weights: bool | None = None,
+        show_progress: bool = False,
+    ) -> None:
+        self._given_dataset = dataset
+        self._given_retriever, self._reference = retriever, reference
+        self.has_reference = reference is not None
+        self._given_model, self._random_weights = model, random_weights
+        self._show_progress = show_progress
+        self._datasets: dict[tuple[Any, ...], EvalDataset] = {}
+        self._model: tuple[str, Model] | None = None
+        if reference is not None and retriever is None:
+            msg = "reference is for a retriever of yours; that of ours is known"
+            raise ConfigurationError(msg)
+
+    @property
+    def passed_parts(self) -> list[str]:
+        """Names of the parts that are objects or functions of the user."""
+        parts = {"retriever": self._given_retriever, "model": self._given_model}
+        return [name for name, part in parts.items() if part is not None]
+
+    def check(self, settings: EvalSettings) -> None:
+        """Check that no setting is for a part that is an object of the user.
+
+        Raises:
+            ConfigurationError: There are such settings.
+        """
+        parts = {
+            "retriever": (self._given_retriever, {*settings.cache, *_search_knobs(settings)}),
+            "model": (self._given_model, {*settings.engine, *_model_knobs(settings)}),
+        }
+        for name, (part, knobs) in parts.items():
+            if part is not None and knobs and not is_making(part):
+                msg = (
+                    f"{', '.join(sorted(knobs))} cannot be set on a {name} that is given: give a "
+                    "function of settings and documents that makes one"
+                )
+                raise ConfigurationError(msg)
+
+    def dataset(self, settings: EvalSettings) -> EvalDataset:
+        """Return the data set of a configuration."""
+        if self._given_dataset is not None:
+            return self._given_dataset
+        key = (settings.dataset, settings.data, settings.documents)
+        if key not in self._datasets:
+            documents = None if settings.documents is None else Path(settings.documents)
+            self._datasets[key] = load_dataset(settings.dataset, settings.data, documents)
+        return self._datasets[key]
+
+    def retriever(self, settings: EvalSettings, documents: Sequence[EvalDocument]) -> Retriever:
+        """Make a retriever of documents, with an empty query cache."""
+        if settings.retriever == "none" and self._given_retriever is None:
+            return NoRetriever()
+        if self._given_retriever is not None:
+            made = self._given_retriever
+            if is_making(made):
+                made = made(settings, documents)
+            return _adapted_retriever(made, self._reference, settings.k)
+        if settings.k > len(documents):
+            msg = f"k must be at most {len(documents)}, the documents, got {settings.k}"
+            raise ConfigurationError(msg)
+        embeddings = document_embeddings(
+            documents,
+            among=self.dataset(settings).documents,
+            show_progress=self._show_progress,
+        )
+        # An index for each: to follow a store's changes a query cache hooks into the store.
+        index = faiss_index(embeddings, settings.search_ratio)
+        if settings.store == "disk":
+            index = index_on_disk(index)
+        cache = {**settings.cache, "seed": settings.seed} if settings.retriever == "cache" else None
+        retriever: Retriever = _adapters(settings.framework).faiss_retriever(
+            documents, index, k=settings.k, cache=cache
+        )
+        return retriever
+
+    def model(self, settings: EvalSettings, documents: Sequence[EvalDocument]) -> Model:
+        """Return the model; the last one again if the settings mean the same."""
+        knobs = [settings.model, settings.base_url, settings.framework, settings.engine]
+        making = is_making(self._given_model)
+        key = json.dumps([*knobs, settings.as_dict() if making else None], sort_keys=True)
+        if self._given_model is not None and not making:
+            key = ""
+        if self._model is not None and self._model[0] == key:
+            return self._model[1]
+        self.close()
+        made = self._given_model(settings, documents) if making else self._given_model
+        if made is not None:
+            model = _adapted_model(made, self._random_weights)
+        else:
+            model = _own_model(settings)
+        self._model = key, model
+        return model
+
+    def close(self) -> None:
+        """Close the model."""
+        if self._model is not None:
+            self._model[1].close()
+            self._model = None
+
+
+def is_making(part: Any) -> bool:
+    """Whether an object is a function that makes a part; retrievers and models are not."""
+    return isinstance(part, functools.partial) or inspect.isroutine(part)
+
+
+def _search_knobs(settings: EvalSettings) -> set[str]:
+    usual = EvalSettings(dataset=settings.dataset)
+    names = ("search_ratio", "store", "retriever")
+    return {name for name in names if getattr(settings, name) != getattr(usual, name)}
+
+
+def _model_knobs(settings: EvalSettings) -> set[str]:
+    return {name for name in ("model", "base_url") if getattr(settings, name) is not None}
+
+
+def _adapters(framework: str) -> ModuleType:
+    if framework == "langchain":
+        require("langchain_core", feature="framework='langchain'", extra="langchain")
+        from ragcache_workbench.evaluation.systems import langchain  # noqa: PLC0415 - a framework
+
+        return langchain
+    require("llama_index.core", feature="framework='llama_index'", extra="llama-index")
+    from ragcache_workbench.evaluation.systems import llama_index  # noqa: PLC0415 - a framework
+
+    return llama_index
+
+
+def _framework_of(part: Any, what: str) -> str:
+    """Find out a part's framework by its classes, without importing the other framework."""
+    roots = {kind.__module__.partition(".")[0] for kind in type(part).__mro__}
+    if "langchain_core" in roots:
+        return "langchain"
+    if "llama_index" in roots:
+        return "llama_index"
+    msg = (
+        f"{what} must be one of LangChain's or LlamaIndex's, or a function that makes one, "
+        f"got {type(part).__name__}"
+    )
+    raise ConfigurationError(msg)
+
+
+def _adapted_retriever(part: Any, reference: Any, k: int) -> Retriever:
+    framework = _framework_of(part, "retriever")
+    adapters = _adapters(framework)
+    if framework == "langchain":
+        adapted: Retriever = adapters.LangChainRetriever(part, reference, k)
+        return adapted
+    other: Retriever = adapters.LlamaIndexRetriever(part, reference)
+    return other
+
+
+def _adapted_model(part: Any, random_weights: bool | None) -> Model:
+    framework = _framework_of(part, "model")
+    kind = "LangChainModel" if framework == "langchain" else "LlamaIndexModel"
+    adapted: Model = getattr(_adapters(framework), kind)(part, random_weights=random_weights)
+    return adapted
+
+
+def _own_model(settings: EvalSettings) -> Model:
+    knobs = dict(settings.engine)
+    if settings.base_url is not None:
+        knobs["base_url"] = settings.base_url
+    elif has_random_weights(settings.model):
+        # Its weights are float32; so a cached answer equals one that was computed without a cache.
+        knobs.setdefault("dtype", "float32")
+    model: Model = _adapters(settings.framework).default_model(model=settings.model, **knobs)
+    return model

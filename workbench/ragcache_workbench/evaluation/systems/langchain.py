@@ -1,0 +1,188 @@
+"""Adapters for LangChain's retrievers and models, and the default ones."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.language_models import BaseLLM
+from langchain_core.runnables import Runnable, RunnableConfig
+from typing_extensions import override
+
+from ragcache_integrations.chains.askers.langchain import LangChainAsker
+from ragcache_integrations.chains.askers.langchain import LangChainModel as AskerModel
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.prompt import PromptDocument
+from ragcache_integrations.core.texts import content_id
+from ragcache_integrations.embeddings.langchain import MiniLMEmbeddings
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.langchain.models import ChatRAGCache
+from ragcache_integrations.retrievers.cached.langchain.retriever import (
+    QUERY_CACHE_EVENT,
+    ApproximateCacheRetriever,
+)
+from ragcache_workbench.evaluation.datasets import EvalDocument
+
+from .base import CACHE_FACTS, FrameworkRetriever, Noted
+from .models import Model
+from .timed import noting_embedding
+
+__all__ = ["LangChainModel", "LangChainRetriever", "default_model", "faiss_retriever"]
+
+
+class _TimedEmbeddings(MiniLMEmbeddings):
+    """The default embeddings; they record how long a question took."""
+
+    @override
+    def embed_query(self, text: str) -> list[float]:
+        with noting_embedding():
+            return super().embed_query(text)
+
+    @override
+    async def aembed_query(self, text: str) -> list[float]:
+        with noting_embedding():
+            return await super().aembed_query(text)
+
+
+class _Hooks(AsyncCallbackHandler):
+    """Records what the query cache reports of a question."""
+
+    def __init__(self, noted: Noted) -> None:
+        self._noted = noted
+
+    @override
+    async def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+        if name == QUERY_CACHE_EVENT:
+            for fact in CACHE_FACTS:
+                setattr(self._noted, fact, data[fact])
+
+
+class LangChainRetriever(FrameworkRetriever):
+    """Adapts a retriever, or any Runnable from a question to documents.
+
+    Args:
+        retriever: The retriever.
+        reference: Returns the documents of the store itself; ``None`` if unknown. That of an
+            :class:`ApproximateCacheRetriever` is known.
+        k: Number of documents to search the store for; ``None`` for the retriever's own.
+
+    Raises:
+        ConfigurationError: ``retriever`` or ``reference`` is no Runnable.
+    """
+
+    def __init__(
+        self,
+        retriever: Runnable[str, Any],
+        reference: Runnable[str, Any] | None = None,
+        k: int | None = None,
+    ) -> None:
+        super().__init__(
+            retriever,
+            reference,
+            kind=Runnable,
+            cached=ApproximateCacheRetriever,
+            expected="LangChain's retrievers",
+        )
+        self._reference = reference or self._store_retriever(k)
+
+    def _store_retriever(self, k: int | None) -> Runnable[str, Any] | None:
+        cache = self._cache
+        if not isinstance(cache, ApproximateCacheRetriever):
+            return None
+        if cache.vectorstore is not None:
+            arguments = {**cache.search_kwargs, **({"k": cache.k or k} if cache.k or k else {})}
+            return cache.vectorstore.as_retriever(search_kwargs=arguments)
+        inner = cache.retriever
+        return inner if isinstance(inner, Runnable) else None
+
+    @override
+    async def _search(self, text: str, noted: Noted) -> Sequence[PromptDocument]:
+        config = RunnableConfig(callbacks=[_Hooks(noted)])
+        return _documents(await self._retriever.ainvoke(text, config))
+
+    @override
+    def _search_reference(self, text: str) -> Sequence[PromptDocument]:
+        return _documents(self._reference.invoke(text))
+
+
+class LangChainModel(Model):
+    """Adapts a chat model or an LLM.
+
+    Args:
+        model: The model.
+        random_weights: Whether its answers are noise; ``None`` to find out.
+        owned: Whether :meth:`close` closes it.
+
+    Raises:
+        ConfigurationError: ``model`` is neither.
+    """
+
+    def __init__(
+        self, model: Runnable[Any, Any], *, random_weights: bool | None = None, owned: bool = False
+    ) -> None:
+        asker_model = AskerModel(model)
+        super().__init__(
+            functools.partial(LangChainAsker, asker_model),
+            asker_model.own,
+            _name(asker_model.inner),
+            asker_model.fields,
+            random_weights=random_weights,
+            owned=owned,
+            whole_answers=isinstance(asker_model.inner, BaseLLM),
+        )
+
+
+def faiss_retriever(
+    documents: Sequence[EvalDocument], index: Any, *, k: int, cache: Mapping[str, Any] | None
+) -> LangChainRetriever:
+    """The default retriever: FAISS with MiniLM embeddings.
+
+    Args:
+        documents: The documents, in the order of the index.
+        index: A FAISS index of their embeddings.
+        k: Number of documents per question; at least 1.
+        cache: Knobs of an approximate query cache before the store; ``None`` for no cache.
+
+    Raises:
+        MissingExtraError: langchain-community is not installed.
+        ConfigurationError: A knob of the cache cannot be used.
+    """
+    feature = "The default retriever"
+    stores = require("langchain_community.vectorstores", feature=feature, extra="eval")
+    docstores = require("langchain_community.docstore", feature=feature, extra="eval")
+    by_id = {document.id: Document(document.text, id=document.id) for document in documents}
+    ids = dict(enumerate(document.id for document in documents))
+    store = stores.FAISS(_TimedEmbeddings(), index, docstores.InMemoryDocstore(by_id), ids)
+    plain = store.as_retriever(search_kwargs={"k": k})
+    if cache is None:
+        return LangChainRetriever(plain, plain)
+    retriever = ApproximateCacheRetriever.from_vectorstore(store, k=k, **cache)
+    return LangChainRetriever(retriever, plain)
+
+
+def default_model(**knobs: Any) -> LangChainModel:
+    """Return the default model, a :class:`ChatRAGCache` with these arguments."""
+    return LangChainModel(ChatRAGCache(**knobs), owned=True)
+
+
+def _documents(output: Any) -> list[PromptDocument]:
+    return [_document(item) for item in (output if isinstance(output, list | tuple) else [output])]
+
+
+def _document(item: Any) -> PromptDocument:
+    if not isinstance(item, Document):
+        msg = f"a retriever must return documents, got {type(item).__name__}"
+        raise ConfigurationError(msg)
+    text = item.page_content or " "
+    return PromptDocument(text, item.id or content_id(text))
+
+
+def _name(model: Any) -> str:
+    for name in ("model_name", "model", "model_id"):
+        value = getattr(model, name, None)
+        if isinstance(value, str) and value:
+            return value
+    return type(model).__name__

@@ -1,0 +1,174 @@
+"""Adapters for LlamaIndex's retrievers and LLMs, and the default ones."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import llama_index.core.instrumentation as instrument
+from llama_index.core import VectorStoreIndex
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.data_structs import IndexDict
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.llms import LLM
+from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
+from llama_index.core.storage import StorageContext
+from llama_index.core.storage.docstore import SimpleDocumentStore
+from typing_extensions import override
+
+from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.prompt import PromptDocument
+from ragcache_integrations.core.texts import content_id
+from ragcache_integrations.embeddings.llama_index import MiniLMEmbeddings
+from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.retrievers.cached.llama_index.retriever import (
+    ApproximateCacheRetriever,
+    QueryCacheEvent,
+)
+from ragcache_workbench.evaluation.datasets import EvalDocument
+
+from .base import CACHE_FACTS, CURRENT, FrameworkRetriever, Noted
+from .models import Model
+from .timed import noting_embedding
+
+__all__ = ["LlamaIndexModel", "LlamaIndexRetriever", "default_model", "faiss_retriever"]
+
+
+class _TimedEmbeddings(MiniLMEmbeddings):
+    """The default embeddings; they record how long a question took."""
+
+    @override
+    def _get_query_embedding(self, query: str) -> list[float]:
+        with noting_embedding():
+            return super()._get_query_embedding(query)
+
+    @override
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        with noting_embedding():
+            return await super()._aget_query_embedding(query)
+
+
+class _Hooks(BaseEventHandler):
+    """Records what the query cache reports of the question that this context is answering."""
+
+    @classmethod
+    @override
+    def class_name(cls) -> str:
+        return "EvaluationHooks"
+
+    @override
+    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
+        noted = CURRENT.get()
+        if noted is not None and isinstance(event, QueryCacheEvent):
+            for fact in CACHE_FACTS:
+                setattr(noted, fact, getattr(event.trace, fact))
+
+
+# LlamaIndex has one chain of dispatchers for the whole process, and no way to remove a handler.
+instrument.get_dispatcher().add_event_handler(_Hooks())  # type: ignore[attr-defined]  # re-exported
+
+
+class LlamaIndexRetriever(FrameworkRetriever):
+    """Adapts a retriever.
+
+    Args:
+        retriever: The retriever.
+        reference: Returns the documents of the store itself; ``None`` if unknown.
+
+    Raises:
+        ConfigurationError: ``retriever`` or ``reference`` is no retriever.
+    """
+
+    def __init__(self, retriever: BaseRetriever, reference: BaseRetriever | None = None) -> None:
+        super().__init__(
+            retriever,
+            reference,
+            kind=BaseRetriever,
+            cached=ApproximateCacheRetriever,
+            expected="LlamaIndex's retrievers",
+        )
+
+    @override
+    async def _search(self, text: str, noted: Noted) -> Sequence[PromptDocument]:
+        # The handler of this module finds the object in CURRENT.
+        return [_document(node) for node in await self._retriever.aretrieve(text)]
+
+    @override
+    def _search_reference(self, text: str) -> Sequence[PromptDocument]:
+        return [_document(node) for node in self._reference.retrieve(text)]
+
+
+class LlamaIndexModel(Model):
+    """Adapts an LLM.
+
+    Args:
+        model: The LLM.
+        random_weights: Whether its answers are noise; ``None`` to find out.
+        owned: Whether :meth:`close` closes it.
+
+    Raises:
+        ConfigurationError: ``model`` is no LLM.
+    """
+
+    def __init__(
+        self, model: LLM, *, random_weights: bool | None = None, owned: bool = False
+    ) -> None:
+        LlamaIndexAsker(model)  # raises an error if it is none
+        super().__init__(
+            functools.partial(LlamaIndexAsker, model),
+            model if isinstance(model, LLMKnobs) else None,
+            str(getattr(model, "model", type(model).__name__)),
+            type(model).model_fields,
+            random_weights=random_weights,
+            owned=owned,
+        )
+
+
+def faiss_retriever(
+    documents: Sequence[EvalDocument], index: Any, *, k: int, cache: Mapping[str, Any] | None
+) -> LlamaIndexRetriever:
+    """The default retriever: FAISS with MiniLM embeddings.
+
+    Args:
+        documents: The documents, in the order of the index.
+        index: A FAISS index of their embeddings.
+        k: Number of documents per question; at least 1.
+        cache: Knobs of an approximate query cache before the store; ``None`` for no cache.
+
+    Raises:
+        MissingExtraError: LlamaIndex's FAISS store is not installed.
+        ConfigurationError: A knob of the cache cannot be used.
+    """
+    stores = require(
+        "llama_index.vector_stores.faiss", feature="The default retriever", extra="eval"
+    )
+    docstore = SimpleDocumentStore()
+    docstore.add_documents(
+        [TextNode(text=document.text, id_=document.id) for document in documents]
+    )
+    nodes = {str(position): document.id for position, document in enumerate(documents)}
+    store = VectorStoreIndex(
+        index_struct=IndexDict(nodes_dict=nodes),
+        embed_model=_TimedEmbeddings(),
+        storage_context=StorageContext.from_defaults(
+            vector_store=stores.FaissVectorStore(index), docstore=docstore
+        ),
+    )
+    plain = store.as_retriever(similarity_top_k=k)
+    if cache is None:
+        return LlamaIndexRetriever(plain, plain)
+    return LlamaIndexRetriever(ApproximateCacheRetriever.from_index(store, k=k, **cache), plain)
+
+
+def default_model(**knobs: Any) -> LlamaIndexModel:
+    """Return the default model, a :class:`RAGCacheLLM` with these arguments."""
+    return LlamaIndexModel(RAGCacheLLM(**knobs), owned=True)
+
+
+def _document(node: NodeWithScore) -> PromptDocument:
+    text = node.node.get_content(MetadataMode.NONE) or " "
+    return PromptDocument(text, node.node_id or content_id(text))
