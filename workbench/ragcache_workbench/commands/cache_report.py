@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from ragcache_integrations.cli.options import add_json, check_file
-from ragcache_integrations.core.extras import require
 
 __all__ = ["add_cache_report"]
 
@@ -50,10 +49,8 @@ def add_cache_report(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 
 def _report(options: argparse.Namespace) -> None:
-    require("rich", feature="ragcache cache-report", extra="eval")
     report = None
     if options.report is not None:
-        require("jinja2", feature="--report", extra="eval")
         report = check_file("--report", options.report)
     from rich.console import Console  # noqa: PLC0415 - an extra
 

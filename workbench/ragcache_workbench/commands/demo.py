@@ -9,7 +9,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from ragcache_integrations.cli.options import add_json, check_file
-from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.demo.settings import FLAGS, DemoSettings
 from ragcache_workbench.demo.speculative import (
@@ -84,8 +83,6 @@ def _demo(options: argparse.Namespace) -> None:
     flags = {name: getattr(options, name) for name in FLAGS if hasattr(options, name)}
     settings = replace(settings, **flags)
     report = check_file("--report", options.report)
-    for module in ("rich", "jinja2"):
-        require(module, feature="The demo", extra="eval")
     from rich.console import Console  # noqa: PLC0415 - an extra, and seconds to import
 
     from ragcache_workbench.demo.console import show, show_conditions  # noqa: PLC0415 - slow
@@ -113,8 +110,6 @@ def _speculative(options: argparse.Namespace) -> None:
         flags.setdefault("questions", QUICK_QUESTIONS)
     settings = SpeculativeSettings(**flags)
     picture = check_file("--picture", options.picture)
-    for module in ("rich", "matplotlib"):
-        require(module, feature="The demo", extra="eval")
     from rich.console import Console  # noqa: PLC0415 - an extra, and seconds to import
 
     from ragcache_workbench.demo.console import show_pairs  # noqa: PLC0415 - slow

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.cli.options import add_json
-from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 
 from .presets import add_presets, check_presets, run_preset
@@ -166,8 +165,6 @@ def _eval(options: argparse.Namespace) -> None:
             raise ConfigurationError(msg)
         sweep[name] = values
     prices = None if options.prices is None else read_prices(options.prices)
-    for module in ("rich", "jinja2"):
-        require(module, feature="ragcache eval", extra="eval")
     from rich.console import Console  # noqa: PLC0415 - an extra
 
     from ragcache_workbench.evaluation.report import show  # noqa: PLC0415 - an extra

@@ -6,8 +6,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from ragcache_integrations.core.extras import require
-
 __all__ = ["add_report"]
 
 
@@ -47,9 +45,6 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _report(options: argparse.Namespace) -> None:
-    require("jinja2", feature="ragcache report", extra="eval")
-    if not options.no_images:
-        require("matplotlib", feature="ragcache report", extra="eval")
     from ragcache_workbench.evaluation import write_report  # noqa: PLC0415 - takes a while
 
     page = write_report(

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from ragcache_integrations.cli.options import at_least, check_file
-from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["add_workload"]
@@ -88,10 +87,8 @@ def _characterise(options: argparse.Namespace) -> None:
     if flags:
         msg = f"{' and '.join(flags)} would measure a model, which --workload does not"
         raise ConfigurationError(msg)
-    require("rich", feature="ragcache profile", extra="eval")
     report = None
     if options.report is not None:
-        require("jinja2", feature="--report", extra="eval")
         report = check_file("--report", options.report)
     from rich.console import Console  # noqa: PLC0415 - an extra
 

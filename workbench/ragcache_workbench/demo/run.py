@@ -61,7 +61,6 @@ NEEDED = {
     "langchain_community": "eval",
     "llama_index.vector_stores.faiss": "eval",
     "rich": "eval",
-    "jinja2": "eval",
     "scipy": "eval",
 }
 """Modules that the demo needs, and the extras that install them."""

@@ -71,12 +71,9 @@ def draw_timeline(pair: Pair, path: Path) -> None:
     Args:
         pair: A query with its sequential and its speculative course.
         path: PNG file to write.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
     """
     question = textwrap.shorten(pair.question, 90, placeholder=" …")
-    picture = Picture(10.0, 4.8, f"“{question}”", feature="The picture")
+    picture = Picture(10.0, 4.8, f"“{question}”")
     panels = picture.figure.subplots(2, 1, sharex=True)
     end = 1.02 * MS * max(pair.sequential.seconds, pair.speculative.seconds)
     sides = (

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations import __version__
-from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.files import replacing
 from ragcache_integrations.core.texts import without_surrogates
 from ragcache_integrations.errors import ConfigurationError
@@ -27,9 +26,6 @@ def render_page(template: str, **values: Any) -> str:
 
     Returns:
         One HTML file, which loads nothing. Single surrogates, which no file can hold, are U+FFFD.
-
-    Raises:
-        MissingExtraError: Jinja2 is not installed.
     """
     html: str = _environment().get_template(template).render(values)
     return without_surrogates(html)
@@ -55,11 +51,13 @@ def write_page(html: str, path: Path) -> None:
 
 @cache
 def _environment() -> Any:
-    jinja2 = require("jinja2", feature="A report", extra="eval")
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_source),
+    # Imported here, since the commands' options are known without it.
+    from jinja2 import Environment, FunctionLoader, StrictUndefined  # noqa: PLC0415 - as above
+
+    environment = Environment(
+        loader=FunctionLoader(_source),
         autoescape=True,
-        undefined=jinja2.StrictUndefined,
+        undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -6,8 +6,6 @@ import textwrap
 from io import BytesIO
 from typing import Any
 
-from ragcache_integrations.core.extras import require
-
 from .colours import LIGHT
 
 __all__ = ["Picture", "strip_axes", "wrapped"]
@@ -25,17 +23,12 @@ class Picture:
         width: Width in inches.
         height: Height in inches, with a title of one line; further lines add to it.
         title: Title above the plots; what is too long for a line is wrapped.
-        feature: What needs matplotlib, as the subject of the error message.
 
     Attributes:
         figure: The figure of matplotlib.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
     """
 
-    def __init__(self, width: float, height: float, title: str, *, feature: str) -> None:
-        require("matplotlib", feature=feature, extra="eval")
+    def __init__(self, width: float, height: float, title: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 

@@ -118,7 +118,7 @@ def hub_rows(name: str, config: str | None, split: str) -> list[Row]:
         MissingExtraError: The library is not installed.
         ConfigurationError: There is no such data set, or the hub cannot be reached.
     """
-    library = require("datasets", feature="Data from the Hugging Face hub", extra="datasets")
+    library = require("datasets", feature="Data from the Hugging Face hub", package="datasets")
     try:
         return [dict(row) for row in library.load_dataset(name, config, split=split)]
     except (OSError, ValueError, KeyError, RuntimeError) as error:

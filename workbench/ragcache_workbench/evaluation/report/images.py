@@ -33,11 +33,7 @@ _LINES: dict[str, dict[str, Any]] = {
 
 
 def png(figure: Figure) -> bytes:
-    """A figure with all of its plots as a PNG file, on white.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """A figure with all of its plots as a PNG file, on white."""
     columns = min(COLUMNS, len(figure.plots))
     rows = math.ceil(len(figure.plots) / columns)
     legend = figure.legend()
@@ -49,7 +45,7 @@ def png(figure: Figure) -> bytes:
     names = [wrapped(one.name, width / LEGEND_COLUMNS - 0.6, LEGEND_LETTERS) for one in legend]
     legend_row = 0.3 + LINE * LEGEND_LETTERS * max((name.count("\n") for name in names), default=0)
     height = sum(heights) + 0.5 + legend_row * math.ceil(len(legend) / LEGEND_COLUMNS)
-    picture = Picture(width, height, figure.title, feature="PNG files of a report")
+    picture = Picture(width, height, figure.title)
     grid = picture.figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
     places = list(grid.flat)
     for place in places:

@@ -93,7 +93,6 @@ def write_report(
     Raises:
         ConfigurationError: A folder holds no run, or one that is not complete; the baseline is
             none of them; or ``out`` cannot be written to.
-        MissingExtraError: Jinja2, or for pictures matplotlib, is not installed.
     """
     gathered = gather(runs, baseline)
     numbers = _numbers(gathered.runs)
@@ -167,11 +166,7 @@ def _in_folder(path: Path, left_out: list[str]) -> list[EvalRun]:
 
 
 def render(gathered: Gathered) -> str:
-    """Return the page as HTML; it loads nothing, and its only script sorts tables.
-
-    Raises:
-        MissingExtraError: Jinja2 is not installed.
-    """
+    """Return the page as HTML; it loads nothing, and its only script sorts tables."""
     numbers = _numbers(gathered.runs)
     return _page(gathered, numbers, sections(gathered.runs, numbers))
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
@@ -68,9 +67,6 @@ def bootstrap_interval(
             are drawn together.
         resamples: How often the samples are drawn again, with replacement; at least 2.
         seed: The same seed gives the same interval.
-
-    Raises:
-        MissingExtraError: SciPy is not installed.
     """
     value, low, high = _bootstrap(statistic, samples, paired=paired, resamples=resamples, seed=seed)
     return Interval(float(value), float(low), float(high))
@@ -105,7 +101,6 @@ def paired_intervals(
     Raises:
         ConfigurationError: There are no pairs, the lengths differ, a number is not finite, or
             there are too few resamples.
-        MissingExtraError: SciPy is not installed.
     """
 
     def difference_and_ratio(first: Any, second: Any) -> Any:
@@ -164,12 +159,13 @@ def _bootstrap(
     seed: int,
 ) -> tuple[Any, Any, Any]:
     """The statistic, and the ends of its interval; each may have several numbers."""
-    scipy_stats = require("scipy.stats", feature="A confidence interval", extra="eval")
+    from scipy import stats  # noqa: PLC0415 - takes a second
+
     # SciPy takes no sample of one number; of two that are the same all resamples are the same, too.
     data = [
         np.repeat(sample, 2) if np.size(sample) == 1 else np.asarray(sample) for sample in samples
     ]
-    ends = scipy_stats.bootstrap(
+    ends = stats.bootstrap(
         data,
         statistic,
         n_resamples=resamples,

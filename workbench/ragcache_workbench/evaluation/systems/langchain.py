@@ -14,7 +14,6 @@ from typing_extensions import override
 
 from ragcache_integrations.chains.askers.langchain import LangChainAsker
 from ragcache_integrations.chains.askers.langchain import LangChainModel as AskerModel
-from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.embeddings.langchain import MiniLMEmbeddings
@@ -147,15 +146,14 @@ def faiss_retriever(
         cache: Knobs of an approximate query cache before the store; ``None`` for no cache.
 
     Raises:
-        MissingExtraError: langchain-community is not installed.
         ConfigurationError: A knob of the cache cannot be used.
     """
-    feature = "The default retriever"
-    stores = require("langchain_community.vectorstores", feature=feature, extra="eval")
-    docstores = require("langchain_community.docstore", feature=feature, extra="eval")
+    from langchain_community.docstore import InMemoryDocstore  # noqa: PLC0415 - takes a second
+    from langchain_community.vectorstores import FAISS  # noqa: PLC0415 - takes a second
+
     by_id = {document.id: Document(document.text, id=document.id) for document in documents}
     ids = dict(enumerate(document.id for document in documents))
-    store = stores.FAISS(_TimedEmbeddings(), index, docstores.InMemoryDocstore(by_id), ids)
+    store = FAISS(_TimedEmbeddings(), index, InMemoryDocstore(by_id), ids)
     plain = store.as_retriever(search_kwargs={"k": k})
     if cache is None:
         return LangChainRetriever(plain, plain)

@@ -16,10 +16,10 @@ from llama_index.core.llms import LLM
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from llama_index.core.storage import StorageContext
 from llama_index.core.storage.docstore import SimpleDocumentStore
+from llama_index.vector_stores.faiss import FaissVectorStore
 from typing_extensions import override
 
 from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
-from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.embeddings.llama_index import MiniLMEmbeddings
@@ -140,12 +140,8 @@ def faiss_retriever(
         cache: Knobs of an approximate query cache before the store; ``None`` for no cache.
 
     Raises:
-        MissingExtraError: LlamaIndex's FAISS store is not installed.
         ConfigurationError: A knob of the cache cannot be used.
     """
-    stores = require(
-        "llama_index.vector_stores.faiss", feature="The default retriever", extra="eval"
-    )
     docstore = SimpleDocumentStore()
     docstore.add_documents(
         [TextNode(text=document.text, id_=document.id) for document in documents]
@@ -155,7 +151,7 @@ def faiss_retriever(
         index_struct=IndexDict(nodes_dict=nodes),
         embed_model=_TimedEmbeddings(),
         storage_context=StorageContext.from_defaults(
-            vector_store=stores.FaissVectorStore(index), docstore=docstore
+            vector_store=FaissVectorStore(index), docstore=docstore
         ),
     )
     plain = store.as_retriever(similarity_top_k=k)
