@@ -21,7 +21,7 @@ from ragcache_integrations.cli.command import _parser
 from ragcache_integrations.retrievers.stores import LANGCHAIN_KINDS, LLAMA_INDEX_KINDS
 from tests.support.doc_pages import ROOT, Span, blocks, pages
 
-PACKAGE = ROOT / "ragcache_integrations"
+PACKAGES = (ROOT / "ragcache_integrations", ROOT / "workbench" / "ragcache_workbench")
 CLASS = re.compile(r"(?<![\w.\"'])([A-Z][a-z]+(?:[A-Z]+[a-z]*)+|[A-Z]+[a-z]+[A-Z]\w+)\b")
 TEST = re.compile(r"tests/[\w/]+\.py(?:::\w+)+")
 PROGRAMS = {"ragcache", "make", "python", "pip"}
@@ -80,6 +80,12 @@ THEIR_KNOBS = {
 }
 
 
+def python_files() -> Iterator[Path]:
+    """Our source."""
+    for package in PACKAGES:
+        yield from package.rglob("*.py")
+
+
 @cache
 def public() -> frozenset[str]:
     """Every public name."""
@@ -90,7 +96,7 @@ def public() -> frozenset[str]:
 def words() -> frozenset[str]:
     """What our source defines: classes, functions, their arguments, attributes."""
     found: set[str] = set()
-    for path in PACKAGE.rglob("*.py"):
+    for path in python_files():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
@@ -251,7 +257,8 @@ def test_the_extras_exist() -> None:
 
 def test_the_files_it_names_exist() -> None:
     found = 0
-    pattern = r"(?:tools|tests|benchmarks|docs|requirements|ragcache_integrations)/[\w./*-]*[\w/]"
+    folders = "tools|tests|benchmarks|docs|requirements|ragcache_integrations|workbench"
+    pattern = rf"(?:{folders})/[\w./*-]*[\w/]"
     for page in pages():
         for span in page.spans:
             for name in re.findall(rf"(?<![\w./]){pattern}", span.text):
@@ -357,7 +364,7 @@ def test_knobs_and_methods_exist() -> None:
 
 
 def test_the_variables_of_the_environment_are_read() -> None:
-    source = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    source = "".join(path.read_text(encoding="utf-8") for path in python_files())
     for span in inline():
         for name in re.findall(r"\bRAGCACHE_\w+", span.text):
             assert name in source, where(span)
@@ -366,9 +373,9 @@ def test_the_variables_of_the_environment_are_read() -> None:
 def test_every_room_has_a_page_of_the_api() -> None:
     there = {path.stem for path in (ROOT / "docs/api").glob("*.md")}
     rooms = {"langchain", "llama_index", "errors"}
-    for path in PACKAGE.iterdir():
+    for path in (path for package in PACKAGES for path in package.iterdir()):
         if path.name not in {"cli", "reports"} and (path / "__init__.py").is_file():
-            module = importlib.import_module(f"ragcache_integrations.{path.name}")
+            module = importlib.import_module(f"{path.parent.name}.{path.name}")
             if getattr(module, "__all__", None):
                 rooms.add(path.name)
     assert there - {"index"} == rooms

@@ -68,6 +68,7 @@ def test_a_notebook_says_first_what_to_install_and_what_the_model_is(path: Path)
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (extras,) = re.findall(r"pip install .*'\.\[(.+?)\]'", first)
     assert {*extras.split(",")} <= {*pyproject["project"]["optional-dependencies"]}
+    assert ("./workbench" in first) == ("eval" in extras.split(","))
     assert ("./minilm" in first) == bool({"embeddings", "eval"} & {*extras.split(",")})
     assert "ragcache install-engine" in first or "modular" in extras
 

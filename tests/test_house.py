@@ -19,7 +19,8 @@ import pytest
 from packaging.requirements import Requirement
 
 import ragcache_integrations
-from ragcache_integrations import errors
+import ragcache_workbench
+from ragcache_integrations import __version__, errors
 from ragcache_integrations.engine.process import client
 
 ROOT = Path(__file__).parents[1]
@@ -269,6 +270,23 @@ PUBLIC = {
 }
 
 
+@pytest.mark.parametrize("name", ["evaluation", "simulation"])
+def test_modules_of_the_workbench_keep_their_earlier_names(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = {"evaluation": "evaluation", "simulation": "knowledge_tree.simulation"}[name]
+    earlier = f"ragcache_integrations.{earlier}"
+    module = importlib.import_module(f"ragcache_workbench.{name}")
+    shim = importlib.import_module(earlier)
+    assert shim.__all__ == module.__all__
+    assert all(getattr(shim, one) is getattr(module, one) for one in module.__all__)
+    monkeypatch.delitem(sys.modules, earlier)
+    monkeypatch.setitem(sys.modules, "ragcache_workbench", None)
+    monkeypatch.delitem(sys.modules, f"ragcache_workbench.{name}")
+    with pytest.raises(errors.MissingExtraError, match=rf"{earlier} .*pip .*workbench"):
+        importlib.import_module(earlier)
+
+
 @pytest.mark.parametrize("name", PUBLIC)
 def test_the_public_names_are_these(name: str) -> None:
     module = importlib.import_module(name)
@@ -283,13 +301,14 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_every_public_module_says_what_it_exports_and_is_about() -> None:
-    for path in (ROOT / "ragcache_integrations").rglob("*.py"):
+    packages = (ROOT / "ragcache_integrations", ROOT / "workbench" / "ragcache_workbench")
+    for path in (path for package in packages for path in package.rglob("*.py")):
         if path.name.startswith("_") or "demo" in path.parts:
             continue
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        name = path.relative_to(ROOT).as_posix()
         source = path.read_text(encoding="utf-8")
         assert source.startswith(('"""', 'r"""')), name
-        assert "__all__ = [" in source, name
+        assert re.search(r"^__all__ = (\[|_home\.)", source, re.MULTILINE), name
 
 
 HEAVY = ("torch", "vllm", "numba", "transformers", "faiss", "onnxruntime")
@@ -382,27 +401,40 @@ def test_the_base_install_is_light() -> None:
 
 
 def test_the_locked_versions_satisfy_every_requirement() -> None:
-    locked = {}
+    locked = {"ragcache-integrations": __version__}
     for line in (ROOT / "requirements/cpu.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             name, version = line.split("==")
             locked[re.sub(r"[-_.]+", "-", name).lower()] = version
-    for folder in ("reader", "minilm"):
+    projects = [PYPROJECT["project"]]
+    for folder in ("reader", "minilm", "workbench"):
         own = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
-        locked[own["project"]["name"]] = own["project"]["version"]
-    wanted = list(PYPROJECT["project"]["dependencies"])
-    for extra, lines in PYPROJECT["project"]["optional-dependencies"].items():
-        wanted += lines if extra != "vllm" else []
+        locked[own["project"]["name"]] = own["project"].get("version", __version__)
+        projects.append(own["project"])
+    wanted = []
+    for project in projects:
+        wanted += project.get("dependencies", [])
+        for extra, lines in project.get("optional-dependencies", {}).items():
+            wanted += lines if extra != "vllm" else []
     for group in PYPROJECT["dependency-groups"].values():
         wanted += group
     for line in wanted:
         requirement = Requirement(line)
-        if requirement.name == "ragcache-integrations":
-            continue
         assert requirement.specifier.contains(locked[requirement.name.lower()], prereleases=True), (
             line
         )
     assert not {"torchvision", "torchaudio", "torchcodec"} & set(locked)
+
+
+def test_the_workbench_needs_the_same_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tomllib.loads((ROOT / "workbench" / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = map(Requirement, own["project"]["dependencies"])
+    (pin,) = (str(one.specifier) for one in needed if one.name == "ragcache-integrations")
+    assert pin == f"=={__version__}"
+    assert ragcache_workbench.__version__ == __version__
+    monkeypatch.setattr(ragcache_integrations, "__version__", "9.9")
+    with pytest.raises(ImportError, match=rf"needs .* {re.escape(__version__)}, but 9\.9 is"):
+        importlib.reload(ragcache_workbench)
 
 
 def test_the_page_of_versions_has_the_bounds_of_the_extras() -> None:
@@ -444,7 +476,7 @@ def test_sub_rooms_are_entered_through_what_they_export() -> None:
 
     ``engine/in_vllm`` and ``modular/kv`` load vLLM and torch: their files are imported one by one.
     """
-    graph = grimp.build_graph("ragcache_integrations", cache_dir=None)
+    graph = grimp.build_graph("ragcache_integrations", "ragcache_workbench", cache_dir=None)
 
     def is_entered_by_path(module: str) -> bool:
         parts = module.split(".")

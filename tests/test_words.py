@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.doc_pages import ROOT
 
-PACKAGE = ROOT / "ragcache_integrations"
+PACKAGES = (ROOT / "ragcache_integrations", ROOT / "workbench" / "ragcache_workbench")
 
 WORDS = {
     r"anew": "again",
@@ -78,10 +78,11 @@ def test_the_words_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "room", sorted({path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")})
+    "path",
+    sorted(path for package in PACKAGES for path in package.iterdir() if path.name[:2] != "__"),
+    ids=lambda path: path.name,
 )
-def test_rooms_speak_plain_english(room: str) -> None:
-    path = PACKAGE / room
+def test_rooms_speak_plain_english(path: Path) -> None:
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
     places = [place for file in files if file.suffix == ".py" for place in refused(file)]
     assert not places, "\n".join(places)

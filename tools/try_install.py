@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -41,6 +42,7 @@ class Kind:
         blocks: How many Python blocks of the framework's section run.
         own_embeddings: Whether embeddings of the user's own take the place of the offline model.
         engine: Whether the engine and its default model are installed.
+        workbench: Whether the workbench is installed, by the command that its absence names.
     """
 
     extras: tuple[str, ...]
@@ -49,6 +51,7 @@ class Kind:
     blocks: int = 1
     own_embeddings: bool = False
     engine: bool = False
+    workbench: bool = False
 
 
 KINDS = {
@@ -56,6 +59,7 @@ KINDS = {
         (), 250, ("torch", "numba", "nvidia", "onnxruntime", "triton"), own_embeddings=True
     ),
     "embeddings": Kind(("embeddings",), 400, ("torch", "numba", "nvidia", "triton")),
+    "workbench": Kind((), 700, ("torch", "numba", "nvidia", "triton"), workbench=True),
     "engine": Kind(
         ("embeddings",),
         None,
@@ -121,7 +125,7 @@ def main() -> int:
         wheels = Path(temporary) / "wheels"
         folders = [ROOT]
         if not all(row.startswith("retriever") for row in chosen):
-            folders += [ROOT / "minilm", ROOT / "reader"]
+            folders += [ROOT / name for name in ("minilm", "reader", "workbench")]
         build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(wheels)]
         run([*build, *map(str, folders)])
         print(f"{'row':24} {'adds MB':>8} {'limit':>6} {'seconds':>8}  result")
@@ -158,6 +162,8 @@ def try_row(kind: Kind, framework: str, wheels: Path, folder: Path) -> float:
     if kind.engine:
         run([*install, "ragcache-reader"])
         run([str(folder / "bin" / "ragcache"), "install-engine", "--device", "cpu"])
+    if kind.workbench:
+        install_workbench(folder)
     check_conflicts(folder)
     added = megabytes(folder) - before
     if kind.limit is not None and added > kind.limit:
@@ -172,6 +178,26 @@ def try_row(kind: Kind, framework: str, wheels: Path, folder: Path) -> float:
     run([str(folder / "bin" / "python"), str(script)])
     run([str(folder / "bin" / "ragcache"), "doctor"])
     return added
+
+
+def install_workbench(folder: Path) -> None:
+    """Install the workbench by the command that one of its own names, which works then.
+
+    Raises:
+        Failure: It names none, or does not work.
+    """
+    log = folder / "log.jsonl"
+    words = [str(folder / "bin" / "ragcache"), "cache-report", str(log)]
+    log.write_text('{"question": "who wrote it?", "answer": "She did."}\n' * 3, encoding="utf-8")
+    try:
+        run(words)
+    except Failure as failure:
+        _, named, command = str(failure).partition("needs an optional dependency: pip install ")
+        if not named:
+            raise
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        run([*pip, *shlex.split(command)])
+    run([*words, "--report", str(folder / "report.html")])
 
 
 def check_conflicts(folder: Path) -> None:
