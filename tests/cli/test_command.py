@@ -7,6 +7,7 @@ import sys
 import tempfile
 from contextlib import nullcontext
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from ragcache_integrations.cli import profile as cli_profile
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.errors import EngineStartError
+from ragcache_integrations.errors import EngineStartError, MissingExtraError
 from ragcache_integrations.knowledge_tree.prefill_cost import (
     PrefillCostModel,
     load_profile,
@@ -65,6 +66,94 @@ def test_an_unknown_option_is_answered_with_the_command_s_own_usage(
     assert "usage: ragcache eval" in said
     assert "--sample N" in said
     assert "ragcache eval: error: unrecognized arguments: --limit 3" in said
+
+
+class TestOtherDistributions:
+    MISSING = (
+        ["demo", "--quick"],
+        ["cache-report", "log"],
+        ["lint", "--help"],
+        ["eval"],
+        ["report"],
+    )
+
+    def fails(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+        """The one line that a command says, which the user can put right."""
+        assert cli.main(arguments) == 2
+        out, said = capsys.readouterr()
+        assert not out
+        assert said.count("\n") == 1
+        return said
+
+    @pytest.mark.parametrize("arguments", [*MISSING, ["profile", "--replicas=2", "--workload=log"]])
+    def test_without_the_workbench_a_command_says_how_to_install_it(
+        self,
+        arguments: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setattr(cli, "entry_points", lambda **_: ())
+        said = self.fails(capsys, *arguments)
+        assert f"ragcache {arguments[0]} " in said
+        assert "pip install" in said
+        assert "minilm" in said
+        assert "workbench" in said
+
+    def test_without_the_workbench_the_other_commands_work(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(cli, "entry_points", lambda **_: ())
+        measured: list[str] = []
+        monkeypatch.setattr(cli_profile, "_profile", lambda options: measured.append(options.model))
+        assert cli.main(["profile", "some-model"]) == 0
+        assert measured == ["some-model"]
+        with pytest.raises(SystemExit):
+            cli.main(["profile", "--wrkload", "log"])
+        assert "error: unrecognized arguments: --wrkload\n" in capsys.readouterr().err
+        assert len(measured) == 1
+
+    def test_a_workbench_of_another_version_says_so_and_breaks_nothing_else(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for name in [name for name in sys.modules if name.startswith("ragcache_workbench")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setattr(ragcache_integrations, "__version__", "9.9")
+        for arguments in (["demo"], ["profile", "--workload", "log"]):
+            assert "but 9.9 is installed" in self.fails(capsys, *arguments)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["serve", "--help"])
+        assert ended.value.code == 0
+
+    @pytest.mark.parametrize(
+        ("origin", "words"),
+        [
+            ({"url": "file:///a%20b", "dir_info": {"editable": True}}, "'/a b/minilm'"),
+            (
+                {"url": "https://x.org/r", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}},
+                "'ragcache-minilm @ git+https://x.org/r@c0ffee#subdirectory=minilm'",
+            ),
+            (
+                {"url": "https://x.org/r.tar.gz", "archive_info": {}},
+                "'ragcache-minilm @ https://x.org/r.tar.gz#subdirectory=minilm'",
+            ),
+            (
+                {"url": "file:///dist/ragcache_integrations-1-py3-none-any.whl"},
+                "--find-links /dist ragcache-minilm",
+            ),
+            (None, "--find-links FOLDER-OF-THE-WHEELS ragcache-minilm"),
+        ],
+    )
+    def test_siblings_are_installed_from_where_the_package_came(
+        self, origin: dict[str, object] | None, words: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Installed:
+            def read_text(self, _: str) -> str | None:
+                return None if origin is None else json.dumps(origin)
+
+        monkeypatch.setattr(metadata, "distribution", lambda _: Installed())
+        command = f"pip install {words} 'ragcache-integrations[embeddings]'"
+        assert MissingExtraError("It", "embeddings").command == command
+        assert "--find-links" not in MissingExtraError("It", "redis").command
 
 
 @pytest.mark.parametrize(
