@@ -188,7 +188,8 @@ def install_workbench(folder: Path) -> None:
     """
     log = folder / "log.jsonl"
     words = [str(folder / "bin" / "ragcache"), "cache-report", str(log)]
-    log.write_text('{"question": "who wrote it?", "answer": "She did."}\n' * 3, encoding="utf-8")
+    lines = [f'{{"question": "who wrote book {number % 9}?"}}\n' for number in range(40)]
+    log.write_text("".join(lines), encoding="utf-8")
     try:
         run(words)
     except Failure as failure:

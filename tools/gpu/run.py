@@ -128,9 +128,9 @@ def describe_machine() -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """A part's environment: it imports the package, ``tools``, the reader and ``parts``."""
+    """A part's environment: it imports the distributions, ``tools`` and ``parts``."""
     paths = [
-        *(str(ROOT / folder) for folder in (".", "benchmarks", "reader")),
+        *(str(ROOT / folder) for folder in (".", "benchmarks", "reader", "workbench")),
         os.environ.get("PYTHONPATH", ""),
     ]
     # vLLM takes its presence for granted, but samples without it, too.

@@ -20,7 +20,14 @@ __all__ = ["variables_around"]
 _SILENT_PACKAGES = {
     *("langchain", "langchain_classic", "langchain_community", "langchain_core", "langgraph"),
     *("langsmith", "llama_index", "llama_index_instrumentation"),
-    *("ragcache_integrations", "ddtrace", "langfuse", "openinference", "opentelemetry"),
+    *(
+        "ragcache_integrations",
+        "ragcache_workbench",
+        "ddtrace",
+        "langfuse",
+        "openinference",
+        "opentelemetry",
+    ),
     *("sentry_sdk", "asgi_correlation_id", "loguru", "logging", "structlog"),
     *("anyio", "asyncio", "sniffio", "trio", "decimal", "numpy", "scipy", "torch", "transformers"),
     *("vllm", "anthropic", "griffe", "huggingface_hub", "openai", "pydantic", "rich"),

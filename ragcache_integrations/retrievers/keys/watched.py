@@ -20,7 +20,7 @@ Note = Callable[[str], None]
 # Modules that look names up only to copy or to trace a configuration.
 _COPYING_MODULES = (
     *("langchain_core.runnables.config", "langchain_core.callbacks", "langchain_core.tracers"),
-    *("langsmith", "ragcache_integrations"),
+    *("langsmith", "ragcache_integrations", "ragcache_workbench"),
 )
 # Methods of callback handlers, which get the metadata of each run. Tracers look for a thread there.
 _HANDLERS = {
