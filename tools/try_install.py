@@ -59,7 +59,7 @@ KINDS = {
         (), 250, ("torch", "numba", "nvidia", "onnxruntime", "triton"), own_embeddings=True
     ),
     "embeddings": Kind(("embeddings",), 400, ("torch", "numba", "nvidia", "triton")),
-    "workbench": Kind((), 700, ("torch", "numba", "nvidia", "triton"), workbench=True),
+    "workbench": Kind((), 850, ("torch", "numba", "nvidia", "triton"), workbench=True),
     "engine": Kind(
         ("embeddings",),
         None,
