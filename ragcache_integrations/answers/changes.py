@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from ragcache_integrations.core.config_reads import OwnParts
 from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.core.own_code import (
+from ragcache_integrations.retrievers.keys.config_reads import OwnParts
+from ragcache_integrations.retrievers.keys.own_code import (
     Notes,
     Uses,
     is_own_class,

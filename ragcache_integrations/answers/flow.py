@@ -11,9 +11,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
-from ragcache_integrations.core.background_checks import BackgroundChecks
 from ragcache_integrations.core.forks import make_executor
-from ragcache_integrations.core.threads import in_executor
+from ragcache_integrations.core.threads import BackgroundChecks, in_executor
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import (
     FollowUpWarning,

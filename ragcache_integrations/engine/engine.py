@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+from ragcache_integrations.core.blocks import AsyncCloseable, Closeable
 from ragcache_integrations.core.checks import check_seconds, check_type
-from ragcache_integrations.core.closing import AsyncCloseable, Closeable
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.generation import Generation, SamplingOptions, Usage

@@ -23,8 +23,8 @@ from pydantic import (
 )
 from typing_extensions import override
 
+from ragcache_integrations.core.blocks import AsyncCloseable, Closeable
 from ragcache_integrations.core.checks import check_int, check_seconds, check_text, unknown_name
-from ragcache_integrations.core.closing import AsyncCloseable, Closeable
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.knobs import explained_errors
 from ragcache_integrations.core.prompt import (

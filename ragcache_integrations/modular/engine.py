@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, TypeAlias, Unpack
 
-from ragcache_integrations.core.closing import Closeable
+from ragcache_integrations.core.blocks import Closeable
 from ragcache_integrations.core.generation import CallOptions, Sampling, SamplingOptions, Usage
 from ragcache_integrations.core.prompt import Prompt, PromptRenderer, Rendering
 from ragcache_integrations.errors import ConfigurationError

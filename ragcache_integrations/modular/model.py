@@ -11,8 +11,8 @@ from typing import Any, TypeVar, Unpack
 
 import torch
 
+from ragcache_integrations.core.blocks import Closeable
 from ragcache_integrations.core.checks import check_choice, check_int, check_seconds, or_none
-from ragcache_integrations.core.closing import Closeable
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.generation import Sampling
 from ragcache_integrations.errors import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
-from ragcache_integrations.core.closing import AsyncCloseable, Closeable
+from ragcache_integrations.core.blocks import AsyncCloseable, Closeable
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.modular.kv.encoding import Cancelled, Patience
 from ragcache_integrations.modular.kv.prefill import Prefilled

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Generic
 
-from ragcache_integrations.core.closing import AsyncCloseable, Closeable
+from ragcache_integrations.core.blocks import AsyncCloseable, Closeable
 from ragcache_integrations.engine import Generation, GenerationChunk
 from ragcache_integrations.errors import EngineError
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ragcache_integrations.core.closing import AsyncCloseable, Closeable
+from ragcache_integrations.core.blocks import AsyncCloseable, Closeable
 
 
 class Store(Closeable, AsyncCloseable):

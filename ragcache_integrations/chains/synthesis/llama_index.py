@@ -32,8 +32,8 @@ from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
 from ragcache_integrations.chains.copying import CopiedBySettings
 from ragcache_integrations.chains.streams import atexts_before, texts_before
+from ragcache_integrations.core.blocks import context_value
 from ragcache_integrations.core.checks import unknown_name
-from ragcache_integrations.core.context import context_value
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError

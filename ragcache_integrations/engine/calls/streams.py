@@ -9,7 +9,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
-from ragcache_integrations.core.closing import AsyncCloseable, Closeable
+from ragcache_integrations.core.blocks import AsyncCloseable, Closeable
 from ragcache_integrations.core.generation import (
     FinishReason,
     Generation,

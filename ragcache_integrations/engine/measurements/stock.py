@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ragcache_integrations.core.closing import Closeable
+from ragcache_integrations.core.blocks import Closeable
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.interrupts import remove_when_ended
 from ragcache_integrations.engine.arguments import GIB

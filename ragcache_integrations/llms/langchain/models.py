@@ -31,8 +31,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from typing_extensions import override
 
 from ragcache_integrations import __version__
+from ragcache_integrations.core.blocks import context_value
 from ragcache_integrations.core.checks import check_choice
-from ragcache_integrations.core.context import context_value
 from ragcache_integrations.core.generation import Generation, GenerationChunk, Usage
 from ragcache_integrations.core.prompt import Prompt, choice_name
 from ragcache_integrations.llms.headers import hidden, hides_headers

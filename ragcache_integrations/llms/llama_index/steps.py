@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from llama_index.core.workflow import Workflow
 
+from ragcache_integrations.core.blocks import context_value
 from ragcache_integrations.core.checks import check_type
-from ragcache_integrations.core.context import context_value
 from ragcache_integrations.llms.steps import NO_STEP, StepHint, step_hints
 
 __all__ = ["hint_steps", "workflow_step"]

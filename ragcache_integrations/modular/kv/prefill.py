@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragcache_integrations.core.closing import Closeable
+from ragcache_integrations.core.blocks import Closeable
 from ragcache_integrations.errors import ConfigurationError, PromptTooLongError
 
 from .attention import Sight

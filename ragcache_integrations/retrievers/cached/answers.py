@@ -9,9 +9,8 @@ from functools import partial
 from itertools import repeat
 from typing import Generic, TypeVar
 
-from ragcache_integrations.core.background_checks import BackgroundChecks
 from ragcache_integrations.core.single_flight import Role, SingleFlight
-from ragcache_integrations.core.threads import in_executor
+from ragcache_integrations.core.threads import BackgroundChecks, in_executor
 from ragcache_integrations.query_cache import Hit
 from ragcache_integrations.retrievers.retrieval import Retrieval, RetrievalTrace, Source
 from ragcache_integrations.retrievers.tally import Tally

@@ -45,8 +45,7 @@ from ragcache_integrations.core.checks import check_names
 from ragcache_integrations.errors import ConfigurationError
 
 from .cache_keys import FrozenArguments, fields_of, freeze_arguments
-from .variables import variables_around
-from .watched import Note, WatchedName, WatchedValues, watched_object
+from .watched import Note, WatchedName, WatchedValues, variables_around, watched_object
 
 __all__ = ["StepWatch", "Surroundings", "check_ignores"]
 

@@ -45,10 +45,9 @@ from ragcache_integrations.engine.in_vllm.driver import (
 )
 from ragcache_integrations.engine.in_vllm.host_tier import HostTierConnector, Transfers, host_blocks
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
-from ragcache_integrations.engine.in_vllm.queues import DocumentFreeQueue
+from ragcache_integrations.engine.in_vllm.queues import CacheAwareRequestQueue, DocumentFreeQueue
 from ragcache_integrations.engine.in_vllm.scheduler import (
     FIRST_GROUP,
-    CacheAwareRequestQueue,
     scheduler_class,
     unsupported,
 )

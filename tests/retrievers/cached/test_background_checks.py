@@ -20,7 +20,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 
-from ragcache_integrations.core.background_checks import BackgroundChecks
+from ragcache_integrations.core.threads import BackgroundChecks
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,

@@ -13,7 +13,6 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.vectorstores import VectorStore
 from typing_extensions import override
 
-from ragcache_integrations.core.config_reads import OwnParts
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
 from ragcache_integrations.retrievers.embedder import Embedding
@@ -29,6 +28,7 @@ from ragcache_integrations.retrievers.keys import (
     request_key,
     wrapped_settings,
 )
+from ragcache_integrations.retrievers.keys.config_reads import OwnParts
 from ragcache_integrations.retrievers.retrieval import Request, watch_request
 from ragcache_integrations.retrievers.staged import StagedRequest
 from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever

@@ -23,7 +23,6 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_int, check_type
-from ragcache_integrations.core.config_reads import OwnParts
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
@@ -34,6 +33,7 @@ from ragcache_integrations.retrievers.cached.files import DumpedCache
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
 from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.keys import parts_within, window_of
+from ragcache_integrations.retrievers.keys.config_reads import OwnParts
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Request,

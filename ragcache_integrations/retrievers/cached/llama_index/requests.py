@@ -13,7 +13,6 @@ from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorSt
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.vector_stores.types import BasePydanticVectorStore
 
-from ragcache_integrations.core.config_reads import OwnParts
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
@@ -33,6 +32,7 @@ from ragcache_integrations.retrievers.keys import (
     request_key,
     wrapped_settings,
 )
+from ragcache_integrations.retrievers.keys.config_reads import OwnParts
 from ragcache_integrations.retrievers.retrieval import Request, watch_request
 from ragcache_integrations.retrievers.staged import StagedRequest
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever

@@ -32,7 +32,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ragcache_integrations.core.closing import Closeable
+from ragcache_integrations.core.blocks import Closeable
 from ragcache_integrations.core.files import check_replaceable, open_own, replacing
 from ragcache_integrations.core.texts import without_surrogates
 from ragcache_integrations.errors import ConfigurationError

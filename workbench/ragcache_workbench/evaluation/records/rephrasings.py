@@ -20,7 +20,7 @@ from typing import Annotated, BinaryIO, Literal
 
 from pydantic import Field, TypeAdapter
 
-from ragcache_integrations.core.closing import Closeable
+from ragcache_integrations.core.blocks import Closeable
 from ragcache_integrations.core.files import open_own
 from ragcache_integrations.errors import ConfigurationError
 

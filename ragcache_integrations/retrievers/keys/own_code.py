@@ -35,6 +35,7 @@ __all__ = [
     "uses_of",
 ]
 
+
 _OURS = ("ragcache_integrations", "ragcache_reader", "ragcache_workbench")
 _FRAMEWORKS = ("langchain", "langgraph", "llama_index", "pydantic")
 _FOLDERS = frozenset(("site-packages", "dist-packages"))

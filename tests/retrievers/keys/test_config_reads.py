@@ -12,7 +12,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.config import get_config
 from langgraph.config import get_config as another_name
 
-from ragcache_integrations.core.config_reads import reads_whole_config
+from ragcache_integrations.retrievers.keys.config_reads import reads_whole_config
 
 CHAIN: Any = None
 

@@ -1,10 +1,13 @@
-"""Base classes of objects that a ``with`` block closes."""
+"""Helpers of ``with`` blocks: objects that they close, and values of context variables."""
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Self, TypeVar
 
-__all__ = ["AsyncCloseable", "Closeable"]
+__all__ = ["AsyncCloseable", "Closeable", "context_value"]
 
 
 class Closeable:
@@ -33,3 +36,16 @@ class AsyncCloseable:
 
     async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
+
+
+V = TypeVar("V")
+
+
+@contextmanager
+def context_value(variable: ContextVar[V], value: V) -> Iterator[None]:
+    """Set a context variable, and set it back at the end of the block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)

@@ -1,7 +1,7 @@
 """Whether code reads all that a run's configuration holds, rather than values by their names.
 
 LangChain hands plain copies of ``configurable`` and ``metadata`` on. Who looks a value up in one is
-noticed (see ``retrievers/keys/watched.py``), but not who lists all values, prints them or writes
+noticed (see :mod:`.watched`), but not who lists all values, prints them or writes
 them as JSON. The byte code of the application's functions shows that they do.
 """
 
@@ -17,6 +17,7 @@ from typing_extensions import override
 from .own_code import CodeReading, Constant, Uses, is_own_code, own_functions, remembered
 
 __all__ = ["OwnParts", "reads_whole_config"]
+
 
 _CONFIG, _VALUES, _MANAGER = "config", "values", "manager"
 _MAPPINGS = frozenset(("configurable", "metadata"))
