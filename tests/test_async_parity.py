@@ -41,7 +41,6 @@ from ragcache_integrations.llama_index import SpeculativeQueryEngine
 from ragcache_integrations.llama_index import StagedFaissRetriever as LlamaIndexStagedRetriever
 from ragcache_integrations.llms.openai.server import OpenAIServer
 from ragcache_integrations.modular import ModularEngine, ModularModel
-from ragcache_integrations.modular.pml.schema import Schema
 from ragcache_integrations.prompts.history.langchain import HalfTruncationHistory
 from ragcache_integrations.prompts.history.llama_index import HalfTruncationMemory
 from ragcache_integrations.prompts.layout.langchain import RAGPromptTemplate
@@ -51,6 +50,7 @@ from ragcache_integrations.prompts.layout.llama_index import (
 from ragcache_integrations.prompts.order.langchain import OrderDocuments
 from ragcache_integrations.prompts.order.llama_index import CacheFriendlyOrder
 from ragcache_integrations.prompts.order.order import DocumentOrder
+from ragcache_integrations.prompts.pml.schema import Schema
 from ragcache_integrations.prompts.relevance.check import EngineJudge, RelevanceCheck
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.files import CacheFiles

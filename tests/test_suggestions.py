@@ -18,10 +18,10 @@ from ragcache_integrations._suggestions import (
     shortened,
 )
 from ragcache_integrations.errors import ConfigurationError, MarkupError
-from ragcache_integrations.modular.pml.prompt import Import, Prompt
-from ragcache_integrations.modular.pml.schema import Schema
 from ragcache_integrations.prompts.history.settings import read_settings
-from tests.modular.pml.schemas import tokenizer
+from ragcache_integrations.prompts.pml.prompt import Import, Prompt
+from ragcache_integrations.prompts.pml.schema import Schema
+from tests.prompts.pml.schemas import tokenizer
 
 
 @pytest.fixture

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
         PromptCache,
         Strategy,
     )
-
-    from .engine import ModularEngine
-    from .generation import ModularChunk, ModularGeneration
-    from .layout import Assembly, Fresh, Module, Param, Placed
-    from .model import ModularModel, ModularStats
-    from .pml import (
+    from ragcache_integrations.prompts.pml import (
+        Assembly,
         CompiledSchema,
+        Fresh,
         Import,
         Limits,
+        Module,
+        Param,
+        Placed,
         Prompt,
         Scaffold,
         Schema,
@@ -48,6 +48,10 @@ if TYPE_CHECKING:
         Union,
         escape,
     )
+
+    from .engine import ModularEngine
+    from .generation import ModularChunk, ModularGeneration
+    from .model import ModularModel, ModularStats
     from .programs import Length, PromptProgram, prompt_program, role
     from .streams import AsyncModularStream, ModularStream
 
@@ -97,14 +101,14 @@ __all__ = [
 ]
 
 _NAMES = {
-    "pml.compiled": ("CompiledSchema",),
+    ".prompts.pml": (
+        *("Assembly", "CompiledSchema", "Fresh", "Import", "Limits", "Module", "Param", "Placed"),
+        *("Prompt", "Scaffold", "Schema", "SchemaModule", "Slot", "Text", "Turn", "Union"),
+        "escape",
+    ),
     "programs.program": ("Length", "PromptProgram", "prompt_program", "role"),
-    "pml.markup": ("Limits", "escape"),
-    "pml.prompt": ("Import", "Prompt"),
-    "pml.schema": ("Scaffold", "Schema", "SchemaModule", "Slot", "Text", "Turn", "Union"),
     ".core.generation": ("Generation", "GenerationChunk", "Sampling", "TokenLogprob", "Usage"),
     "generation": ("ModularChunk", "ModularGeneration"),
-    "layout": ("Assembly", "Fresh", "Module", "Param", "Placed"),
     "model": ("ModularModel", "ModularStats"),
     "engine": ("ModularEngine",),
     "kv.prefill": ("Prefilled",),

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError
-
-from .layout import Assembly, Fresh, Module, Placed
+from ragcache_integrations.prompts.pml import Assembly, Fresh, Module, Placed
 
 __all__ = ["Documents", "document_name"]
 

@@ -16,6 +16,7 @@ from ragcache_integrations.core.generation import CallOptions, Sampling, Samplin
 from ragcache_integrations.core.prompt import Prompt, PromptRenderer, Rendering
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
+from ragcache_integrations.prompts.pml import Assembly
 
 from .documents import assemble_spans
 from .generation import (
@@ -24,7 +25,6 @@ from .generation import (
     PromptKnobs,
     SamplingKnobs,
 )
-from .layout import Assembly
 from .model import ModularModel, ModularStats
 from .streams import AsyncModularStream, ModularStream
 

@@ -29,6 +29,7 @@ from ragcache_integrations.modular.kv.plan import Plan, plan_assembly
 from ragcache_integrations.modular.kv.prefill import Parts, Prefilled, prefill
 from ragcache_integrations.modular.kv.store import ModuleStore, StoreStats
 from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
+from ragcache_integrations.prompts.pml import Assembly, Encoder, Module
 
 from .answers import Answer
 from .batch import Batch
@@ -42,9 +43,7 @@ from .generation import (
     SamplingKnobs,
     check_sampling,
 )
-from .layout import Assembly, Module
 from .streams import AsyncModularStream, ModularStream, decode
-from .tokens import Encoder
 
 __all__ = ["ModularModel", "ModularStats"]
 

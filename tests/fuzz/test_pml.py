@@ -13,9 +13,9 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError, MarkupError
-from ragcache_integrations.modular.pml.prompt import Prompt
-from ragcache_integrations.modular.pml.schema import Schema
-from tests.modular.pml.schemas import served, tokenizer
+from ragcache_integrations.prompts.pml.prompt import Prompt
+from ragcache_integrations.prompts.pml.schema import Schema
+from tests.prompts.pml.schemas import served, tokenizer
 from tests.support.sizes import examples
 
 from .bounds import bounded

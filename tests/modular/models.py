@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ragcache_integrations.modular.kv.encoding import Patience
 from ragcache_integrations.modular.kv.plan import plan_assembly
-from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Placed
 from ragcache_integrations.modular.model import ModularModel
+from ragcache_integrations.prompts.pml.layout import Assembly, Fresh, Module, Placed
 
 VOCABULARY = 97
 LIMIT = 640

@@ -27,8 +27,8 @@ from ragcache_integrations.modular.kv import memory
 from ragcache_integrations.modular.kv.encoding import Cancelled, Patience
 from ragcache_integrations.modular.kv.plan import plan_assembly
 from ragcache_integrations.modular.kv.strategies import Epic
-from ragcache_integrations.modular.layout import Assembly, Placed
 from ragcache_integrations.modular.model import ModularModel
+from ragcache_integrations.prompts.pml.layout import Assembly, Placed
 
 from .models import documents, make, served
 

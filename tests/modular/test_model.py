@@ -32,8 +32,8 @@ from ragcache_integrations.modular.kv.strategies import (
     KVLink,
     PromptCache,
 )
-from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Param, Placed
 from ragcache_integrations.modular.model import ModularModel
+from ragcache_integrations.prompts.pml.layout import Assembly, Fresh, Module, Param, Placed
 
 from .models import LIMIT, documents, fresh, make, module, served, some_tokens
 

@@ -23,15 +23,14 @@ from ragcache_integrations.llms.handover import (
     backend_of,
 )
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.modular.pml import Import, Prompt, Schema, has_chat_template
 from ragcache_integrations.modular.programs import PromptProgram
+from ragcache_integrations.prompts.pml import Import, Prompt, Schema, has_chat_template
 
 if TYPE_CHECKING:
     from ragcache_integrations.modular.engine import ModularEngine
     from ragcache_integrations.modular.generation import ModularGeneration
-    from ragcache_integrations.modular.layout import Assembly
-    from ragcache_integrations.modular.pml import CompiledSchema
     from ragcache_integrations.modular.streams import AsyncModularStream, ModularStream
+    from ragcache_integrations.prompts.pml import Assembly, CompiledSchema
 
 __all__ = ["PromptLike", "ReuseReport", "SchemaAnswer", "SchemaLike", "SchemaPrompts"]
 

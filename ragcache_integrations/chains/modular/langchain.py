@@ -37,7 +37,7 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
         trip.invoke({"miami": True, "plan": {"duration": "3 days"}, "input": "Where to surf?"})
 
     The input is Prompt Markup Language, a
-    :class:`~ragcache_integrations.modular.pml.prompt.Prompt`, or a dict: of a program's arguments
+    :class:`~ragcache_integrations.prompts.pml.prompt.Prompt`, or a dict: of a program's arguments
     if the schema is a program, otherwise of the contents of ``<prompt>``, where a string is an
     argument, a dict is an import with its contents, and ``True`` an import without any. Either dict
     has the new text under ``input_key``, in which nothing is markup. The output is a dict of

@@ -21,7 +21,7 @@ from llama_index.core.settings import Settings
 from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
 from ragcache_integrations.chains.streams import adeltas, deltas
 from ragcache_integrations.llms.handover import abackend_of
-from ragcache_integrations.modular.pml import Prompt
+from ragcache_integrations.prompts.pml import Prompt
 
 from .core import (
     PromptLike,
@@ -47,7 +47,7 @@ class ModularPrompt(QueryEngine):
         miami = trip.with_prompt({"miami": True, "plan": {"duration": "3 days"}})
         miami.query("Where to surf?")
 
-    A prompt is Prompt Markup Language, a :class:`~ragcache_integrations.modular.pml.prompt.Prompt`,
+    A prompt is Prompt Markup Language, a :class:`~ragcache_integrations.prompts.pml.prompt.Prompt`,
     or a dict: of a program's arguments if the schema is a program, otherwise of the contents of
     ``<prompt>``, where a string is an argument, a dict is an import with its contents, and ``True``
     an import without any. Nothing in a query is markup; an empty query adds nothing to the prompt.

@@ -16,7 +16,7 @@ from ragcache_integrations.errors import (
     GenerationTimeoutError,
     PromptTooLongError,
 )
-from ragcache_integrations.modular.layout import Module
+from ragcache_integrations.prompts.pml import Module
 
 from .attention import Sight
 from .decoders import Decoder

@@ -1,6 +1,6 @@
 """A prompt in the order of its positions, and which of its tokens are encoded already.
 
-Everything here is arithmetic on an :class:`~ragcache_integrations.modular.layout.Assembly`; no
+Everything here is arithmetic on an :class:`~ragcache_integrations.prompts.pml.layout.Assembly`; no
 model is involved.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Placed
+from ragcache_integrations.prompts.pml import Assembly, Fresh, Module, Placed
 
 __all__ = ["Owners", "Plan", "Run", "plan_assembly", "served_offsets"]
 

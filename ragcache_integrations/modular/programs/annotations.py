@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from ragcache_integrations.errors import MarkupError
-from ragcache_integrations.modular.pml import ROLES, Role, Slot
+from ragcache_integrations.prompts.pml import ROLES, Role, Slot
 
 __all__ = ["Length", "role"]
 

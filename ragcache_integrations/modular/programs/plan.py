@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ragcache_integrations.errors import MarkupError
-from ragcache_integrations.modular.pml import Role, Where
+from ragcache_integrations.prompts.pml import Role, Where
 
 __all__ = [
     "Branch",

@@ -26,7 +26,7 @@ from functools import cached_property
 from typing import Any, Generic, ParamSpec, overload
 
 from ragcache_integrations.errors import MarkupError
-from ragcache_integrations.modular.pml import (
+from ragcache_integrations.prompts.pml import (
     Import,
     Node,
     Prompt,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ragcache_integrations.errors import MarkupError
-from ragcache_integrations.modular.pml import ROLES, Where, check_name, markup_error
+from ragcache_integrations.prompts.pml import ROLES, Where, check_name, markup_error
 
 from .annotations import role
 from .parameters import visible_names

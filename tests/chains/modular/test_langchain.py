@@ -20,8 +20,8 @@ from ragcache_integrations.chains.modular.langchain import ModularPrompt
 from ragcache_integrations.errors import ConfigurationError, MarkupError, PromptTooLongError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.modular import ModularEngine
-from ragcache_integrations.modular.pml.prompt import Import, Prompt
-from ragcache_integrations.modular.pml.schema import Schema
+from ragcache_integrations.prompts.pml.prompt import Import, Prompt
+from ragcache_integrations.prompts.pml.schema import Schema
 from ragcache_integrations.prompts.recognition.requests import REQUESTS
 from tests.chains.schemas import IMPORTS, PML, QUESTION, TRIP, journey, made
 

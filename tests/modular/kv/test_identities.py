@@ -17,8 +17,8 @@ from ragcache_integrations.modular.kv.strategies import (
     PromptCache,
     Strategy,
 )
-from ragcache_integrations.modular.layout import Assembly, Fresh, Module, Param, Placed
 from ragcache_integrations.modular.model import ModularModel
+from ragcache_integrations.prompts.pml.layout import Assembly, Fresh, Module, Param, Placed
 from tests.modular.models import (
     ALIBI,
     EVERY,

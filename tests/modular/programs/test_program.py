@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from ragcache_integrations.errors import MarkupError
-from ragcache_integrations.modular.pml.prompt import Import, Prompt
-from ragcache_integrations.modular.pml.schema import Schema
 from ragcache_integrations.modular.programs.program import (
     Length,
     PromptProgram,
     prompt_program,
     role,
 )
-from tests.modular.pml.schemas import text_of, tokenizer
+from ragcache_integrations.prompts.pml.prompt import Import, Prompt
+from ragcache_integrations.prompts.pml.schema import Schema
+from tests.prompts.pml.schemas import text_of, tokenizer
 
 HOUSE_RULES = "Answer <briefly> & kindly. "
 

@@ -10,10 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError, MarkupError
-from ragcache_integrations.modular.layout import Fresh, Module, Placed
-from ragcache_integrations.modular.pml.compiled import CompiledSchema
-from ragcache_integrations.modular.pml.prompt import Import, Prompt
-from ragcache_integrations.modular.pml.schema import (
+from ragcache_integrations.prompts.pml.assembling import Scope
+from ragcache_integrations.prompts.pml.compiled import CompiledSchema
+from ragcache_integrations.prompts.pml.layout import Fresh, Module, Placed
+from ragcache_integrations.prompts.pml.prompt import Import, Prompt
+from ragcache_integrations.prompts.pml.schema import (
     Scaffold,
     Schema,
     SchemaModule,
@@ -21,7 +22,6 @@ from ragcache_integrations.modular.pml.schema import (
     Text,
     Union,
 )
-from ragcache_integrations.modular.pml.scopes import Scope
 from tests.support.sizes import examples
 
 from .schemas import SCHEMAS, arguments_of, imports, served, shown, text_of, tokenizer

@@ -7,12 +7,9 @@ from types import MappingProxyType
 
 from ragcache_integrations.core.prompt import RenderedPrompt
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.modular.contiguous import render_assembly, render_modules
-from ragcache_integrations.modular.layout import Assembly, Module, Param
-from ragcache_integrations.modular.tokens import Encoder, Tokenizer
 
-from .assembling import assemble
-from .chat_roles import has_chat_template
+from .assembling import Compilation, CompiledScaffold, PlacedTurn, Scope, assemble
+from .layout import Assembly, Module, Param, render_assembly, render_modules
 from .markup import markup_error
 from .nodes import (
     OWN_TEXT,
@@ -27,7 +24,7 @@ from .nodes import (
     Union,
 )
 from .prompt import Prompt
-from .scopes import Compilation, CompiledScaffold, PlacedTurn, Scope
+from .tokens import Encoder, Tokenizer, has_chat_template
 
 __all__ = ["CompiledSchema"]
 

@@ -20,6 +20,7 @@ from .markup import (
     attributes_of,
     markup_error,
     parse_markup,
+    text_and_blocks,
     to_markup,
 )
 from .nodes import (
@@ -31,7 +32,6 @@ from .nodes import (
     check_name,
     join_texts,
 )
-from .white_space import text_and_blocks
 
 __all__ = ["Import", "Prompt"]
 

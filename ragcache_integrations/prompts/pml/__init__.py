@@ -1,18 +1,28 @@
-"""Prompt Markup Language: schemas, prompts, compilation."""
+"""Prompt Markup Language: schemas, prompts, and their layout for a model (Prompt Cache §3).
 
-from .chat_roles import has_chat_template
+Importing this loads neither torch nor vLLM.
+"""
+
 from .compiled import CompiledSchema
+from .layout import Assembly, Fresh, Module, Param, Placed
 from .markup import Limits, Where, escape, markup_error
 from .nodes import ROLES, Node, Role, check_name
 from .prompt import Import, Prompt
 from .schema import Scaffold, Schema, SchemaModule, Slot, Text, Turn, Union
+from .tokens import Encoder, Tokenizer, has_chat_template
 
 __all__ = [
     "ROLES",
+    "Assembly",
     "CompiledSchema",
+    "Encoder",
+    "Fresh",
     "Import",
     "Limits",
+    "Module",
     "Node",
+    "Param",
+    "Placed",
     "Prompt",
     "Role",
     "Scaffold",
@@ -20,6 +30,7 @@ __all__ = [
     "SchemaModule",
     "Slot",
     "Text",
+    "Tokenizer",
     "Turn",
     "Union",
     "Where",

@@ -7,16 +7,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError, MarkupError
-from ragcache_integrations.modular.pml.markup import Characters, Limits, escape, parse_markup
-from ragcache_integrations.modular.pml.nodes import (
+from ragcache_integrations.prompts.pml.markup import Characters, Limits, escape, parse_markup
+from ragcache_integrations.prompts.pml.nodes import (
     SchemaModule,
     Slot,
     Text,
     Turn,
     join_texts,
 )
-from ragcache_integrations.modular.pml.prompt import Prompt
-from ragcache_integrations.modular.pml.schema import Schema
+from ragcache_integrations.prompts.pml.prompt import Prompt
+from ragcache_integrations.prompts.pml.schema import Schema
 
 CITIES = """\
 <schema name="cities">

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.modular.pml.chat_roles import ChatRoles, Markers
-from ragcache_integrations.modular.pml.schema import Role
+from ragcache_integrations.prompts.pml.schema import Role
+from ragcache_integrations.prompts.pml.tokens import ChatRoles, Markers
 from tests.support.sizes import examples
 
 from .schemas import TEMPLATES, tokenizer

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.modular.layout import Assembly, Fresh
-from ragcache_integrations.modular.pml.compiled import CompiledSchema
-from ragcache_integrations.modular.pml.nodes import (
+from ragcache_integrations.prompts.pml.assembling import Scope
+from ragcache_integrations.prompts.pml.compiled import CompiledSchema
+from ragcache_integrations.prompts.pml.layout import Assembly, Fresh
+from ragcache_integrations.prompts.pml.nodes import (
     Node,
     Role,
     SchemaModule,
@@ -21,9 +22,8 @@ from ragcache_integrations.modular.pml.nodes import (
     Turn,
     Union,
 )
-from ragcache_integrations.modular.pml.prompt import Import
-from ragcache_integrations.modular.pml.schema import Schema
-from ragcache_integrations.modular.pml.scopes import Scope
+from ragcache_integrations.prompts.pml.prompt import Import
+from ragcache_integrations.prompts.pml.schema import Schema
 
 # Templates in the manner of well-known models.
 TEMPLATES = {

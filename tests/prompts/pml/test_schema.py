@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import MarkupError
-from ragcache_integrations.modular.pml.prompt import Import, Prompt
-from ragcache_integrations.modular.pml.schema import (
+from ragcache_integrations.prompts.pml.prompt import Import, Prompt
+from ragcache_integrations.prompts.pml.schema import (
     Scaffold,
     Schema,
     SchemaModule,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.modular.layout import Fresh
-from ragcache_integrations.modular.pml.schema import Schema
+from ragcache_integrations.prompts.pml.layout import Fresh
+from ragcache_integrations.prompts.pml.schema import Schema
 
 from .schemas import served, text_of, tokenizer
 

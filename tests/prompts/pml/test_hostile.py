@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_integrations.modular.pml.prompt import Import, Prompt
-from ragcache_integrations.modular.pml.schema import Schema, SchemaModule, Slot, Text, Turn
+from ragcache_integrations.prompts.pml.prompt import Import, Prompt
+from ragcache_integrations.prompts.pml.schema import Schema, SchemaModule, Slot, Text, Turn
 from tests.support.chat_models import FAMILIES, tokenizer_of
 from tests.support.hostile_texts import MARKUP, hostile_texts
 from tests.support.sizes import examples
