@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
+from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.llms.modular import make_modular_engine
 from ragcache_integrations.modular import ModularEngine
 from ragcache_integrations.modular.programs.program import Length, prompt_program, role
@@ -57,3 +58,14 @@ def made() -> ModularEngine:
     )
     assert isinstance(engine, ModularEngine)
     return engine
+
+
+def engine_anywhere() -> RAGCacheEngine:
+    """A vLLM engine whose modules are reused as Prompt Cache reuses them."""
+    return RAGCacheEngine(
+        kv_cache_gib=0.05,
+        dtype="float32",
+        reuse="anywhere",
+        link_tokens=0,
+        vllm_args={"enforce_eager": True},
+    )

@@ -1,6 +1,8 @@
-"""Answers prompts of a schema by the modular engine of an LLM object: the core of both adapters.
+"""Answers prompts of a schema by the engine of an LLM object: the core of both adapters.
 
-Importing it does not load torch.
+The vLLM engine gets a prompt's tokens, in which modules are documents, so that ``reuse="anywhere"``
+finds each of them in every prompt. The modular engine gets modules at their positions. Importing
+this does not load torch.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.core.prompt import Message
+from ragcache_integrations.core.generation import Generation
+from ragcache_integrations.core.prompt import Message, RenderedPrompt
 from ragcache_integrations.core.prompt import Prompt as EnginePrompt
 from ragcache_integrations.errors import ConfigurationError, MarkupError
 from ragcache_integrations.llms.backend_kinds import MODULAR, is_modular
@@ -24,13 +27,15 @@ from ragcache_integrations.llms.handover import (
 )
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.modular.programs import PromptProgram
-from ragcache_integrations.prompts.pml import Import, Prompt, Schema, has_chat_template
-
-if TYPE_CHECKING:
-    from ragcache_integrations.modular.engine import ModularEngine
-    from ragcache_integrations.modular.generation import ModularGeneration
-    from ragcache_integrations.modular.streams import AsyncModularStream, ModularStream
-    from ragcache_integrations.prompts.pml import Assembly, CompiledSchema
+from ragcache_integrations.prompts.pml import (
+    Assembly,
+    CompiledSchema,
+    Import,
+    Module,
+    Prompt,
+    Schema,
+    has_chat_template,
+)
 
 __all__ = ["PromptLike", "ReuseReport", "SchemaAnswer", "SchemaLike", "SchemaPrompts"]
 
@@ -48,21 +53,22 @@ class ReuseReport:
     """How an answer reused its prompt's modules.
 
     Attributes:
-        strategy: Name of the strategy that decided what was recomputed.
+        strategy: Name of the strategy that decided what was recomputed; on the vLLM engine the kind
+            of reuse, ``anywhere`` or ``prefix``.
         recomputed_share: Share of the encoded tokens that were recomputed; 1 is full prefill, 0 is
-            Prompt Cache.
+            Prompt Cache. The vLLM engine does not report it: ``None``.
         prompt_tokens: Length of the prompt without masked modules.
         cached_tokens: Tokens of it that were not recomputed.
-        ttft: Seconds to the first token.
+        ttft: Seconds to the first token. The vLLM engine does not report them: ``None``.
         masked: Names of modules that other tokens did not attend to.
         dropped: Names of modules that were left out.
     """
 
     strategy: str
-    recomputed_share: float
+    recomputed_share: float | None
     prompt_tokens: int
     cached_tokens: int
-    ttft: float
+    ttft: float | None
     masked: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
 
@@ -76,6 +82,7 @@ class SchemaAnswer(Generic[Stream]):
         llm: An LLM object that replays the stream as the answer to ``text``, so that the framework
             processes it like any other answer.
         text: The prompt in Prompt Markup Language, for traces.
+        reuse: The kind of reuse, if the engine does not report a strategy.
         masked: Names of modules that other tokens don't attend to.
         dropped: Names of modules that are left out.
     """
@@ -83,17 +90,18 @@ class SchemaAnswer(Generic[Stream]):
     stream: Stream
     llm: Any
     text: str
+    reuse: str
     masked: Collection[str]
     dropped: Collection[str]
 
-    def report(self, answer: ModularGeneration) -> ReuseReport:
+    def report(self, answer: Generation) -> ReuseReport:
         """Report the reuse of the whole answer."""
         return ReuseReport(
-            strategy=answer.strategy,
-            recomputed_share=answer.recomputed_share,
+            strategy=getattr(answer, "strategy", self.reuse),
+            recomputed_share=getattr(answer, "recomputed_share", None),
             prompt_tokens=answer.usage.prompt_tokens,
             cached_tokens=answer.usage.cached_tokens,
-            ttft=answer.ttft,
+            ttft=getattr(answer, "ttft", None),
             masked=tuple(self.masked),
             dropped=tuple(self.dropped),
         )
@@ -104,19 +112,22 @@ class SchemaPrompts:
 
     Args:
         schema: See :data:`SchemaLike`.
-        llm: One of this package's LLM objects, on a modular engine.
+        llm: One of this package's LLM objects, on an engine of this machine.
 
     Attributes:
         schema: The schema of the prompts.
 
     Raises:
-        ConfigurationError: The schema cannot be read, or the LLM object has another engine.
+        ConfigurationError: The schema cannot be read, or the LLM object has no such engine.
         MarkupError: The schema is invalid; the message has the position and what is allowed there.
     """
 
     def __init__(self, schema: object, llm: object) -> None:
-        if not isinstance(llm, LLMKnobs) or not (llm.engine == MODULAR or is_modular(llm.engine)):
-            msg = f'llm must be one of this package with engine="{MODULAR}", got {llm!r:.100}'
+        if not isinstance(llm, LLMKnobs) or not _has_tokens(llm):
+            msg = (
+                "llm must be one of this package with an engine of this machine, because a server "
+                f"gets text and no modules: got {llm!r:.100}"
+            )
             raise ConfigurationError(msg)
         self._llm = llm
         self._program = schema if isinstance(schema, PromptProgram) else None
@@ -127,13 +138,29 @@ class SchemaPrompts:
     # Encoding ahead
 
     def register(self) -> None:
-        """Encode every module and scaffold now, for the first prompt."""
-        self._encode(_engine(backend_of(self._llm)))
+        """Encode every module and scaffold now, for the first prompt.
+
+        Raises:
+            ConfigurationError: The engine is vLLM's with ``reuse="prefix"``.
+        """
+        engine: Any = backend_of(self._llm)
+        compiled = self._compiled(engine)
+        namespace = self._llm.namespace
+        if is_modular(engine):
+            engine.modular_model.encode(_modules(compiled), namespace=namespace)
+        else:
+            engine.encode(compiled.documents(), namespace=namespace)
 
     async def aregister(self) -> None:
         """Async version of :meth:`register`."""
-        engine = _engine(await abackend_of(self._llm))
-        await asyncio.to_thread(self._encode, engine)
+        engine: Any = await abackend_of(self._llm)
+        compiled = await asyncio.to_thread(self._compiled, engine)
+        namespace = self._llm.namespace
+        if is_modular(engine):
+            encode = engine.modular_model.encode
+            await asyncio.to_thread(encode, _modules(compiled), namespace=namespace)
+        else:
+            await engine.aencode(compiled.documents(), namespace=namespace)
 
     # Answering
 
@@ -146,7 +173,7 @@ class SchemaPrompts:
         chat: bool,
         masked: Collection[str] = (),
         dropped: Collection[str] = (),
-    ) -> SchemaAnswer[ModularStream]:
+    ) -> SchemaAnswer[Any]:
         """Begin an answer.
 
         Args:
@@ -158,15 +185,17 @@ class SchemaPrompts:
             dropped: Names of modules that are left out.
 
         Raises:
-            ConfigurationError: An argument is unknown or out of range.
+            ConfigurationError: An argument is unknown, out of range, or not for this engine.
             MarkupError: The prompt does not conform to the schema.
             RAGCacheError: The engine could not be started.
         """
-        arguments = arguments_of(self._llm, call)
-        engine = _engine(backend_of(self._llm))
-        parsed, assembly = self._assemble(engine, prompt, text)
-        stream = engine.stream(assembly, masked=masked, dropped=dropped, **arguments)
-        return self._answer(parsed, stream, masked, dropped, chat=chat)
+        arguments = _arguments(self._llm, call)
+        engine: Any = backend_of(self._llm)
+        left_out = _left_out(engine, masked, dropped)
+        parsed, made = self._make(engine, prompt, text)
+        stream = engine.stream(made, **left_out, **arguments)
+        reuse = _reuse(engine, arguments)
+        return self._answer(parsed, stream, reuse, masked, dropped, chat=chat)
 
     async def astream(
         self,
@@ -177,18 +206,21 @@ class SchemaPrompts:
         chat: bool,
         masked: Collection[str] = (),
         dropped: Collection[str] = (),
-    ) -> SchemaAnswer[AsyncModularStream]:
+    ) -> SchemaAnswer[Any]:
         """Async version of :meth:`stream`."""
-        arguments = arguments_of(self._llm, call)
-        engine = _engine(await abackend_of(self._llm))
-        parsed, assembly = await asyncio.to_thread(self._assemble, engine, prompt, text)
-        stream = await engine.astream(assembly, masked=masked, dropped=dropped, **arguments)
-        return self._answer(parsed, stream, masked, dropped, chat=chat)
+        arguments = _arguments(self._llm, call)
+        engine: Any = await abackend_of(self._llm)
+        left_out = _left_out(engine, masked, dropped)
+        parsed, made = await asyncio.to_thread(self._make, engine, prompt, text)
+        stream = await engine.astream(made, **left_out, **arguments)
+        reuse = _reuse(engine, arguments)
+        return self._answer(parsed, stream, reuse, masked, dropped, chat=chat)
 
     def _answer(
         self,
         prompt: Prompt,
         stream: Stream,
+        reuse: str,
         masked: Collection[str],
         dropped: Collection[str],
         *,
@@ -200,17 +232,20 @@ class SchemaPrompts:
         )
         # With marked documents, the prompt would differ from the one that is being answered.
         plain = self._llm.model_copy(update={"find_documents": False})
-        return SchemaAnswer(stream, answered_by(plain, message, stream), text, masked, dropped)
+        llm = answered_by(plain, message, stream)
+        return SchemaAnswer(stream, llm, text, reuse, masked, dropped)
 
-    def _assemble(
-        self, engine: ModularEngine, prompt: PromptLike, text: str
-    ) -> tuple[Prompt, Assembly]:
+    def _make(
+        self, engine: Any, prompt: PromptLike, text: str
+    ) -> tuple[Prompt, Assembly | RenderedPrompt]:
+        """The prompt, and the form in which the engine takes it."""
         compiled = self._compiled(engine)
         parsed = self._parse(prompt)
         if text:
-            chat = has_chat_template(engine.modular_model.tokenizer)
+            chat = has_chat_template(engine.tokenizer)
             parsed = parsed.with_text(text, role="user" if chat else None)
-        return parsed, compiled.assemble(parsed)
+        make = compiled.assemble if is_modular(engine) else compiled.render
+        return parsed, make(parsed)
 
     def _parse(self, prompt: object) -> Prompt:
         if isinstance(prompt, Prompt):
@@ -225,26 +260,53 @@ class SchemaPrompts:
         arguments, imports = _imports(prompt)
         return Prompt(self.schema.name, imports, arguments)
 
-    def _compiled(self, engine: ModularEngine) -> CompiledSchema:
+    def _compiled(self, engine: Any) -> CompiledSchema:
         with self._lock:
             if self._made is None:
-                tokenizer = engine.modular_model.tokenizer
-                if tokenizer is None:
-                    msg = "the engine's model has no tokenizer, so it cannot read text"
-                    raise ConfigurationError(msg)
-                self._made = self.schema.compile(tokenizer)
+                self._made = self.schema.compile(engine.tokenizer)
             return self._made
 
-    def _encode(self, engine: ModularEngine) -> None:
-        compiled = self._compiled(engine)
-        together = [scaffold.module for scaffold in compiled.scaffolds]
-        modules = [*compiled.modules.values(), *together]
-        engine.modular_model.encode(modules, namespace=self._llm.namespace)
+
+def _has_tokens(llm: LLMKnobs) -> bool:
+    """Whether an LLM object has an engine that takes prompts in tokens."""
+    engine = llm.engine
+    return llm.base_url is None and (
+        engine is None or engine == MODULAR or hasattr(engine, "tokenizer")
+    )
 
 
-def _engine(backend: Any) -> ModularEngine:
-    engine: ModularEngine = backend  # SchemaPrompts checks that the LLM object has one
-    return engine
+def _arguments(llm: LLMKnobs, call: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call for the engine."""
+    for name in ("documents", "tools"):
+        if call.get(name):
+            msg = f"a prompt of modules takes no {name}: make it a part of the schema"
+            raise ConfigurationError(msg)
+    return arguments_of(llm, call)
+
+
+def _left_out(
+    engine: Any, masked: Collection[str], dropped: Collection[str]
+) -> dict[str, Collection[str]]:
+    """The modules that are left out, as arguments of the engine."""
+    if is_modular(engine):
+        return {"masked": masked, "dropped": dropped}
+    if masked or dropped:
+        msg = (
+            "masked and dropped are for the engine of ragcache-modular, which leaves modules out "
+            f'without moving others (engine="{MODULAR}"): here, import fewer modules'
+        )
+        raise ConfigurationError(msg)
+    return {}
+
+
+def _reuse(engine: Any, arguments: Mapping[str, Any]) -> str:
+    """The kind of reuse of a call; what the modular engine does is in its answer."""
+    return str(arguments.get("reuse") or getattr(engine, "reuse", ""))
+
+
+def _modules(compiled: CompiledSchema) -> list[Module]:
+    together = [scaffold.module for scaffold in compiled.scaffolds]
+    return [*compiled.modules.values(), *together]
 
 
 def _schema(schema: object) -> Schema:

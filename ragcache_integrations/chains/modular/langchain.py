@@ -16,6 +16,7 @@ from typing_extensions import override
 from ragcache_integrations.chains.streamed.langchain import Output, StreamedRunnable, chunk_text
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain.errors import langchain_errors
+from ragcache_integrations.llms.langchain.models import ChatRAGCache
 from ragcache_integrations.llms.langchain.translation import own_call
 from ragcache_integrations.retrievers.sharing import Identity
 
@@ -29,10 +30,10 @@ _OWN = ("masked", "dropped")
 class ModularPrompt(StreamedRunnable[PromptLike]):
     """Answers prompts that are put together from the modules of a schema (Prompt Cache §3.2).
 
-    Each module of the schema is encoded once. A call names the modules that it uses and adds new
-    text::
+    Each module of the schema is encoded once, and its KV cache is reused in every prompt, at any
+    place. A call names the modules that it uses and adds new text::
 
-        trip = ModularPrompt(schema=Path("trip.xml"), llm=ChatRAGCache(engine="modular"))
+        trip = ModularPrompt(schema=Path("trip.xml"), llm=ChatRAGCache(reuse="anywhere"))
         trip.invoke('<prompt schema="trip"><miami/><user>Where to surf?</user></prompt>')
         trip.invoke({"miami": True, "plan": {"duration": "3 days"}, "input": "Where to surf?"})
 
@@ -44,15 +45,18 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
     ``answer`` (a string, which streams return in pieces) and ``reuse`` (a
     :class:`~ragcache_integrations.chains.modular.core.ReuseReport`).
 
-    In a call, ``masked`` and ``dropped`` list paths in the schema of modules that other tokens of
-    the prompt don't attend to, or that are left out; other arguments are the model's, such as
-    ``max_tokens``. In callbacks, the model's run is a child of this chain's run.
+    Arguments of a call are the model's, such as ``max_tokens``. With ``engine="modular"``,
+    ``masked`` and ``dropped`` list paths in the schema of modules that other tokens of the prompt
+    don't attend to, or that are left out. In callbacks, the model's run is a child of this chain's
+    run.
 
     Attributes:
         schema_: The argument ``schema``: Prompt Markup Language, a ``Path`` of a file, a
             ``Schema``, or a prompt program.
-        llm: Answers: ``ChatRAGCache`` or ``RAGCacheLLM`` with ``engine="modular"``, whose
-            ``strategy`` decides what is recomputed.
+        llm: Answers: ``ChatRAGCache`` or ``RAGCacheLLM`` on an engine of this machine, by default
+            ``ChatRAGCache(reuse="anywhere")``. ``reuse="prefix"`` is exact, and reuses modules
+            only after the same text; with ``engine="modular"``, ``strategy`` decides what is
+            recomputed.
         input_key: Name of the new text in a dict.
 
     Raises:
@@ -62,7 +66,9 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
 
     # pydantic has a method of the plain name.
     schema_: Annotated[SchemaLike, SkipValidation] = Field(alias="schema")
-    llm: Annotated[Runnable[Any, Any], SkipValidation]
+    llm: Annotated[Runnable[Any, Any], SkipValidation] = Field(
+        default_factory=lambda: ChatRAGCache(reuse="anywhere")
+    )
     input_key: str = "input"
 
     _prompts: SchemaPrompts = PrivateAttr()

@@ -40,10 +40,10 @@ response."""
 class ModularPrompt(QueryEngine):
     """Answers prompts that are put together from the modules of a schema (Prompt Cache §3.2).
 
-    Each module of the schema is encoded once. A prompt names the modules that it uses, and the
-    query is the new text of the user::
+    Each module of the schema is encoded once, and its KV cache is reused in every prompt, at any
+    place. A prompt names the modules that it uses, and the query is the new text of the user::
 
-        trip = ModularPrompt(Path("trip.xml"), llm=RAGCacheLLM(engine="modular"))
+        trip = ModularPrompt(Path("trip.xml"), llm=RAGCacheLLM(reuse="anywhere"))
         miami = trip.with_prompt({"miami": True, "plan": {"duration": "3 days"}})
         miami.query("Where to surf?")
 
@@ -58,11 +58,14 @@ class ModularPrompt(QueryEngine):
 
     Args:
         schema: Prompt Markup Language, a ``Path`` of a file, a ``Schema``, or a prompt program.
-        llm: Answers: ``RAGCacheLLM`` with ``engine="modular"``, whose ``strategy`` decides what is
-            recomputed; ``None`` for LlamaIndex's ``Settings.llm``.
+        llm: Answers: ``RAGCacheLLM`` on an engine of this machine with ``reuse="anywhere"``;
+            ``None`` for LlamaIndex's ``Settings.llm``. ``reuse="prefix"`` is exact, and reuses
+            modules only after the same text; with ``engine="modular"``, ``strategy`` decides what
+            is recomputed.
         prompt: The prompt before the query; ``None`` for one without modules.
-        masked: Paths in the schema of modules that other tokens of the prompt don't attend to.
-        dropped: Paths in the schema of modules that are left out.
+        masked: Paths in the schema of modules that other tokens of the prompt don't attend to; only
+            with ``engine="modular"``.
+        dropped: Paths in the schema of modules that are left out; only with ``engine="modular"``.
         streaming: Whether responses are streams.
         callback_manager: As for any query engine.
 

@@ -10,9 +10,11 @@ a user, a tool or a document cannot open a turn.
 
 from __future__ import annotations
 
+import copy
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ragcache_integrations.core.checks import check_type
@@ -108,10 +110,20 @@ class PromptRenderer:
         self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None
     ) -> None:
         self._tokenizer = tokenizer
+        self._chat_template = chat_template
         self._encoder = TextEncoder(tokenizer)
         self._template = ChatTemplate(tokenizer, self._encoder, chat_template)
         self._head = leading_special_tokens(tokenizer)
         self._memo = TokenMemo(lambda text: array("i", self._encoder.literal(text)))
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, with the chat template that is in use."""
+        if self._chat_template is None:
+            return self._tokenizer
+        tokenizer = copy.copy(self._tokenizer)
+        tokenizer.chat_template = self._chat_template
+        return tokenizer
 
     @property
     def encoder(self) -> TextEncoder:
@@ -198,6 +210,11 @@ class Rendering:
     """The methods of an engine that its renderer answers."""
 
     _renderer: PromptRenderer
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer, with the chat template that is in use."""
+        return self._renderer.tokenizer
 
     @property
     def has_chat_template(self) -> bool:

@@ -84,23 +84,27 @@ class CompiledSchema(Compilation):
         """Put a prompt together for the vLLM engine with ``reuse="anywhere"``.
 
         Its modules are its documents; the schema's own text, arguments and new text are computed.
-        Positions are those of :meth:`assemble`, so that with ``link_tokens=0`` answers are those of
-        ``prompt_cache``, if all of the schema's own text comes first.
+        The tokens are those of :meth:`assemble`, in the order of their positions, without the
+        positions that stay empty. A param, or a module within, cuts a module in two documents, each
+        of which is encoded on its own.
+
+        If no position stays empty, no module is cut, and all of the schema's own text comes first,
+        the answers with ``link_tokens=0`` are those of the strategy ``prompt_cache``.
 
         Args:
             prompt: A prompt of this schema, or its markup.
 
         Raises:
             MarkupError: As :meth:`assemble`.
-            ConfigurationError: As :meth:`assemble`; or positions stay empty, a module has text
-                after a param or on both sides of others.
+            ConfigurationError: As :meth:`assemble`.
         """
-        return render_assembly(self.assemble(prompt), [OWN_TEXT])
+        return render_assembly(self.assemble(prompt), self.schema.name, [OWN_TEXT])
 
     def documents(self) -> list[RenderedPrompt]:
-        """The modules that :meth:`render` makes documents of, for ``engine.encode``."""
+        """The documents that :meth:`render` makes of the modules, for ``engine.encode``."""
         modules = [module for name, module in self.modules.items() if name != OWN_TEXT]
-        return render_modules([*modules, *(scaffold.module for scaffold in self.scaffolds)])
+        modules += (scaffold.module for scaffold in self.scaffolds)
+        return render_modules(modules, self.schema.name)
 
     def _scaffold(self, scaffold: Scaffold) -> CompiledScaffold | None:
         members = self.schema.members_of(scaffold)

@@ -4,16 +4,18 @@ These classes are independent of the model. Schemas and lists of documents produ
 consume them (Prompt Cache §3.3-3.4).
 
 vLLM gives the tokens of a prompt the positions 0, 1, 2 and so on, and each stored document is one
-stretch of them. So a prompt can be laid out for it if its parts leave no position empty, and if
-each of its modules is one stretch of tokens that are all encoded.
+stretch of them. So a prompt for vLLM has no empty positions, and a module that a param or another
+module interrupts becomes several documents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 
+from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import DocumentSpan, RenderedPrompt
 from ragcache_integrations.errors import ConfigurationError
 
@@ -122,74 +124,59 @@ class Assembly:
     parts: tuple[Placed | Fresh, ...]
 
 
-INSTEAD = "; ModularModel has no such limits"
-
-
-def render_assembly(assembly: Assembly, computed: Sequence[str]) -> RenderedPrompt:
-    """Lay a prompt out for vLLM: its modules are its documents.
+def render_assembly(assembly: Assembly, schema: str, computed: Sequence[str]) -> RenderedPrompt:
+    """Lay a prompt out for vLLM: the pieces of its modules are its documents.
 
     Args:
         assembly: The prompt.
+        schema: Name of its schema, with which the documents' ids begin.
         computed: Names of modules that are computed in their place, as text around documents is.
-
-    Raises:
-        ConfigurationError: That is impossible; the message says why.
     """
-    tokens: list[tuple[int, int, str]] = []
-    spans: list[DocumentSpan] = []
+    tokens: list[tuple[int, int, str, bool]] = []  # position, id, document, whether it is new
     for part in assembly.parts:
         if isinstance(part, Fresh):
-            name, found = "new text", zip(part.positions, part.token_ids, strict=True)
-            tokens += ((position, token_id, name) for position, token_id in found)
+            found = zip(part.positions, part.token_ids, strict=True)
+            tokens += ((position, token_id, "", True) for position, token_id in found)
             continue
         module = part.module
-        name = f"module {module.name!r}"
-        places = [(module.positions[at] + part.shift, module.token_ids[at]) for at in module.served]
-        tokens += ((position, token_id, name) for position, token_id in places)
-        if module.name not in computed and places:
-            _check_stretch(module)
-            begin = places[0][0]
-            spans.append(DocumentSpan(module.name, begin, begin + len(places)))
-    tokens.sort()
-    for at, (position, _, name) in enumerate(tokens):
-        if position != at:
-            msg = (
-                f"positions {at} to {position - 1} are empty before the {name}, where the prompt "
-                "leaves out a module or does not fill a param, and vLLM leaves no position empty"
-                f"{INSTEAD}"
+        for name, piece in _pieces(module):
+            document = "" if module.name in computed else f"{schema}/{name}"
+            tokens += (
+                (module.positions[at] + part.shift, module.token_ids[at], document, False)
+                for at in piece
             )
-            raise ConfigurationError(msg)
-    spans.sort(key=lambda span: span.start)
-    return RenderedPrompt([token_id for _, token_id, _ in tokens], tuple(spans))
+    tokens.sort()
+    spans: list[DocumentSpan] = []
+    start, new = 0, ""
+    for document, group in groupby(tokens, itemgetter(2)):
+        run = list(group)
+        end = start + len(run)
+        if document:
+            # The tree takes an id after other text for a document that has changed.
+            id_ = f"{document}@{content_id(new)}" if new else document
+            spans.append(DocumentSpan(id_, start, end))
+        new = " ".join(str(token_id) for _, token_id, _, is_new in run if is_new)
+        start = end
+    return RenderedPrompt([token_id for _, token_id, _, _ in tokens], tuple(spans))
 
 
-def render_modules(modules: Iterable[Module]) -> list[RenderedPrompt]:
-    """Modules that can be documents in vLLM, each as one, to be encoded ahead."""
+def render_modules(modules: Iterable[Module], schema: str) -> list[RenderedPrompt]:
+    """The documents that modules of a schema become in vLLM, to be encoded ahead."""
     documents = []
     for module in modules:
-        served = module.served
-        if served and _is_stretch(module):
-            tokens = [module.token_ids[at] for at in served]
-            span = DocumentSpan(module.name, 0, len(tokens))
+        for name, piece in _pieces(module):
+            tokens = [module.token_ids[at] for at in piece]
+            span = DocumentSpan(f"{schema}/{name}", 0, len(tokens))
             documents.append(RenderedPrompt(tokens, (span,)))
     return documents
 
 
-def _is_stretch(module: Module) -> bool:
-    """Whether the tokens that serve follow one another, in the module and by their positions."""
-    served = module.served
-    last = len(served) - 1
-    return served[-1] == last and module.positions[last] == module.positions[0] + last
+def _pieces(module: Module) -> Iterator[tuple[str, list[int]]]:
+    """Name and offsets of each piece of a module, which params and nested modules cut.
 
-
-def _check_stretch(module: Module) -> None:
-    if _is_stretch(module):
-        return
-    served = module.served
-    params = [param.name for param in module.params if param.start < served[-1]]
-    why = f"text after its param {params[0]!r}" if params else "text on both sides of other modules"
-    msg = (
-        f"module {module.name!r} has {why}, and vLLM keeps a module as one stretch of tokens"
-        f"{INSTEAD}"
-    )
-    raise ConfigurationError(msg)
+    The cuts do not depend on the prompt, so that a piece is the same document in all prompts.
+    """
+    gaps = enumerate(module.served)
+    cut = groupby(gaps, lambda pair: module.positions[pair[1]] - pair[0])
+    for number, (_, piece) in enumerate(cut, start=1):
+        yield module.name if number == 1 else f"{module.name}#{number}", [at for _, at in piece]

@@ -14,16 +14,23 @@ from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackH
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import ConfigurableField
+from transformers import AutoTokenizer
 
 from ragcache_integrations.chains.modular.core import ReuseReport
 from ragcache_integrations.chains.modular.langchain import ModularPrompt
+from ragcache_integrations.core.prompt import LiteralText, PromptRenderer
+from ragcache_integrations.engine import Prompt as EnginePrompt
+from ragcache_integrations.engine import PromptDocument, RAGCacheEngine, SamplingOptions
+from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError, MarkupError, PromptTooLongError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
+from ragcache_integrations.llms.openai import OpenAIServer
 from ragcache_integrations.modular import ModularEngine
 from ragcache_integrations.prompts.pml.prompt import Import, Prompt
 from ragcache_integrations.prompts.pml.schema import Schema
 from ragcache_integrations.prompts.recognition.requests import REQUESTS
-from tests.chains.schemas import IMPORTS, PML, QUESTION, TRIP, journey, made
+from tests.chains.schemas import IMPORTS, PML, QUESTION, TRIP, engine_anywhere, journey, made
+from tests.prompts.pml.schemas import text_of
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +209,129 @@ def test_found_documents_make_no_difference(shared: ModularEngine) -> None:
     assert trip.invoke({**IMPORTS, "input": QUESTION * 20})["answer"] == expected
 
 
+# On the vLLM engine
+
+TEXT = [
+    "<|begin|><|system|>",
+    LiteralText("You are a travel agent who knows every coast of the world."),
+    "<|end|>",
+    *(PromptDocument("The customer has "), LiteralText("3 days")),
+    PromptDocument(
+        " and wants to see the sea, eat well and sleep\nin a quiet place near the station.\n"
+    ),
+    PromptDocument("Miami lies in Florida, has long beaches, and is hot in summer."),
+    *("<|user|>", LiteralText(QUESTION), "<|end|>", "<|assistant|>"),
+]
+"""The text of the prompt, as it is written by hand."""
+
+
+@pytest.fixture(scope="module")
+def anywhere() -> Iterator[RAGCacheEngine]:
+    with engine_anywhere() as engine:
+        yield engine
+
+
+def on_vllm(engine: RAGCacheEngine, schema: Any = TRIP, **knobs: Any) -> ModularPrompt:
+    return ModularPrompt(schema=schema, llm=ChatRAGCache(engine=engine, max_tokens=5, **knobs))
+
+
+def test_the_default_is_vllm_with_reuse_anywhere() -> None:
+    llm = ModularPrompt(schema=TRIP).llm
+    assert isinstance(llm, ChatRAGCache)
+    assert (llm.engine, llm.base_url, llm.reuse) == (None, None, "anywhere")
+
+
+def test_the_prompt_is_the_text_with_its_modules_as_documents() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(default_model_path())
+    compiled = Schema.from_pml(TRIP).compile(tokenizer)
+    rendered = PromptRenderer(tokenizer).render(EnginePrompt.raw(TEXT))
+    found = compiled.render(PML)
+    assert found.token_ids == rendered.token_ids
+    spans = [[(span.start, span.end) for span in one.documents] for one in (found, rendered)]
+    assert spans[0] == spans[1]
+    assert tokenizer.decode(rendered.token_ids) == text_of(compiled.assemble(PML))
+
+
+@pytest.mark.engine
+def test_answers_are_those_of_the_same_text(anywhere: RAGCacheEngine) -> None:
+    trip = on_vllm(anywhere, namespace="same text")
+    trip.register()
+    found = trip.invoke(PML)
+    options = SamplingOptions(max_tokens=5)
+    expected = anywhere.generate(EnginePrompt.raw(TEXT), options, namespace="same text")
+    assert found["answer"] == expected.text
+    reuse, usage = found["reuse"], expected.usage
+    assert reuse == ReuseReport(
+        "anywhere", None, usage.prompt_tokens, cached_tokens=reuse.cached_tokens, ttft=None
+    )
+    assert 0 < reuse.cached_tokens <= usage.cached_tokens < usage.prompt_tokens
+    exact = trip.invoke(PML, reuse="prefix")
+    assert exact["reuse"].strategy == "prefix"
+    other = anywhere.generate(EnginePrompt.raw(TEXT), options, reuse="prefix")
+    assert exact["answer"] == other.text
+
+
+@pytest.mark.engine
+def test_a_module_is_encoded_once_and_reused_at_any_place(anywhere: RAGCacheEngine) -> None:
+    trip = on_vllm(anywhere, namespace="any place")
+    trip.register()
+    documents = Schema.from_pml(TRIP).compile(anywhere.tokenizer).documents()
+    asyncio.run(trip.aregister())
+    again = anywhere.encode(documents, namespace="any place")
+    assert again.prompt_tokens == again.cached_tokens
+    sizes = {
+        document.documents[0].id.removeprefix("trip/"): len(document.token_ids)
+        for document in documents
+    }
+    behind_plan = trip.invoke({**IMPORTS, "input": QUESTION})["reuse"]
+    alone = trip.invoke({"miami": True, "input": QUESTION})["reuse"]
+    assert alone.cached_tokens >= sizes["miami"]
+    assert behind_plan.cached_tokens >= sizes["plan"] + sizes["plan#2"] + sizes["miami"]
+    schema = TRIP.replace('name="trip"', 'name="guide"').replace("You are", "Be brief. You are")
+    guide = on_vllm(anywhere, schema, namespace="any place")
+    assert guide.invoke({"miami": True, "input": "Why?"})["reuse"].cached_tokens >= sizes["miami"]
+    none = on_vllm(anywhere, namespace="another").invoke({"miami": True, "input": QUESTION})
+    assert none["reuse"].cached_tokens == 0
+
+
+@pytest.mark.engine
+async def test_every_way_gives_the_same_on_vllm(anywhere: RAGCacheEngine) -> None:
+    trip = on_vllm(anywhere, namespace="ways")
+    await trip.aregister()
+    first = await asyncio.to_thread(trip.invoke, PML)
+    with blockbuster_ctx(scanned_modules=["ragcache_integrations"]):
+        pieces = [piece async for piece in trip.astream(PML)]
+    assert "".join(piece.get("answer", "") for piece in pieces) == first["answer"]
+    assert pieces[-1]["reuse"].prompt_tokens == first["reuse"].prompt_tokens
+    heard, usage = Heard(), UsageMetadataCallbackHandler()
+    await asyncio.to_thread(trip.invoke, PML, {"callbacks": [heard, usage]})
+    assert "".join(heard.tokens) == first["answer"]
+    (counted,) = usage.usage_metadata.values()
+    assert counted["input_tokens"] == first["reuse"].prompt_tokens
+
+
+@pytest.mark.engine
+def test_what_vllm_cannot_do_is_refused(engine: RAGCacheEngine) -> None:
+    trip = on_vllm(engine)
+    for way in ("masked", "dropped"):
+        call: dict[str, Any] = {way: ["miami"]}
+        with pytest.raises(ConfigurationError, match="are for the engine of ragcache-modular"):
+            trip.invoke(PML, **call)
+    with pytest.raises(ConfigurationError, match='needs an engine with reuse="anywhere"'):
+        trip.register()
+    exact = trip.invoke(PML)
+    assert exact["reuse"].strategy == "prefix"
+    options = SamplingOptions(max_tokens=5)
+    assert exact["answer"] == engine.generate(EnginePrompt.raw(TEXT), options).text
+    before = engine.stats().tree
+    for duration in ("2 days", "a year"):
+        trip.invoke({"plan": {"duration": duration}, "input": QUESTION})
+    after = engine.stats().tree
+    assert before is not None
+    assert after is not None
+    assert after.changed_documents == before.changed_documents
+
+
 # What is refused
 
 
@@ -210,11 +340,11 @@ def test_found_documents_make_no_difference(shared: ModularEngine) -> None:
     [
         FakeListChatModel(responses=["x"]),
         ChatRAGCache(base_url="http://127.0.0.1:1/v1", model="m"),
-        ChatRAGCache(),
+        ChatRAGCache(engine=OpenAIServer("http://127.0.0.1:1/v1", "m")),
     ],
 )
 def test_models_that_know_no_modules(llm: Any) -> None:
-    with pytest.raises(ConfigurationError, match='llm must be one of this package with engine="mo'):
+    with pytest.raises(ConfigurationError, match="must be one of this package with an engine of t"):
         ModularPrompt(schema=TRIP, llm=llm)
 
 
@@ -249,6 +379,13 @@ def test_schemas_that_are_none(schema: Any, match: str) -> None:
 def test_prompts_that_are_refused(shared: ModularEngine, given: Any, match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         trip_on(shared).invoke(given)
+
+
+@pytest.mark.parametrize("name", ["documents", "tools"])
+def test_what_is_no_part_of_a_schema(shared: ModularEngine, name: str) -> None:
+    call: dict[str, Any] = {name: [{"name": "look_up"}]}
+    with pytest.raises(ConfigurationError, match=f"a prompt of modules takes no {name}"):
+        trip_on(shared).invoke(PML, **call)
 
 
 def test_arguments_of_a_call(shared: ModularEngine) -> None:

@@ -24,7 +24,7 @@ from ragcache_integrations.errors import ConfigurationError, MarkupError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
 from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
 from ragcache_integrations.modular import ModularEngine
-from tests.chains.schemas import IMPORTS, PML, QUESTION, TRIP, journey, made
+from tests.chains.schemas import IMPORTS, PML, QUESTION, TRIP, engine_anywhere, journey, made
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,23 @@ def test_it_switches_by_one_argument(shared: ModularEngine) -> None:
     assert shares[0] == 0 < shares[1] < shares[2] == 1
 
 
+@pytest.mark.engine
+async def test_on_vllm_the_answers_are_those_of_langchain() -> None:
+    with engine_anywhere() as engine:
+        llm = RAGCacheLLM(engine=engine, max_tokens=5)
+        trip = ModularPrompt(TRIP, llm=llm, prompt=IMPORTS)
+        await trip.aregister()
+        other = LangChainPrompt(schema=TRIP, llm=ChatRAGCache(engine=engine, max_tokens=5))
+        expected = await asyncio.to_thread(other.invoke, {**IMPORTS, "input": QUESTION})
+        response = await asyncio.to_thread(trip.query, QUESTION)
+        assert str(response) == str(await trip.aquery(QUESTION)) == expected["answer"]
+        report = report_of(response)
+        assert report.strategy == "anywhere"
+        assert 0 < report.cached_tokens < report.prompt_tokens
+        with pytest.raises(ConfigurationError, match="ragcache-modular"):
+            await trip.with_prompt(IMPORTS, masked=["miami"]).aquery(QUESTION)
+
+
 @pytest.mark.parametrize("way", ["masked", "dropped"])
 def test_modules_left_out(shared: ModularEngine, way: str) -> None:
     trip = trip_on(shared)
@@ -125,7 +142,7 @@ def test_as_a_tool(shared: ModularEngine) -> None:
 
 
 def test_what_is_refused(shared: ModularEngine) -> None:
-    with pytest.raises(ConfigurationError, match="llm must be one of this package with engine="):
+    with pytest.raises(ConfigurationError, match="one of this package with an engine of th"):
         ModularPrompt(TRIP, llm=MockLLM())
     with pytest.raises(MarkupError, match="line 1"):
         ModularPrompt("nothing", llm=RAGCacheLLM(engine="modular"))
