@@ -71,7 +71,7 @@ class ConfigurationError(RAGCacheError, ValueError):
 
 
 class MarkupError(ConfigurationError):
-    """A schema, a prompt or a prompt program is wrong. The message says what was expected.
+    """A schema or a prompt is wrong. The message says what was expected.
 
     The middle of a message of more than 1,000 characters is left out: it may quote what was read.
 

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from .engine import ModularEngine
     from .generation import ModularChunk, ModularGeneration
     from .model import ModularModel, ModularStats
-    from .programs import Length, PromptProgram, prompt_program, role
     from .streams import AsyncModularStream, ModularStream
 
 __all__ = [
@@ -68,7 +67,6 @@ __all__ = [
     "GenerationChunk",
     "Import",
     "KVLink",
-    "Length",
     "Limits",
     "ModularChunk",
     "ModularEngine",
@@ -82,7 +80,6 @@ __all__ = [
     "Prefilled",
     "Prompt",
     "PromptCache",
-    "PromptProgram",
     "Sampling",
     "Scaffold",
     "Schema",
@@ -96,8 +93,6 @@ __all__ = [
     "Union",
     "Usage",
     "escape",
-    "prompt_program",
-    "role",
 ]
 
 _NAMES = {
@@ -106,7 +101,6 @@ _NAMES = {
         *("Prompt", "Scaffold", "Schema", "SchemaModule", "Slot", "Text", "Turn", "Union"),
         "escape",
     ),
-    "programs.program": ("Length", "PromptProgram", "prompt_program", "role"),
     ".core.generation": ("Generation", "GenerationChunk", "Sampling", "TokenLogprob", "Usage"),
     "generation": ("ModularChunk", "ModularGeneration"),
     "model": ("ModularModel", "ModularStats"),

@@ -1,14 +1,10 @@
-"""A schema that the tests of ModularPrompt share, as markup and as a program."""
+"""A schema and the engines that the tests of ModularPrompt share."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Annotated, Literal
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.llms.modular import make_modular_engine
 from ragcache_integrations.modular import ModularEngine
-from ragcache_integrations.modular.programs.program import Length, prompt_program, role
 
 TRIP = """
 <schema name="trip">
@@ -34,22 +30,6 @@ PML = """
 
 IMPORTS = {"plan": {"duration": "3 days"}, "tokyo": False, "miami": True}
 QUESTION = "Where to surf?"
-
-
-@prompt_program
-def journey(
-    duration: Annotated[str, Length(8)], city: Literal["tokyo", "miami"], frugal: bool = False
-) -> Iterator[str]:
-    with role("system"):
-        yield "You are a travel agent who knows every coast of the world."
-    yield f"The customer has {duration} and wants to see the sea."
-    if frugal:
-        yield "The customer has little money, and likes to walk, and to cook."
-    match city:
-        case "tokyo":
-            yield "Tokyo is the capital of Japan. It is large, and best seen in spring."
-        case _:
-            yield "Miami lies in Florida, has long beaches, and is hot in summer."
 
 
 def made() -> ModularEngine:

@@ -26,7 +26,6 @@ from ragcache_integrations.llms.handover import (
     backend_of,
 )
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.modular.programs import PromptProgram
 from ragcache_integrations.prompts.pml import (
     Assembly,
     CompiledSchema,
@@ -39,11 +38,11 @@ from ragcache_integrations.prompts.pml import (
 
 __all__ = ["PromptLike", "ReuseReport", "SchemaAnswer", "SchemaLike", "SchemaPrompts"]
 
-SchemaLike: TypeAlias = str | Path | Schema | PromptProgram[Any]
-"""Prompt Markup Language, a file of it, a schema, or a prompt program."""
+SchemaLike: TypeAlias = str | Path | Schema
+"""Prompt Markup Language, a file of it, or a schema."""
 
 PromptLike: TypeAlias = str | Mapping[str, Any] | Prompt
-"""Prompt Markup Language; imports and arguments, or a program's arguments; or a prompt."""
+"""Prompt Markup Language; imports and arguments; or a prompt."""
 
 Stream = TypeVar("Stream")
 
@@ -130,7 +129,6 @@ class SchemaPrompts:
             )
             raise ConfigurationError(msg)
         self._llm = llm
-        self._program = schema if isinstance(schema, PromptProgram) else None
         self.schema = _schema(schema)
         self._lock = make_lock()
         self._made: CompiledSchema | None = None
@@ -255,8 +253,6 @@ class SchemaPrompts:
         if not isinstance(prompt, Mapping):
             msg = f"a prompt must be a string, a mapping or a Prompt, got {prompt!r:.100}"
             raise ConfigurationError(msg)
-        if self._program is not None:
-            return self._program.prompt(**prompt)
         arguments, imports = _imports(prompt)
         return Prompt(self.schema.name, imports, arguments)
 
@@ -312,8 +308,6 @@ def _modules(compiled: CompiledSchema) -> list[Module]:
 def _schema(schema: object) -> Schema:
     if isinstance(schema, Schema):
         return schema
-    if isinstance(schema, PromptProgram):
-        return schema.schema
     if isinstance(schema, Path):
         try:
             text = schema.read_text(encoding="utf-8")
@@ -323,7 +317,7 @@ def _schema(schema: object) -> Schema:
         return Schema.from_pml(text, source=str(schema))
     if isinstance(schema, str):
         return Schema.from_pml(schema)
-    msg = f"schema must be markup, a Path, a Schema or a prompt program, got {schema!r:.100}"
+    msg = f"schema must be markup, a Path or a Schema, got {schema!r:.100}"
     raise ConfigurationError(msg)
 
 

@@ -38,12 +38,11 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
         trip.invoke({"miami": True, "plan": {"duration": "3 days"}, "input": "Where to surf?"})
 
     The input is Prompt Markup Language, a
-    :class:`~ragcache_integrations.prompts.pml.prompt.Prompt`, or a dict: of a program's arguments
-    if the schema is a program, otherwise of the contents of ``<prompt>``, where a string is an
-    argument, a dict is an import with its contents, and ``True`` an import without any. Either dict
-    has the new text under ``input_key``, in which nothing is markup. The output is a dict of
-    ``answer`` (a string, which streams return in pieces) and ``reuse`` (a
-    :class:`~ragcache_integrations.chains.modular.core.ReuseReport`).
+    :class:`~ragcache_integrations.prompts.pml.prompt.Prompt`, or a dict of the contents of
+    ``<prompt>``, where a string is an argument, a dict is an import with its contents, and ``True``
+    an import without any. The dict has the new text under ``input_key``, in which nothing is
+    markup. The output is a dict of ``answer`` (a string, which streams return in pieces) and
+    ``reuse`` (a :class:`~ragcache_integrations.chains.modular.core.ReuseReport`).
 
     Arguments of a call are the model's, such as ``max_tokens``. With ``engine="modular"``,
     ``masked`` and ``dropped`` list paths in the schema of modules that other tokens of the prompt
@@ -51,8 +50,8 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
     run.
 
     Attributes:
-        schema_: The argument ``schema``: Prompt Markup Language, a ``Path`` of a file, a
-            ``Schema``, or a prompt program.
+        schema_: The argument ``schema``: Prompt Markup Language, a ``Path`` of a file, or a
+            ``Schema``.
         llm: Answers: ``ChatRAGCache`` or ``RAGCacheLLM`` on an engine of this machine, by default
             ``ChatRAGCache(reuse="anywhere")``. ``reuse="prefix"`` is exact, and reuses modules
             only after the same text; with ``engine="modular"``, ``strategy`` decides what is

@@ -48,16 +48,16 @@ class ModularPrompt(QueryEngine):
         miami.query("Where to surf?")
 
     A prompt is Prompt Markup Language, a :class:`~ragcache_integrations.prompts.pml.prompt.Prompt`,
-    or a dict: of a program's arguments if the schema is a program, otherwise of the contents of
-    ``<prompt>``, where a string is an argument, a dict is an import with its contents, and ``True``
-    an import without any. Nothing in a query is markup; an empty query adds nothing to the prompt.
+    or a dict of the contents of ``<prompt>``, where a string is an argument, a dict is an import
+    with its contents, and ``True`` an import without any. Nothing in a query is markup; an empty
+    query adds nothing to the prompt.
 
     The metadata of the response has a
     :class:`~ragcache_integrations.chains.modular.core.ReuseReport` under :data:`REUSE_METADATA`;
     for a streaming response it is complete when the stream has ended.
 
     Args:
-        schema: Prompt Markup Language, a ``Path`` of a file, a ``Schema``, or a prompt program.
+        schema: Prompt Markup Language, a ``Path`` of a file, or a ``Schema``.
         llm: Answers: ``RAGCacheLLM`` on an engine of this machine with ``reuse="anywhere"``;
             ``None`` for LlamaIndex's ``Settings.llm``. ``reuse="prefix"`` is exact, and reuses
             modules only after the same text; with ``engine="modular"``, ``strategy`` decides what

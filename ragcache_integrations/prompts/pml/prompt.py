@@ -1,6 +1,6 @@
 """Prompts: imports of a schema's modules, with arguments, and new text (Prompt Cache §3.2.1).
 
-Prompts that are built from these classes, or by a prompt program, need no escaping.
+Prompts that are built from these classes need no escaping.
 """
 
 from __future__ import annotations

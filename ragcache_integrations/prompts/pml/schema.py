@@ -1,8 +1,7 @@
 """Schemas: the modules that prompts are put together from (Prompt Cache §3.2).
 
-A schema is read from Prompt Markup Language, made by a prompt program (:mod:`.program`), or built
-from the classes of :mod:`.nodes`. It is independent of the model: :meth:`Schema.compile` lays it
-out for one.
+A schema is read from Prompt Markup Language, or built from the classes of :mod:`.nodes`. It is
+independent of the model: :meth:`Schema.compile` lays it out for one.
 """
 
 from __future__ import annotations

@@ -22,14 +22,14 @@ from ragcache_integrations.core.prompt import LiteralText, PromptRenderer
 from ragcache_integrations.engine import Prompt as EnginePrompt
 from ragcache_integrations.engine import PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.errors import ConfigurationError, MarkupError, PromptTooLongError
+from ragcache_integrations.errors import ConfigurationError, PromptTooLongError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.llms.openai import OpenAIServer
 from ragcache_integrations.modular import ModularEngine
 from ragcache_integrations.prompts.pml.prompt import Import, Prompt
 from ragcache_integrations.prompts.pml.schema import Schema
 from ragcache_integrations.prompts.recognition.requests import REQUESTS
-from tests.chains.schemas import IMPORTS, PML, QUESTION, TRIP, engine_anywhere, journey, made
+from tests.chains.schemas import IMPORTS, PML, QUESTION, TRIP, engine_anywhere, made
 from tests.prompts.pml.schemas import text_of
 
 
@@ -61,15 +61,6 @@ def test_all_kinds_of_schemas_and_prompts_are_the_same(
             found = trip.invoke(given)
             assert found["answer"] == expected
             assert found["reuse"].recomputed_share == 0
-
-
-def test_a_program_takes_its_own_arguments(shared: ModularEngine) -> None:
-    trip = trip_on(shared, journey)
-    given = {"duration": "3 days", "city": "miami", "frugal": True, "input": QUESTION}
-    prompt = journey.prompt("3 days", "miami", frugal=True).with_text(QUESTION, role="user")
-    assert trip.invoke(given)["answer"] == trip.invoke(prompt)["answer"]
-    with pytest.raises(MarkupError, match="its parameters are duration, city, frugal"):
-        trip.invoke({"town": "miami", "input": QUESTION})
 
 
 def test_another_name_for_the_text(shared: ModularEngine) -> None:
@@ -351,7 +342,7 @@ def test_models_that_know_no_modules(llm: Any) -> None:
 @pytest.mark.parametrize(
     ("schema", "match"),
     [
-        (3, "schema must be markup, a Path, a Schema or a prompt program, got 3"),
+        (3, "schema must be markup, a Path or a Schema, got 3"),
         (Path("/no/such/file.xml"), "cannot be read"),
         ("<schema name='x'><module name='a'>", "line 1"),
         ("trip.xml", "line 1"),

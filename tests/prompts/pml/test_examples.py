@@ -28,7 +28,7 @@ def test_each_schema_and_each_prompt_has_a_partner(script: dict[str, Any]) -> No
         assert sorted(path.name for path in HOME.glob(f"*.{kind}.xml")) == [
             f"{name}.{kind}.xml" for name in script["EXAMPLES"]
         ]
-    assert list(script["examples"]()) == [*script["EXAMPLES"], "travel-program"]
+    assert list(script["examples"]()) == list(script["EXAMPLES"])
 
 
 def test_new_text_alone_is_computed(script: dict[str, Any]) -> None:
@@ -39,17 +39,18 @@ def test_new_text_alone_is_computed(script: dict[str, Any]) -> None:
         assert fresh < len(served(assembly)) / 2, name
 
 
-def test_figure_8_and_its_program_say_alike(script: dict[str, Any]) -> None:
+def test_they_say_what_the_figures_do(script: dict[str, Any]) -> None:
     said = {
         name: text_of(schema.compile(tokenizer()).assemble(prompt)).splitlines()
         for name, (schema, prompt) in script["examples"]().items()
     }
-    assert said["travel"][1:] == said["travel-program"][1:]
+    assert "The customer leaves the country" in " ".join(said["travel"])
     assert said["game"][0].endswith("<|end|># unit.py")
     assert "The learner learns best by listening and talking." in said["learner"]
     assert said["cities"][-1].endswith("<|user|>Highlight the surf spots.<|end|><|assistant|>")
 
 
+@pytest.mark.engine
 def test_they_run(
     script: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
