@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
 
-from ragcache_integrations.core.ids import content_id
 from ragcache_integrations.core.prompt import DocumentSpan, RenderedPrompt
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = ["Assembly", "Fresh", "Module", "Param", "Placed", "render_assembly", "render_modules"]

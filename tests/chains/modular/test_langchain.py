@@ -202,7 +202,7 @@ def test_found_documents_make_no_difference(shared: ModularEngine) -> None:
 
 # On the vLLM engine
 
-TEXT = [
+TEXT: list[str | PromptDocument] = [
     "<|begin|><|system|>",
     LiteralText("You are a travel agent who knows every coast of the world."),
     "<|end|>",
