@@ -16,7 +16,7 @@ help:  ## show this list
 
 setup: $(READY)  ## make .venv and install the exact versions of requirements/cpu.txt
 
-$(READY): pyproject.toml requirements/cpu.txt tools/install.sh reader/pyproject.toml minilm/pyproject.toml workbench/pyproject.toml
+$(READY): pyproject.toml requirements/cpu.txt tools/install.sh reader/pyproject.toml minilm/pyproject.toml modular/pyproject.toml workbench/pyproject.toml
 	$(PYTHON) -m venv .venv
 	tools/install.sh $(BIN)/python
 	touch $(READY)

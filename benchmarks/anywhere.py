@@ -51,9 +51,9 @@ from parts.traffic.corpora import lexical_top_k
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.llms.modular import make_modular_engine
-from ragcache_integrations.modular import ModularEngine
-from ragcache_integrations.modular.kv.strategies import Epic
+from ragcache_modular import ModularEngine
+from ragcache_modular.backend import make_modular_engine
+from ragcache_modular.kv.strategies import Epic
 from ragcache_workbench.demo.prompts import SYSTEM, question_part
 from ragcache_workbench.evaluation.datasets import EvalQuestion, load_dataset, token_f1
 from ragcache_workbench.evaluation.scores.intervals import Interval, bootstrap_interval

@@ -35,14 +35,8 @@ from parts.modular.models import SIZES, VOCABULARY, llama, parameters
 from parts.stats.intervals import median_ratio
 from parts.stats.tables import Cell, print_table
 
-from ragcache_integrations.modular import (
-    STRATEGIES,
-    Assembly,
-    Fresh,
-    ModularModel,
-    Module,
-    Placed,
-)
+from ragcache_integrations.prompts.pml import Assembly, Fresh, Module, Placed
+from ragcache_modular import STRATEGIES, ModularModel
 
 SYSTEM, QUESTION, DOCUMENT = 64, 32, 500
 STORE = 8 * 2**30

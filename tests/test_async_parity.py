@@ -40,7 +40,6 @@ from ragcache_integrations.llama_index import RAGCacheLLM as LlamaIndexLLM
 from ragcache_integrations.llama_index import SpeculativeQueryEngine
 from ragcache_integrations.llama_index import StagedFaissRetriever as LlamaIndexStagedRetriever
 from ragcache_integrations.llms.openai.server import OpenAIServer
-from ragcache_integrations.modular import ModularEngine, ModularModel
 from ragcache_integrations.prompts.history.langchain import HalfTruncationHistory
 from ragcache_integrations.prompts.history.llama_index import HalfTruncationMemory
 from ragcache_integrations.prompts.layout.langchain import RAGPromptTemplate
@@ -58,6 +57,7 @@ from ragcache_integrations.retrievers.cached.staged_answers import StagedAnswers
 from ragcache_integrations.retrievers.staged.core import StagedCore
 from ragcache_integrations.speculation import Speculator
 from ragcache_integrations.vector_search import StagedIndex
+from ragcache_modular import ModularEngine, ModularModel
 
 # Touches memory alone: fine to call in a coroutine, so it needs no twin.
 IMMEDIATE = {
@@ -131,7 +131,7 @@ def own_methods(kind: type) -> dict[str, object]:
     """Public methods that our code defines, not the framework's."""
     found: dict[str, object] = {}
     for base in reversed(kind.__mro__):
-        if base.__module__.startswith("ragcache_integrations"):
+        if base.__module__.startswith(("ragcache_integrations", "ragcache_modular")):
             found |= {
                 name: value
                 for name, value in vars(base).items()

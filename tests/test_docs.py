@@ -21,7 +21,10 @@ from ragcache_integrations.cli.command import _parser
 from ragcache_integrations.retrievers.stores import LANGCHAIN_KINDS, LLAMA_INDEX_KINDS
 from tests.support.doc_pages import ROOT, Span, blocks, pages
 
-PACKAGES = (ROOT / "ragcache_integrations", ROOT / "workbench" / "ragcache_workbench")
+PACKAGES = (
+    *(ROOT / "ragcache_integrations", ROOT / "modular" / "ragcache_modular"),
+    ROOT / "workbench" / "ragcache_workbench",
+)
 CLASS = re.compile(r"(?<![\w.\"'])([A-Z][a-z]+(?:[A-Z]+[a-z]*)+|[A-Z]+[a-z]+[A-Z]\w+)\b")
 TEST = re.compile(r"tests/[\w/]+\.py(?:::\w+)+")
 PROGRAMS = {"ragcache", "make", "python", "pip"}
@@ -39,7 +42,7 @@ MODULES = (
     *("ragcache_integrations.prompts", "ragcache_integrations.adaptive"),
     *("ragcache_integrations.resources", "ragcache_integrations.errors"),
     *("ragcache_integrations.embeddings", "ragcache_workbench.evaluation"),
-    "ragcache_integrations.modular",
+    "ragcache_modular",
 )
 # Other projects' names that the pages use.
 THEIRS = {
@@ -257,7 +260,7 @@ def test_the_extras_exist() -> None:
 
 def test_the_files_it_names_exist() -> None:
     found = 0
-    folders = "tools|tests|benchmarks|docs|requirements|ragcache_integrations|workbench"
+    folders = "tools|tests|benchmarks|docs|requirements|ragcache_integrations|modular|workbench"
     pattern = rf"(?:{folders})/[\w./*-]*[\w/]"
     for page in pages():
         for span in page.spans:
@@ -372,7 +375,7 @@ def test_the_variables_of_the_environment_are_read() -> None:
 
 def test_every_room_has_a_page_of_the_api() -> None:
     there = {path.stem for path in (ROOT / "docs/api").glob("*.md")}
-    rooms = {"langchain", "llama_index", "errors"}
+    rooms = {"langchain", "llama_index", "errors", "modular"}
     for path in (path for package in PACKAGES for path in package.iterdir()):
         if path.name not in {"cli", "reports"} and (path / "__init__.py").is_file():
             module = importlib.import_module(f"{path.parent.name}.{path.name}")

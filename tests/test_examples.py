@@ -70,7 +70,9 @@ def test_a_notebook_says_first_what_to_install_and_what_the_model_is(path: Path)
     assert {*extras.split(",")} <= {*pyproject["project"]["optional-dependencies"]}
     assert ("./workbench" in first) == ("eval" in extras.split(","))
     assert ("./minilm" in first) == bool({"embeddings", "eval"} & {*extras.split(",")})
-    assert "ragcache install-engine" in first or "modular" in extras
+    assert "ragcache install-engine" in first
+    code = "\n".join(sources(path, "code"))
+    assert ("./modular" in first) == ('engine="modular"' in code or "ragcache_modular" in code)
 
 
 @each_notebook

@@ -19,6 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import ragcache_integrations
+import ragcache_modular
 import ragcache_workbench
 from ragcache_integrations import __version__, errors
 from ragcache_integrations.engine.process import client
@@ -198,45 +199,28 @@ PUBLIC = {
         "TreeSnapshot",
         "TreeStats",
     ],
-    "ragcache_integrations.modular": [
+    "ragcache_modular": [
         "STRATEGIES",
-        "Assembly",
         "AsyncModularStream",
         "CacheBlend",
-        "CompiledSchema",
         "Epic",
         "Exact",
-        "Fresh",
         "Generation",
         "GenerationChunk",
-        "Import",
         "KVLink",
-        "Limits",
         "ModularChunk",
         "ModularEngine",
         "ModularGeneration",
         "ModularModel",
         "ModularStats",
         "ModularStream",
-        "Module",
-        "Param",
-        "Placed",
         "Prefilled",
-        "Prompt",
         "PromptCache",
         "Sampling",
-        "Scaffold",
-        "Schema",
-        "SchemaModule",
-        "Slot",
         "StoreStats",
         "Strategy",
-        "Text",
         "TokenLogprob",
-        "Turn",
-        "Union",
         "Usage",
-        "escape",
     ],
     "ragcache_integrations.speculation": [
         "AsyncSpeculativeStream",
@@ -283,6 +267,20 @@ def test_modules_of_the_workbench_keep_their_earlier_names(
         importlib.import_module(earlier)
 
 
+def test_the_engine_on_transformers_keeps_its_earlier_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    shim = importlib.import_module("ragcache_integrations.modular")
+    pml = importlib.import_module("ragcache_integrations.prompts.pml")
+    assert {*ragcache_modular.__all__} < {*shim.__all__}
+    for name in shim.__all__:
+        home = ragcache_modular if name in ragcache_modular.__all__ else pml
+        assert getattr(shim, name) is getattr(home, name)
+    monkeypatch.setitem(sys.modules, "ragcache_modular", None)
+    assert shim.Schema is pml.Schema
+    with pytest.raises(errors.MissingExtraError, match=r"on transformers needs .*pip .*modular"):
+        _ = shim.ModularModel
+    assert not hasattr(shim, "__path__")
+
+
 @pytest.mark.parametrize("name", PUBLIC)
 def test_the_public_names_are_these(name: str) -> None:
     module = importlib.import_module(name)
@@ -297,8 +295,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_every_public_module_says_what_it_exports_and_is_about() -> None:
-    packages = (ROOT / "ragcache_integrations", ROOT / "workbench" / "ragcache_workbench")
-    for path in (path for package in packages for path in package.rglob("*.py")):
+    packages = ("ragcache_integrations", "modular/ragcache_modular", "workbench/ragcache_workbench")
+    for path in (path for package in packages for path in (ROOT / package).rglob("*.py")):
         if path.name.startswith("_") or "demo" in path.parts:
             continue
         name = path.relative_to(ROOT).as_posix()
@@ -327,7 +325,7 @@ def loaded_by(module: str) -> set[str]:
         "ragcache_integrations.query_cache",
         "ragcache_integrations.vector_search",
         "ragcache_integrations.speculation",
-        "ragcache_integrations.modular",
+        "ragcache_modular",
         "ragcache_integrations.embeddings.minilm",
         "ragcache_integrations.resources",
         "ragcache_integrations.cli",
@@ -403,7 +401,7 @@ def test_the_locked_versions_satisfy_every_requirement() -> None:
             name, version = line.split("==")
             locked[re.sub(r"[-_.]+", "-", name).lower()] = version
     projects = [PYPROJECT["project"]]
-    for folder in ("reader", "minilm", "workbench"):
+    for folder in ("reader", "minilm", "modular", "workbench"):
         own = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
         locked[own["project"]["name"]] = own["project"].get("version", __version__)
         projects.append(own["project"])
@@ -422,15 +420,19 @@ def test_the_locked_versions_satisfy_every_requirement() -> None:
     assert not {"torchvision", "torchaudio", "torchcodec"} & set(locked)
 
 
-def test_the_workbench_needs_the_same_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = tomllib.loads((ROOT / "workbench" / "pyproject.toml").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("package", [ragcache_modular, ragcache_workbench])
+def test_other_distributions_need_the_same_version(
+    package: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = package.__name__.removeprefix("ragcache_")
+    own = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
     needed = map(Requirement, own["project"]["dependencies"])
     (pin,) = (str(one.specifier) for one in needed if one.name == "ragcache-integrations")
     assert pin == f"=={__version__}"
-    assert ragcache_workbench.__version__ == __version__
+    assert package.__version__ == __version__
     monkeypatch.setattr(ragcache_integrations, "__version__", "9.9")
     with pytest.raises(ImportError, match=rf"needs .* {re.escape(__version__)}, but 9\.9 is"):
-        importlib.reload(ragcache_workbench)
+        importlib.reload(package)
 
 
 def test_the_page_of_versions_has_the_bounds_of_the_extras() -> None:
@@ -470,9 +472,12 @@ def test_what_is_generated_is_up_to_date(tool: str) -> None:
 def test_sub_rooms_are_entered_through_what_they_export() -> None:
     """Files of a sub-room are its own business; frameworks' adapters are entered by their path.
 
-    ``engine/in_vllm`` and ``modular/kv`` load vLLM and torch: their files are imported one by one.
+    ``engine/in_vllm`` loads vLLM and ``ragcache_modular/kv`` torch: their files are imported one by
+    one.
     """
-    graph = grimp.build_graph("ragcache_integrations", "ragcache_workbench", cache_dir=None)
+    graph = grimp.build_graph(
+        *("ragcache_integrations", "ragcache_modular", "ragcache_workbench"), cache_dir=None
+    )
 
     def is_entered_by_path(module: str) -> bool:
         parts = module.split(".")

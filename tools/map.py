@@ -1,4 +1,4 @@
-"""Draws the rooms of the package and the workbench from their imports, and lists what each is for.
+"""Draws the rooms of the packages from their imports, and lists what each is for.
 
 Writes ``docs/map.svg`` and the list in ``docs/contributing.md``. With ``--check`` it only says
 whether they are up to date.
@@ -22,8 +22,11 @@ import grimp
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ragcache_integrations"
-WORKBENCH = ROOT / "workbench" / "ragcache_workbench"
-"""One room of the drawing, above the package's."""
+OTHERS = {
+    path.name: path
+    for path in (ROOT / "modular" / "ragcache_modular", ROOT / "workbench" / "ragcache_workbench")
+}
+"""Other distributions: each is one room of the drawing."""
 DRAWING = ROOT / "docs" / "map.svg"
 PAGE = ROOT / "docs" / "contributing.md"
 BEGIN, END = "<!-- from here: tools/map.py -->", "<!-- to here: tools/map.py -->"
@@ -63,13 +66,13 @@ Node = tuple[str, int]
 
 def room_imports() -> dict[str, set[str]]:
     """For each room, the rooms that it imports."""
-    graph = grimp.build_graph(PACKAGE.name, WORKBENCH.name, cache_dir=None)
+    graph = grimp.build_graph(PACKAGE.name, *OTHERS, cache_dir=None)
     rooms: dict[str, set[str]] = {}
     for module in graph.modules - {PACKAGE.name}:
         room = room_of(module)
         targets = graph.find_modules_directly_imported_by(module) - {PACKAGE.name}
         imported = set(map(room_of, targets)) - {room}
-        if WORKBENCH.name in imported:
+        if room not in OTHERS and imported & OTHERS.keys():
             continue  # a module's earlier name
         rooms.setdefault(room, set()).update(imported)
     public = {room for room in rooms if not room.startswith("_")}
@@ -79,7 +82,7 @@ def room_imports() -> dict[str, set[str]]:
 def room_of(module: str) -> str:
     """The room that a module belongs to."""
     package, *inner = module.split(".")
-    return package if package == WORKBENCH.name else inner[0]
+    return package if package in OTHERS else inner[0]
 
 
 def without_detours(edges: Edges) -> dict[str, set[str]]:
@@ -214,7 +217,7 @@ def listing(rank: Mapping[str, int]) -> str:
     """The rooms from the top down, each with its sub-rooms, and what each is for."""
     lines = ["```text"]
     for room in sorted(rank, key=lambda room: (-rank[room], room)):
-        folder = WORKBENCH if room == WORKBENCH.name else PACKAGE / room
+        folder = OTHERS.get(room, PACKAGE / room)
         if not folder.is_dir():
             lines.append(entry(room + ".py", purpose(folder.with_suffix(".py")), 0))
             continue

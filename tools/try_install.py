@@ -125,7 +125,7 @@ def main() -> int:
         wheels = Path(temporary) / "wheels"
         folders = [ROOT]
         if not all(row.startswith("retriever") for row in chosen):
-            folders += [ROOT / name for name in ("minilm", "reader", "workbench")]
+            folders += [ROOT / name for name in ("minilm", "modular", "reader", "workbench")]
         build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(wheels)]
         run([*build, *map(str, folders)])
         print(f"{'row':24} {'adds MB':>8} {'limit':>6} {'seconds':>8}  result")

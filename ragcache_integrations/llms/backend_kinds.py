@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeGuard
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from pydantic import SecretStr
 from typing_extensions import override
@@ -20,9 +20,6 @@ from ragcache_integrations.errors import ConfigurationError
 from .backend import Backend, BackendSource
 from .openai import OpenAIServer
 from .shared_backends import SharedBackends
-
-if TYPE_CHECKING:
-    from ragcache_integrations.modular.engine import ModularEngine
 
 __all__ = [
     "CACHE",
@@ -239,7 +236,7 @@ def _approximation(owner: Any) -> dict[str, Any]:
     return values if values["reuse"] == "anywhere" else {}
 
 
-def is_modular(engine: object) -> TypeGuard[ModularEngine]:
+def is_modular(engine: object) -> bool:
     """Whether this is a modular engine, and not the name of one."""
     return hasattr(engine, "with_strategy")
 

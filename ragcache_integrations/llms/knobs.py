@@ -7,7 +7,7 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -57,11 +57,6 @@ from .pins import Pinning
 from .shared_backends import SharedBackends
 from .steps import NEXT_STEPS, NO_STEP, STEP, StepHint
 from .structured import RESPONSE_FORMAT, format_arguments
-
-if TYPE_CHECKING:
-    from ragcache_integrations.modular.kv.strategies import Strategy
-else:
-    Strategy = object  # pydantic evaluates the annotation; the modular room checks the value
 
 __all__ = ["CALL_NAMES", "LLMKnobs"]
 
@@ -162,7 +157,7 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
     Attributes:
         engine: An engine to use; it stays yours to close. Or ``modular``: each document becomes a
             module, encoded once and reused at any position
-            (:class:`~ragcache_integrations.modular.ModularEngine`), with the knobs ``model``,
+            (:class:`~ragcache_modular.ModularEngine`), with the knobs ``model``,
             ``dtype`` (``float32`` if ``None``), ``device``, ``kv_cache_gib`` (memory of the host
             for modules), ``policy`` and ``chat_template``.
         strategy: Only with a modular engine: which tokens of documents are computed again.
@@ -253,7 +248,7 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
     engine: Annotated[Backend | Literal["modular"] | None, SkipValidation] = Field(
         default=None, exclude=True
     )
-    strategy: Annotated[str | Strategy | None, SkipValidation] = None
+    strategy: Annotated[Any, SkipValidation] = None
     device: str | None = None
     base_url: str | None = Field(default=None, pattern=r"^https?://\S+$")
     api_key: SecretStr | None = Field(default=None, exclude=True)
@@ -581,9 +576,12 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
     def _kind(self) -> BackendKind:
         engine: object = self.engine
         if engine == MODULAR or is_modular(engine):
-            from ragcache_integrations.llms import modular  # noqa: PLC0415 - for it alone
+            from ragcache_integrations import modular  # noqa: PLC0415 - another distribution's
 
-            return modular.USER_MODULAR if is_modular(engine) else modular.MODULAR_MODEL
+            kind: BackendKind = getattr(
+                modular, "USER_MODULAR" if is_modular(engine) else "MODULAR_MODEL"
+            )
+            return kind
         if engine is not None:
             return USER_BACKEND
         return LOCAL_ENGINE if self.base_url is None else SERVER

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.llms.modular import make_modular_engine
-from ragcache_integrations.modular import ModularEngine
+from ragcache_modular import ModularEngine
+from ragcache_modular.backend import make_modular_engine
 
 TRIP = """
 <schema name="trip">

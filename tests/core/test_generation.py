@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations import engine, modular
+import ragcache_modular as modular
+from ragcache_integrations import engine
 from ragcache_integrations.core import generation
 from ragcache_integrations.core.generation import (
     Generation,
@@ -19,7 +20,7 @@ from ragcache_integrations.core.generation import (
     Usage,
 )
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.modular.generation import (
+from ragcache_modular.generation import (
     SamplingKnobs,
     check_sampling,
 )

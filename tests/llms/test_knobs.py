@@ -401,7 +401,7 @@ def test_only_who_asks_for_modules_loads_their_room(framework: str) -> None:
     script = (
         "import sys\n"
         f"from ragcache_integrations.llms.{framework} import RAGCacheLLM\n"
-        "loaded = lambda: any('ragcache_integrations.modular' in name for name in sys.modules)\n"
+        "loaded = lambda: any('ragcache_modular' in name for name in sys.modules)\n"
         "RAGCacheLLM(base_url='http://127.0.0.1:1/v1', model='m').close()\n"
         "before = loaded()\n"
         "RAGCacheLLM(engine='modular').close()\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from ragcache_integrations.modular.kv.store import ModuleStore
+from ragcache_modular.kv.store import ModuleStore
 from tests.support.forking import Hammer, in_child
 
 CHILDREN = 30

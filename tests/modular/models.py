@@ -11,10 +11,10 @@ import torch
 import transformers
 from torch import Tensor
 
-from ragcache_integrations.modular.kv.encoding import Patience
-from ragcache_integrations.modular.kv.plan import plan_assembly
-from ragcache_integrations.modular.model import ModularModel
 from ragcache_integrations.prompts.pml.layout import Assembly, Fresh, Module, Placed
+from ragcache_modular.kv.encoding import Patience
+from ragcache_modular.kv.plan import plan_assembly
+from ragcache_modular.model import ModularModel
 
 VOCABULARY = 97
 LIMIT = 640

@@ -21,14 +21,14 @@ from ragcache_integrations.errors import (
     GenerationTimeoutError,
     PromptTooLongError,
 )
-from ragcache_integrations.modular.answers import Answer
-from ragcache_integrations.modular.engine import ModularEngine
-from ragcache_integrations.modular.kv import memory
-from ragcache_integrations.modular.kv.encoding import Cancelled, Patience
-from ragcache_integrations.modular.kv.plan import plan_assembly
-from ragcache_integrations.modular.kv.strategies import Epic
-from ragcache_integrations.modular.model import ModularModel
 from ragcache_integrations.prompts.pml.layout import Assembly, Placed
+from ragcache_modular.answers import Answer
+from ragcache_modular.engine import ModularEngine
+from ragcache_modular.kv import memory
+from ragcache_modular.kv.encoding import Cancelled, Patience
+from ragcache_modular.kv.plan import plan_assembly
+from ragcache_modular.kv.strategies import Epic
+from ragcache_modular.model import ModularModel
 
 from .models import documents, make, served
 

@@ -20,11 +20,12 @@ from ragcache_integrations.errors import (
     ModelNotFoundError,
     PromptTooLongError,
 )
-from ragcache_integrations.modular.batch import Batch
-from ragcache_integrations.modular.documents import assemble_spans, document_name
-from ragcache_integrations.modular.kv.encoding import Patience
-from ragcache_integrations.modular.kv.plan import plan_assembly
-from ragcache_integrations.modular.kv.strategies import (
+from ragcache_integrations.prompts.pml.layout import Assembly, Fresh, Module, Param, Placed
+from ragcache_modular.batch import Batch
+from ragcache_modular.documents import assemble_spans, document_name
+from ragcache_modular.kv.encoding import Patience
+from ragcache_modular.kv.plan import plan_assembly
+from ragcache_modular.kv.strategies import (
     STRATEGIES,
     CacheBlend,
     Epic,
@@ -32,8 +33,7 @@ from ragcache_integrations.modular.kv.strategies import (
     KVLink,
     PromptCache,
 )
-from ragcache_integrations.modular.model import ModularModel
-from ragcache_integrations.prompts.pml.layout import Assembly, Fresh, Module, Param, Placed
+from ragcache_modular.model import ModularModel
 
 from .models import LIMIT, documents, fresh, make, module, served, some_tokens
 
@@ -52,9 +52,7 @@ def bundled(**settings: Any) -> ModularModel:
 
 
 def test_importing_the_room_loads_no_torch() -> None:
-    script = (
-        "import sys, ragcache_integrations.modular as m; m.Epic(); print('torch' in sys.modules)"
-    )
+    script = "import sys, ragcache_modular as m; m.Epic(); print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert out.stdout.strip() == "False"
 

@@ -15,17 +15,8 @@ import transformers
 from torch import Tensor
 
 from parts.modular.models import architecture
-from ragcache_integrations.modular import (
-    Assembly,
-    CacheBlend,
-    Epic,
-    Exact,
-    Fresh,
-    KVLink,
-    ModularModel,
-    Module,
-    Placed,
-)
+from ragcache_integrations.prompts.pml import Assembly, Fresh, Module, Placed
+from ragcache_modular import CacheBlend, Epic, Exact, KVLink, ModularModel
 
 __all__ = ["ARCHITECTURES", "Identity", "check"]
 

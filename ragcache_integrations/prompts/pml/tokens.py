@@ -228,7 +228,7 @@ class ChatRoles:
         return [*pieces, rest]
 
     def _render(self, turns: list[dict[str, str]], *, answer: bool) -> str | None:
-        jinja2 = require("jinja2", feature="a chat template", extra="modular")
+        jinja2 = require("jinja2", feature="a chat template", extra="tokenizer")
         try:
             text: Any = self._tokenizer.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=answer

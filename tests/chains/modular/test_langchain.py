@@ -25,10 +25,10 @@ from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError, PromptTooLongError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.llms.openai import OpenAIServer
-from ragcache_integrations.modular import ModularEngine
 from ragcache_integrations.prompts.pml.prompt import Import, Prompt
 from ragcache_integrations.prompts.pml.schema import Schema
 from ragcache_integrations.prompts.recognition.requests import REQUESTS
+from ragcache_modular import ModularEngine
 from tests.chains.schemas import IMPORTS, PML, QUESTION, TRIP, engine_anywhere, made
 from tests.prompts.pml.schemas import text_of
 

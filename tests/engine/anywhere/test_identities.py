@@ -23,7 +23,8 @@ from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptRenderer
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.modular import ModularModel, Schema
+from ragcache_integrations.prompts.pml import Schema
+from ragcache_modular import ModularModel
 from tests.engine.anywhere.reference import Reference
 
 pytestmark = pytest.mark.engine

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ragcache_integrations.llms.modular import make_modular_engine
-from ragcache_integrations.modular import ModularEngine, Strategy
+from ragcache_modular import ModularEngine, Strategy
+from ragcache_modular.backend import make_modular_engine
 from tests.llms.retrieving import TEXTS
 
 DOCUMENTS = [text[:500] for text in TEXTS[:3]]

@@ -31,10 +31,10 @@ from ragcache_integrations.errors import (
 )
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
-from ragcache_integrations.llms.modular import DTYPES
-from ragcache_integrations.modular import CacheBlend, Epic, ModularEngine
-from ragcache_integrations.modular.model import DTYPES as MODULAR_DTYPES
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from ragcache_modular import CacheBlend, Epic, ModularEngine
+from ragcache_modular.backend import DTYPES
+from ragcache_modular.model import DTYPES as MODULAR_DTYPES
 from tests.llms.retrieving import TEXTS, embedding
 from tests.support.embeddings import LangChainEmbeddings
 

@@ -21,8 +21,8 @@ from pydantic import BaseModel, Field
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
-from ragcache_integrations.modular import ModularEngine
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
+from ragcache_modular import ModularEngine
 from tests.llms.retrieving import TEXTS, embedding
 from tests.support.embeddings import LlamaIndexEmbeddings
 

@@ -8,8 +8,9 @@ import torch
 import transformers
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.modular.kv.plan import plan_assembly
-from ragcache_integrations.modular.kv.strategies import (
+from ragcache_integrations.prompts.pml.layout import Assembly, Fresh, Module, Param, Placed
+from ragcache_modular.kv.plan import plan_assembly
+from ragcache_modular.kv.strategies import (
     CacheBlend,
     Epic,
     Exact,
@@ -17,8 +18,7 @@ from ragcache_integrations.modular.kv.strategies import (
     PromptCache,
     Strategy,
 )
-from ragcache_integrations.modular.model import ModularModel
-from ragcache_integrations.prompts.pml.layout import Assembly, Fresh, Module, Param, Placed
+from ragcache_modular.model import ModularModel
 from tests.modular.models import (
     ALIBI,
     EVERY,

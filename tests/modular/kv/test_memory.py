@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ragcache_integrations.modular.kv import memory as module
-from ragcache_integrations.modular.kv.memory import BufferPool
+from ragcache_modular.kv import memory as module
+from ragcache_modular.kv.memory import BufferPool
 
 
 def test_a_buffer_that_the_collector_frees_is_given_back_in_the_midst_of_anything(

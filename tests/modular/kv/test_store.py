@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.policies import POLICIES
-from ragcache_integrations.modular.kv.store import ModuleStore
+from ragcache_modular.kv.store import ModuleStore
 
 
 def use(store: ModuleStore[str], key: str, size: int = 10, seconds: float = 0.0) -> str:

@@ -1,7 +1,7 @@
 """The modular engine as a backend of the LLM classes: its knobs, and how it is made.
 
-The one place where the bundled engine's renderer and :mod:`ragcache_integrations.modular` meet, so
-that a prompt has the same tokens and the same documents in both. Importing this loads no torch.
+The one place where the bundled engine's renderer and :mod:`.engine` meet, so that a prompt has the
+same tokens and the same documents in both. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.prompt import Prompt, PromptRenderer, RenderedPrompt
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
-
-from .backend import Backend
-from .backend_kinds import (
+from ragcache_integrations.llms.backend import Backend
+from ragcache_integrations.llms.backend_kinds import (
     ENGINE_KNOBS,
     MODULAR,
     BackendKind,
@@ -30,14 +28,15 @@ from .backend_kinds import (
     exclude,
     is_modular,
 )
+from ragcache_modular.kv.strategies import Strategy, strategy_of
 
 if TYPE_CHECKING:
-    from ragcache_integrations.modular.engine import ModularEngine
+    from ragcache_modular.engine import ModularEngine
 
 __all__ = ["MODULAR_MODEL", "USER_MODULAR", "make_modular_engine"]
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""Those of :class:`~ragcache_integrations.modular.ModularModel`, which cannot be asked here."""
+"""Those of :class:`~ragcache_modular.ModularModel`, which cannot be asked here."""
 
 DEFAULT_STRATEGY = "epic"
 GIB = 2**30
@@ -88,7 +87,8 @@ class UserModular(_Modular, UserBackend):
 def _strategy(knobs: BackendKnobs) -> Strategy:
     """Which tokens of documents are computed again."""
     if knobs.strategy is None and is_modular(knobs.engine):
-        return knobs.engine.chosen
+        chosen: Strategy = knobs.engine.chosen
+        return chosen
     return strategy_of(knobs.strategy or DEFAULT_STRATEGY)
 
 
@@ -117,8 +117,8 @@ def make_modular_engine(
         ModelNotFoundError: There is no such model.
     """
     for name in ("torch", "transformers"):
-        require(name, feature='engine="modular"', extra="modular")
-    from ragcache_integrations.modular import ModularEngine, ModularModel  # noqa: PLC0415 - torch
+        require(name, feature='engine="modular"', package="torch transformers")
+    from ragcache_modular import ModularEngine, ModularModel  # noqa: PLC0415 - torch
 
     room = {} if kv_cache_gib is None else {"store_bytes": int(kv_cache_gib * GIB)}
     loaded = ModularModel(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ragcache_integrations.core.generation import FinishReason, Sampling, TokenLogprob, Usage
-from ragcache_integrations.modular.kv.prefill import Prefilled
+from ragcache_modular.kv.prefill import Prefilled
 
 from .generation import ModularChunk, ModularGeneration
 

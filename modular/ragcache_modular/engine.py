@@ -15,8 +15,8 @@ from ragcache_integrations.core.blocks import Closeable
 from ragcache_integrations.core.generation import CallOptions, Sampling, SamplingOptions, Usage
 from ragcache_integrations.core.prompt import Prompt, PromptRenderer, Rendering
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
 from ragcache_integrations.prompts.pml import Assembly
+from ragcache_modular.kv.strategies import Strategy, strategy_of
 
 from .documents import assemble_spans
 from .generation import (

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 
 from ragcache_integrations.core.blocks import AsyncCloseable, Closeable
 from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.modular.kv.encoding import Cancelled, Patience
-from ragcache_integrations.modular.kv.prefill import Prefilled
+from ragcache_modular.kv.encoding import Cancelled, Patience
+from ragcache_modular.kv.prefill import Prefilled
 
 from .answers import Answer
 from .generation import ModularChunk, ModularGeneration

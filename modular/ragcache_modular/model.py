@@ -22,14 +22,14 @@ from ragcache_integrations.errors import (
     PromptTooLongError,
 )
 from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
-from ragcache_integrations.modular.kv.decoders import decoder_of
-from ragcache_integrations.modular.kv.encoding import Encoded, ModuleEncoder, Patience
-from ragcache_integrations.modular.kv.memory import BufferPool
-from ragcache_integrations.modular.kv.plan import Plan, plan_assembly
-from ragcache_integrations.modular.kv.prefill import Parts, Prefilled, prefill
-from ragcache_integrations.modular.kv.store import ModuleStore, StoreStats
-from ragcache_integrations.modular.kv.strategies import Strategy, strategy_of
 from ragcache_integrations.prompts.pml import Assembly, Encoder, Module
+from ragcache_modular.kv.decoders import decoder_of
+from ragcache_modular.kv.encoding import Encoded, ModuleEncoder, Patience
+from ragcache_modular.kv.memory import BufferPool
+from ragcache_modular.kv.plan import Plan, plan_assembly
+from ragcache_modular.kv.prefill import Parts, Prefilled, prefill
+from ragcache_modular.kv.store import ModuleStore, StoreStats
+from ragcache_modular.kv.strategies import Strategy, strategy_of
 
 from .answers import Answer
 from .batch import Batch
@@ -185,7 +185,7 @@ class ModularModel(Closeable):
         Args:
             system: System text at the beginning; may be empty.
             documents: Texts of the documents, in the order of the prompt. Their modules are named
-                by :func:`~ragcache_integrations.modular.documents.document_name`.
+                by :func:`~ragcache_modular.documents.document_name`.
             query: Text at the end, which is computed for this prompt.
             separator: Text after the system text and each document; part of their modules.
             link_token_ids: Tokens to compute after each document, for models that were trained with

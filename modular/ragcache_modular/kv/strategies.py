@@ -68,7 +68,7 @@ class Strategy(ABC):
 
         Returns:
             For each token of the plan, whether to compute it again; true only where
-            :attr:`~ragcache_integrations.modular.kv.plan.Plan.reusable` is.
+            :attr:`~ragcache_modular.kv.plan.Plan.reusable` is.
         """
 
 
@@ -145,7 +145,7 @@ class KVLink(Strategy):
     document lacks. This package includes no such training. The document's own last tokens replace
     the link tokens, at the positions that the paper uses, those of the whole prompt. A model that
     was trained this way has link tokens: pass them to
-    :meth:`~ragcache_integrations.modular.model.ModularModel.assemble` and set ``link_tokens=0``.
+    :meth:`~ragcache_modular.model.ModularModel.assemble` and set ``link_tokens=0``.
 
     Attributes:
         link_tokens: How many tokens of each chunk are computed again, at least 0.

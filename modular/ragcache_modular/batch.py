@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragcache_integrations.modular.kv.attention import Sight
-from ragcache_integrations.modular.kv.encoding import Patience, run_layers
-from ragcache_integrations.modular.kv.memory import Memory
-from ragcache_integrations.modular.kv.plan import Plan
-from ragcache_integrations.modular.kv.prefill import Parts, Prefilled
+from ragcache_modular.kv.attention import Sight
+from ragcache_modular.kv.encoding import Patience, run_layers
+from ragcache_modular.kv.memory import Memory
+from ragcache_modular.kv.plan import Plan
+from ragcache_modular.kv.prefill import Parts, Prefilled
 
 from .answers import Answer
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ragcache_integrations import __version__ as _installed
+
 if TYPE_CHECKING:
     from ragcache_integrations.core.generation import (
         Generation,
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
         TokenLogprob,
         Usage,
     )
-    from ragcache_integrations.modular.kv.prefill import Prefilled
-    from ragcache_integrations.modular.kv.store import StoreStats
-    from ragcache_integrations.modular.kv.strategies import (
+    from ragcache_modular.kv.prefill import Prefilled
+    from ragcache_modular.kv.store import StoreStats
+    from ragcache_modular.kv.strategies import (
         STRATEGIES,
         CacheBlend,
         Epic,
@@ -28,25 +30,6 @@ if TYPE_CHECKING:
         KVLink,
         PromptCache,
         Strategy,
-    )
-    from ragcache_integrations.prompts.pml import (
-        Assembly,
-        CompiledSchema,
-        Fresh,
-        Import,
-        Limits,
-        Module,
-        Param,
-        Placed,
-        Prompt,
-        Scaffold,
-        Schema,
-        SchemaModule,
-        Slot,
-        Text,
-        Turn,
-        Union,
-        escape,
     )
 
     from .engine import ModularEngine
@@ -56,68 +39,62 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STRATEGIES",
-    "Assembly",
     "AsyncModularStream",
     "CacheBlend",
-    "CompiledSchema",
     "Epic",
     "Exact",
-    "Fresh",
     "Generation",
     "GenerationChunk",
-    "Import",
     "KVLink",
-    "Limits",
     "ModularChunk",
     "ModularEngine",
     "ModularGeneration",
     "ModularModel",
     "ModularStats",
     "ModularStream",
-    "Module",
-    "Param",
-    "Placed",
     "Prefilled",
-    "Prompt",
     "PromptCache",
     "Sampling",
-    "Scaffold",
-    "Schema",
-    "SchemaModule",
-    "Slot",
     "StoreStats",
     "Strategy",
-    "Text",
     "TokenLogprob",
-    "Turn",
-    "Union",
     "Usage",
-    "escape",
 ]
 
+__version__ = "0.1.0"
+
+if __version__ != _installed:
+    _message = (
+        f"ragcache-modular {__version__} needs ragcache-integrations {__version__}, but "
+        f"{_installed} is installed: install both from the same clone, address or folder of wheels"
+    )
+    raise ImportError(_message)
+
 _NAMES = {
-    ".prompts.pml": (
-        *("Assembly", "CompiledSchema", "Fresh", "Import", "Limits", "Module", "Param", "Placed"),
-        *("Prompt", "Scaffold", "Schema", "SchemaModule", "Slot", "Text", "Turn", "Union"),
-        "escape",
+    "ragcache_integrations.core.generation": (
+        "Generation",
+        "GenerationChunk",
+        "Sampling",
+        "TokenLogprob",
+        "Usage",
     ),
-    ".core.generation": ("Generation", "GenerationChunk", "Sampling", "TokenLogprob", "Usage"),
-    "generation": ("ModularChunk", "ModularGeneration"),
-    "model": ("ModularModel", "ModularStats"),
-    "engine": ("ModularEngine",),
-    "kv.prefill": ("Prefilled",),
-    "kv.store": ("StoreStats",),
-    "kv.strategies": (
+    ".backend": ("MODULAR_MODEL", "USER_MODULAR"),
+    ".generation": ("ModularChunk", "ModularGeneration"),
+    ".model": ("ModularModel", "ModularStats"),
+    ".engine": ("ModularEngine",),
+    ".kv.prefill": ("Prefilled",),
+    ".kv.store": ("StoreStats",),
+    ".kv.strategies": (
         *("STRATEGIES", "CacheBlend", "Epic", "Exact", "KVLink", "PromptCache", "Strategy"),
     ),
-    "streams": ("AsyncModularStream", "ModularStream"),
+    ".streams": ("AsyncModularStream", "ModularStream"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+        return getattr(importlib.import_module(_HOMES[name], __name__), name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)
 
