@@ -154,8 +154,7 @@ _PARTS: tuple[tuple[str, str, Callable[[], str] | None], ...] = (
     ("tokenizers of other models", "tokenizer", None),
     ("modular attention", "modular", None),
     ("Prometheus metrics", "prometheus", None),
-    ("demo, evaluation and reports", "eval", None),
-    ("data sets of the Hugging Face hub", "datasets", None),
+    ("demo, evaluation and reports", "eval", _imports("ragcache_workbench")),
 )
 
 _WITHOUT = {"numba": "not installed; the query cache computes in NumPy"}
