@@ -133,6 +133,9 @@ class Imports:
                 read = self._home(source, name)
                 if read in self.readers and read != module:
                     self.readers[read].add(module)
+        projects = "".join(path.read_text("utf-8") for path in root.glob("*/pyproject.toml"))
+        self.entered = {module for module in self.paths if f'"{module}:' in projects}
+        """Modules that entry points name."""
 
     def _of(self, module: str) -> Iterator[tuple[str, str]]:
         """Modules that it imports from, each with a name; or names a module in a string."""
@@ -165,6 +168,8 @@ class Imports:
             path
             for module, path in self.paths.items()
             if path.name not in {"__init__.py", "__main__.py"}
+            and module not in self.entered
+            and "import *" not in path.read_text("utf-8")  # an earlier name of another module
             and path.read_text("utf-8").count("\n") < LONE_LINES
             and len(self.readers[module]) < READERS
             and all(self.paths[reader].parent == path.parent for reader in self.readers[module])
