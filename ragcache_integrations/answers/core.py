@@ -11,6 +11,9 @@ of a scope, which is where the bound on the share of wrong answers comes from, a
 the entry, which is lowered for good when it answered wrongly. That is the idea of vCache (Schroeder
 et al., 2025, https://arxiv.org/abs/2502.03771), a threshold for each entry, without the need to see
 each entry hundreds of times.
+
+The last times that something was forgotten are remembered, so that an answer that was begun before
+is not kept afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -37,12 +40,40 @@ from ragcache_integrations.retrievers.keys import (
 )
 
 from .entries import CachedAnswer, Group, Question, Vector, nearest, unit_vector, words_of
-from .forgettings import Forgettings
 from .knobs import AnswerKnobs
 from .records import Record
 from .types import AnswerExplanation, AnswerStats
 
-__all__ = ["AnswerCore", "Held", "Near"]
+__all__ = ["AnswerCore", "Forgettings", "Held", "Near"]
+
+
+_MOST = 64
+"""That are remembered. An answer that more have overtaken is taken for forgotten."""
+
+
+class Forgettings:
+    """Remembers the last times that a cache forgot something. Not thread-safe.
+
+    Attributes:
+        count: How often that was.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: deque[Callable[[Question], bool]] = deque(maxlen=_MOST)
+
+    def add(self, matches: Callable[[Question], bool]) -> None:
+        """Remember that the answers to some questions were forgotten."""
+        self.count += 1
+        self._last.append(matches)
+
+    def concern(self, question: Question, moment: int) -> bool:
+        """Whether the answers to a question were forgotten since :attr:`count` was ``moment``."""
+        missed = self.count - moment
+        return missed > len(self._last) or any(
+            matches(question) for matches in list(self._last)[len(self._last) - missed :]
+        )
+
 
 A = TypeVar("A")
 

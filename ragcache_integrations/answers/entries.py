@@ -1,9 +1,10 @@
-"""Questions, answers that may be served again, and those that share a key."""
+"""Questions, answers that may be served again or copied, and those that share a key."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -17,12 +18,24 @@ __all__ = [
     "Group",
     "Question",
     "Vector",
+    "copy_answer",
     "nearest",
     "unit_vector",
     "words_of",
 ]
 
+
 A = TypeVar("A")
+
+
+def copy_answer(answer: A) -> A:
+    """Copy an answer so that no change of the copy, however deep, changes it.
+
+    Raises:
+        Exception: It can't be copied.
+    """
+    return answer if isinstance(answer, str) else deepcopy(answer)
+
 
 Vector = NDArray[np.floating[Any]]
 

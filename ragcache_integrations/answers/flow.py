@@ -22,9 +22,8 @@ from ragcache_integrations.retrievers.keys import (
 )
 
 from .changes import ChangeWatch
-from .copies import copy_answer
 from .core import AnswerCore, Near
-from .entries import CachedAnswer, Group, Question, Vector
+from .entries import CachedAnswer, Group, Question, Vector, copy_answer
 from .records import AnswerCodec
 from .redis import SharedAnswers
 from .types import (

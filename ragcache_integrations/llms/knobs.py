@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from ragcache_integrations.core.blocks import AsyncCloseable, Closeable
 from ragcache_integrations.core.checks import check_int, check_seconds, check_text, unknown_name
-from ragcache_integrations.core.generation import SamplingOptions
+from ragcache_integrations.core.generation import SamplingOptions, Usage
 from ragcache_integrations.core.knobs import explained_errors
 from ragcache_integrations.core.prompt import (
     NO_TOOLS,
@@ -53,12 +53,98 @@ from .backend_kinds import (
 )
 from .headers import EXTRA_HEADERS, checked_headers
 from .openai import OpenAIServer, strict_form
-from .pins import Pinning
 from .shared_backends import SharedBackends
 from .steps import NEXT_STEPS, NO_STEP, STEP, StepHint
 from .structured import RESPONSE_FORMAT, format_arguments
 
-__all__ = ["CALL_NAMES", "LLMKnobs"]
+__all__ = ["CALL_NAMES", "LLMKnobs", "Pinning"]
+
+
+if TYPE_CHECKING:
+    from .backend import BackendSource
+
+
+class Pinning:
+    """The methods of an LLM class that pin documents in its engine."""
+
+    if TYPE_CHECKING:
+        namespace: str
+        _source: BackendSource
+
+    def pin(
+        self,
+        documents: Prompt | Iterable[Any],
+        *,
+        ttl: float | None = None,
+        system: str = "",
+        namespace: str | None = None,
+    ) -> Usage:
+        """Keep documents' KV caches in the GPU under any load.
+
+        Args:
+            documents: Documents or nodes of the framework, texts, or a prompt of ours. They stay at
+                one place: after ``system``, in this order.
+            ttl: Seconds; ``None`` until :meth:`unpin`.
+            system: System text before the documents.
+            namespace: The tenant; the object's own if ``None``.
+
+        Raises:
+            ConfigurationError: There would be no room for the longest request, or the tenant's
+                pins would exceed its quota; or this is no local engine with a knowledge tree. A
+                server takes the field ``pin`` of a request.
+        """
+        call = {"ttl": ttl, "system": system, "namespace": self._tenant(namespace)}
+        usage: Usage = _pinning(self._source.get()).pin(documents, **call)
+        return usage
+
+    async def apin(
+        self,
+        documents: Prompt | Iterable[Any],
+        *,
+        ttl: float | None = None,
+        system: str = "",
+        namespace: str | None = None,
+    ) -> Usage:
+        """Async version of :meth:`pin`."""
+        call = {"ttl": ttl, "system": system, "namespace": self._tenant(namespace)}
+        usage: Usage = await _pinning(await self._source.aget()).apin(documents, **call)
+        return usage
+
+    def unpin(
+        self,
+        documents: Prompt | Iterable[Any],
+        *,
+        system: str = "",
+        namespace: str | None = None,
+    ) -> bool:
+        """Let pinned documents be evicted again; whether they were pinned."""
+        call = {"system": system, "namespace": self._tenant(namespace)}
+        return bool(_pinning(self._source.get()).unpin(documents, **call))
+
+    async def aunpin(
+        self,
+        documents: Prompt | Iterable[Any],
+        *,
+        system: str = "",
+        namespace: str | None = None,
+    ) -> bool:
+        """Async version of :meth:`unpin`."""
+        call = {"system": system, "namespace": self._tenant(namespace)}
+        return bool(await _pinning(await self._source.aget()).aunpin(documents, **call))
+
+    def _tenant(self, namespace: str | None) -> str:
+        return self.namespace if namespace is None else namespace
+
+
+def _pinning(backend: Any) -> Any:
+    if not hasattr(backend, "pin"):
+        msg = (
+            f"documents are pinned in a local engine, got {type(backend).__name__}: send the field "
+            "`pin` in a request to `ragcache serve`"
+        )
+        raise ConfigurationError(msg)
+    return backend
+
 
 DEFAULTS = SamplingOptions()
 PRIORITY = "priority"

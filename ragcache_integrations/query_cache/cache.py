@@ -17,12 +17,11 @@ from ragcache_integrations.errors import CacheFileError
 
 from .base import BaseQueryCache
 from .certificates import UNIT_SLACK
+from .changes import Insertions, Removals
 from .entries import NOWHERE, Contents, DocumentVectors, Entry
 from .files import capture, check_arguments, read, write
-from .insertions import Insertions
 from .kernels import kernels
 from .lookup import Answers, Conclusions, Decisions, Learning, Look, Match
-from .removals import Removals
 from .settings import Settings
 from .tolerance import AdaptiveTolerance, TenantTolerances
 from .types import (

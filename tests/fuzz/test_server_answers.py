@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import join_calls
 from ragcache_integrations.errors import PromptTooLongError, ServerError
-from ragcache_integrations.llms.openai.answers import AnswerError, AnswerParser
-from ragcache_integrations.llms.openai.events import StreamParser
+from ragcache_integrations.llms.openai.answers import AnswerError, AnswerParser, StreamParser
 from tests.llms.doubles import StubServer
 from tests.llms.openai.calls import CHAT, RAW, agenerate, astream, connect, generate, stream
 from tests.support.sizes import examples

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parts.prompts.contextpilot_peer import ContextPilotPeer, has_contextpilot
-from ragcache_integrations.prompts.order.limits import within_limit
 from ragcache_integrations.prompts.order.order import DocumentOrder
 from ragcache_integrations.prompts.order.paths import PathModel
+from ragcache_integrations.prompts.order.settings import within_limit
 from ragcache_workbench.simulation.simulator import simulate
 from ragcache_workbench.simulation.traces import Trace, TraceRequest
 

@@ -17,7 +17,7 @@ from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, ToolM
 from langchain_core.messages.ai import UsageMetadata
 from pydantic import BaseModel
 
-from ragcache_integrations.answers.copies import copy_answer
+from ragcache_integrations.answers.entries import copy_answer
 from ragcache_integrations.answers.finish import attributes_of, forget_usage
 
 __all__ = ["chosen_names", "messages_in", "nameless", "names_in", "renewed"]

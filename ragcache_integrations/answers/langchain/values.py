@@ -18,8 +18,7 @@ from langchain_core.messages import (
 from langchain_core.runnables import AddableDict, Runnable
 
 from ragcache_integrations.answers import finish
-from ragcache_integrations.answers.copies import copy_answer
-from ragcache_integrations.answers.entries import Question
+from ragcache_integrations.answers.entries import Question, copy_answer
 from ragcache_integrations.answers.finish import (
     ANSWER_KEYS,
     EMPTY,

@@ -1,10 +1,16 @@
-"""Base classes of our LlamaIndex query engines: events, retrieval, copies."""
+"""Base classes of our LlamaIndex query engines: events, retrieval, copies.
+
+LlamaIndex's query engines and synthesizers are no pydantic models, so copies and pickles of them
+are made here.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import llama_index.core.instrumentation as instrument
@@ -20,11 +26,50 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
+from pydantic import BaseModel
 
-from ragcache_integrations.chains.copying import CopiedBySettings
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["PendingResponse", "QueryEngine", "RetrieverEngine", "check_retriever"]
+__all__ = [
+    "CopiedBySettings",
+    "PendingResponse",
+    "QueryEngine",
+    "RetrieverEngine",
+    "check_retriever",
+]
+
+
+class CopiedBySettings:
+    """Makes deep copies and pickles from an object's settings, without what it has learnt.
+
+    A deep copy has the same callback manager; a pickle has none. Subclasses name the arguments of
+    their constructors, which they keep under these names after an underscore. Arguments that are
+    knobs are kept together.
+    """
+
+    callback_manager: Any
+    _argument_names: ClassVar[tuple[str, ...]]
+    _knobs: BaseModel | None = None
+
+    def __copy__(self) -> Self:
+        clone = object.__new__(type(self))
+        vars(clone).update(vars(self))
+        return clone
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        manager = self.callback_manager
+        memo[id(manager)] = manager
+        arguments = copy.deepcopy(self._arguments(), memo)
+        return type(self)(**arguments | {"callback_manager": manager})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **self._arguments()), ()
+
+    def _arguments(self) -> dict[str, Any]:
+        """The constructor's arguments for an equal object, except the callback manager."""
+        kept = {name: getattr(self, f"_{name}") for name in self._argument_names}
+        return {**kept, **dict(self._knobs or ())}
+
 
 dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # re-exported untyped
 

@@ -30,7 +30,7 @@ from ragcache_integrations.adaptive import (
 )
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
-from ragcache_integrations.chains.copying import CopiedBySettings
+from ragcache_integrations.chains.query_engine.llama_index import CopiedBySettings
 from ragcache_integrations.chains.streams import atexts_before, texts_before
 from ragcache_integrations.core.blocks import context_value
 from ragcache_integrations.core.checks import unknown_name

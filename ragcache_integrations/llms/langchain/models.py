@@ -45,12 +45,9 @@ from ragcache_integrations.prompts.recognition.langchain import run_around, watc
 
 from .errors import langchain_errors
 from .steps import graph_step
-from .structured import (
-    WholeAnswerParser,
-    parsed_with_raw,
-)
 from .translation import (
     StreamedCalls,
+    WholeAnswerParser,
     called_tools,
     chat_prompt,
     end_metadata,
@@ -58,6 +55,7 @@ from .translation import (
     generation_info,
     logprobs_metadata,
     own_call,
+    parsed_with_raw,
     schema_arguments,
     tool_definition,
     usage_metadata,

@@ -25,9 +25,8 @@ from ragcache_integrations.errors import (
     ServerError,
 )
 
-from .answers import AnswerParser
+from .answers import AnswerParser, StreamParser
 from .clients import OpenAIClients
-from .events import StreamParser
 from .handshake import Handshake
 from .requests import RequestBuilder
 from .token_counting import TokenCounter

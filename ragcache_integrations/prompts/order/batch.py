@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .limits import within_limit
+from .settings import within_limit
 
 __all__ = ["ScheduledRequest", "schedule_requests"]
 

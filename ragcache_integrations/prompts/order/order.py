@@ -25,7 +25,6 @@ from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
 
 from .batch import ScheduledRequest, schedule_requests
-from .limits import within_limit
 from .paths import PathModel, cached_documents
 from .settings import (
     Order,
@@ -33,6 +32,7 @@ from .settings import (
     TreeSource,
     Uncached,
     order_arguments,
+    within_limit,
 )
 
 __all__ = ["DocumentOrder", "OrderStats", "SharedOrders"]

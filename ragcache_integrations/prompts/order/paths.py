@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ragcache_integrations.knowledge_tree.snapshot import NodeSnapshot, TreeSnapshot
 
-from .limits import may_follow
+from .settings import may_follow
 
 __all__ = ["CachedDocument", "PathModel", "cached_documents"]
 

@@ -1,20 +1,20 @@
-"""What both frameworks' cached retrievers do with their cache, apart from answering."""
+"""What both frameworks' cached retrievers do with their cache, apart from answering.
+
+That includes asking questions before they come.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ragcache_integrations.core.checks import (
-    check_int,
-    check_number,
-    check_text,
-    is_whole,
-    or_none,
-)
+from tqdm import tqdm
+
+from ragcache_integrations.core.checks import check_int, check_number, check_text, is_whole, or_none
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Embedding
 from ragcache_integrations.retrievers.retrieval import Request
@@ -22,11 +22,61 @@ from ragcache_integrations.retrievers.stores import LiveState
 from ragcache_integrations.retrievers.tally import RetrieverStats
 
 from .core import RetrieverCore
-from .warming import ask_all, ask_all_async
 
-__all__ = ["CacheControls", "Wired"]
+__all__ = ["CacheControls", "Wired", "ask_all", "ask_all_async"]
 
 logger = logging.getLogger(__name__)
+
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+_UNIT = " questions"
+
+
+def ask_all(
+    ask: Callable[[Q], R], questions: Sequence[Q], *, workers: int, show_progress: bool
+) -> list[R]:
+    """Ask questions, several at a time, and return the answers in the questions' order.
+
+    Args:
+        ask: Answers one question.
+        questions: The questions.
+        workers: How many at a time.
+        show_progress: Show a progress bar.
+
+    Raises:
+        Exception: The first question's error, once all of them are done.
+    """
+    with ThreadPoolExecutor(workers, "ragcache-warm") as pool:
+        pending = [pool.submit(ask, question) for question in questions]
+        with tqdm(total=len(pending), disable=not show_progress, unit=_UNIT) as bar:
+            for _ in as_completed(pending):
+                bar.update()
+    return [future.result() for future in pending]
+
+
+async def ask_all_async(
+    ask: Callable[[Q], Awaitable[R]], questions: Sequence[Q], *, workers: int, show_progress: bool
+) -> list[R]:
+    """Async version of :func:`ask_all`."""
+    limit = asyncio.Semaphore(workers)
+    with tqdm(total=len(questions), disable=not show_progress, unit=_UNIT) as bar:
+
+        async def ask_in_turn(question: Q) -> R:
+            async with limit:
+                try:
+                    return await ask(question)
+                finally:
+                    bar.update()
+
+        answers = await asyncio.gather(*map(ask_in_turn, questions), return_exceptions=True)
+    results: list[R] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        results.append(answer)
+    return results
 
 
 class Wired(NamedTuple):

@@ -1,4 +1,7 @@
-"""Answers in stages: those of the store's own search, or a guess before the answer."""
+"""Answers in stages: those of the store's own search, or a guess before the answer.
+
+Speculation needs guesses in front of stores that have no stages.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.query_cache import Candidate, Hit, QueryCache
 from ragcache_integrations.retrievers.embedder import Embedding
@@ -15,12 +19,58 @@ from ragcache_integrations.retrievers.retrieval import DocumentStage, Request, S
 from ragcache_integrations.retrievers.tally import FailureCount, Tally
 
 from .answers import Answers
-from .guesses import Guesses
 from .question import Answer, Question, final_stage, only_stage, with_answer
 from .questions import Questions
 from .searcher import Searcher
 
-__all__ = ["StagedAnswers"]
+__all__ = ["Guesses", "StagedAnswers"]
+
+
+_WIDTH = 0.1
+"""Guesses are counted by their distance, in steps of this."""
+_STEPS = 20
+_MINIMUM = 0.3
+"""The share of right guesses from which on one is worth the start of an answer."""
+
+
+class Guesses:
+    """Learns at which distance from an earlier question a guess is worth being made.
+
+    Every guess is compared with what the store returned, also those that were not passed on, so
+    that a distance at which guesses go wrong gets another chance once they no longer do.
+    """
+
+    def __init__(self) -> None:
+        self._lock = make_lock()
+        self._right = [0] * _STEPS
+        self._made = [0] * _STEPS
+
+    def pays(self, guess: Hit[Any]) -> bool:
+        """Whether guesses at such a distance have been right often enough, or are still new."""
+        step = _step(guess.distance)
+        with self._lock:
+            return (self._right[step] + 1) / (self._made[step] + 2) >= _MINIMUM
+
+    def learn(self, guess: Hit[Any], found: Sequence[Candidate[Any]]) -> None:
+        """Note whether a guess was what the store returned.
+
+        Args:
+            guess: The guess.
+            found: What the store returned, as many documents as were asked for.
+        """
+        step = _step(guess.distance)
+        with self._lock:
+            self._right[step] += _names(guess.candidates) == _names(found)
+            self._made[step] += 1
+
+
+def _step(distance: float) -> int:
+    return min(int(distance / _WIDTH), _STEPS - 1)
+
+
+def _names(candidates: Sequence[Candidate[Any]]) -> list[tuple[str, str]]:
+    return [(candidate.id, candidate.fingerprint) for candidate in candidates]
+
 
 T = TypeVar("T")
 

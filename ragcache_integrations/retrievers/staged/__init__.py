@@ -1,7 +1,6 @@
 """Retrievers over staged search."""
 
-from .core import StagedRequest
-from .index_changes import STAGED_INDEX_METHODS
+from .core import STAGED_INDEX_METHODS, StagedRequest
 
 __all__ = [
     "STAGED_INDEX_METHODS",

@@ -6,7 +6,15 @@ its framework. The search itself is :class:`~ragcache_integrations.vector_search
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from functools import partial
@@ -22,12 +30,18 @@ from ragcache_integrations.core.threads import in_executor, in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
 from ragcache_integrations.retrievers.retrieval import DocumentStage, check_question
-from ragcache_integrations.retrievers.stores import StoreFacts
+from ragcache_integrations.retrievers.stores import (
+    StoreFacts,
+    StoreMethods,
+    extreme_lengths,
+    faiss_score,
+)
 from ragcache_integrations.retrievers.tally import Tally
 from ragcache_integrations.vector_search import Found, Stage, StagedIndex, StagePlan
 from ragcache_integrations.vector_search.searches import Filter, faiss
 
 __all__ = [
+    "STAGED_INDEX_METHODS",
     "Indexed",
     "StagedArguments",
     "StagedCore",
@@ -36,8 +50,48 @@ __all__ = [
     "StagedSource",
     "all_of",
     "always",
+    "index_facts",
     "read_staged_knobs",
 ]
+
+
+def index_facts(index: Indexed, *, normalised: bool = False) -> StoreFacts:
+    """Return what is known of a staged index, for a cache in front of it.
+
+    Args:
+        index: Returns the index as it is now.
+        normalised: Questions are brought to unit length, as the documents were.
+    """
+    now = index()
+    metric, kind = now.metric, type(now.index).__name__
+
+    def vectors(ids: Sequence[str], /) -> NDArray[np.float32]:
+        return index().vectors(ids)
+
+    return StoreFacts(
+        metric="cosine" if normalised else metric,
+        vectors=vectors,
+        dim=now.dim,
+        exact=now.exact_search,
+        doubt="" if now.exact_search else f"its FAISS index, an {kind}, leaves vectors out",
+        inexact=not now.exact_search,
+        lengths=lambda: extreme_lengths(vectors, index().ids),
+        score=lambda distance: faiss_score(distance, metric),
+    )
+
+
+def _ids(arguments: Mapping[str, Any], _: Any) -> Collection[str] | None:
+    ids = arguments["ids"]
+    return ids if isinstance(ids, list | tuple) else None  # what else there is may be used up
+
+
+STAGED_INDEX_METHODS = StoreMethods(
+    base="",
+    updates=dict.fromkeys(("add", "aadd", "update", "aupdate"), _ids),
+    removes=dict.fromkeys(("delete", "adelete"), _ids),
+)
+"""Those of :class:`~ragcache_integrations.vector_search.StagedIndex`."""
+
 
 T = TypeVar("T")
 

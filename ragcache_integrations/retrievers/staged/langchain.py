@@ -41,8 +41,8 @@ from .core import (
     StagedSource,
     all_of,
     always,
+    index_facts,
 )
-from .facts import index_facts
 
 __all__ = ["StagedFaissRetriever"]
 

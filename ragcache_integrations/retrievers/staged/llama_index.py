@@ -41,9 +41,9 @@ from .core import (
     StagedSource,
     all_of,
     always,
+    index_facts,
     read_staged_knobs,
 )
-from .facts import index_facts
 
 __all__ = ["StagedFaissRetriever"]
 

@@ -10,8 +10,7 @@ from .facts import (
     is_kind,
     tag_of,
 )
-from .faiss_facts import faiss_facts
-from .faiss_vectors import FaissVectors, extreme_lengths, faiss_score, is_faiss_index
+from .faiss_vectors import FaissVectors, extreme_lengths, faiss_facts, faiss_score, is_faiss_index
 from .faiss_view import FaissView
 from .kinds import (
     LANGCHAIN_KINDS,

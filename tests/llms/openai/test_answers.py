@@ -16,10 +16,11 @@ from ragcache_integrations.errors import PromptTooLongError, ServerResponseError
 from ragcache_integrations.langchain import ChatRAGCache
 from ragcache_integrations.langchain import RAGCacheLLM as LangChainLLM
 from ragcache_integrations.llama_index import RAGCacheLLM
-from ragcache_integrations.llms.openai.answers import AnswerError, AnswerParser
-from ragcache_integrations.llms.openai.events import (
+from ragcache_integrations.llms.openai.answers import (
     MAX_EVENT_CHARACTERS,
     MAX_STRAY_CHARACTERS,
+    AnswerError,
+    AnswerParser,
     EventReader,
     StreamParser,
 )

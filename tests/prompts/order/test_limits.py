@@ -5,7 +5,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_integrations.prompts.order.limits import may_follow, within_limit
+from ragcache_integrations.prompts.order.settings import may_follow, within_limit
 
 
 def displacement(order: tuple[int, ...]) -> int:

@@ -22,10 +22,10 @@ from ragcache_integrations.retrievers.cached.langchain.documents import (
     encode_document,
 )
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
-from ragcache_integrations.retrievers.cached.llama_index.nodes import decode_node, encode_node
 from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
+from ragcache_integrations.retrievers.cached.llama_index.retriever import decode_node, encode_node
 from tests.retrievers.cached.langchain.stores import (
     DIM,
     STORES,

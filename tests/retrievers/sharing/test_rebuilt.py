@@ -23,7 +23,7 @@ from ragcache_integrations.retrievers.cached.langchain.retriever import Approxim
 from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
-from ragcache_integrations.retrievers.sharing.shared_state import CAPACITY, Identity, SharedState
+from ragcache_integrations.retrievers.sharing import CAPACITY, Identity, SharedState
 from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
 from ragcache_integrations.retrievers.staged.llama_index import (
     StagedFaissRetriever as StagedLlamaIndexRetriever,

@@ -15,7 +15,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from ragcache_integrations.langchain import ApproximateCacheRetriever as LangChainRetriever
 from ragcache_integrations.llama_index import ApproximateCacheRetriever as LlamaIndexRetriever
-from ragcache_integrations.retrievers.staged.index_changes import STAGED_INDEX_METHODS
+from ragcache_integrations.retrievers.staged.core import STAGED_INDEX_METHODS
 from ragcache_integrations.retrievers.stores.changes import Change, unwatch, watch
 from ragcache_integrations.vector_search import StagedIndex
 from tests.retrievers.cached.langchain.stores import DIM, Words

@@ -21,8 +21,8 @@ from llama_index.vector_stores.faiss import FaissMapVectorStore
 
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.cached.langchain.stores import methods_of
-from ragcache_integrations.retrievers.cached.llama_index.stores import INDEX_METHODS
-from ragcache_integrations.retrievers.cached.llama_index.stores import (
+from ragcache_integrations.retrievers.cached.llama_index.requests import INDEX_METHODS
+from ragcache_integrations.retrievers.cached.llama_index.requests import (
     methods_of as index_methods_of,
 )
 from ragcache_integrations.retrievers.stores.changes import (

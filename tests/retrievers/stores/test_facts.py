@@ -20,13 +20,14 @@ from llama_index.vector_stores.faiss import FaissMapVectorStore, FaissVectorStor
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.cached.langchain.stores import facts_of as langchain_facts
+from ragcache_integrations.retrievers.cached.llama_index.requests import (
+    facts_of as llama_index_facts,
+)
 from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
-from ragcache_integrations.retrievers.cached.llama_index.stores import facts_of as llama_index_facts
 from ragcache_integrations.retrievers.stores.facts import MappedVectors, StoreFacts, tag_of
-from ragcache_integrations.retrievers.stores.faiss_facts import faiss_facts
-from ragcache_integrations.retrievers.stores.faiss_vectors import FaissVectors
+from ragcache_integrations.retrievers.stores.faiss_vectors import FaissVectors, faiss_facts
 from tests.retrievers.cached.langchain.stores import (
     DIM,
     IDS,

@@ -1,15 +1,10 @@
-"""The approximate query cache as a LlamaIndex retriever."""
+"""The approximate query cache as a LlamaIndex retriever, and the form in which nodes are saved."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Generator,
-    Mapping,
-    Sequence,
-)
+import json
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
@@ -28,17 +23,21 @@ from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.schema import (
+    BaseNode,
     IndexNode,
     MetadataMode,
     NodeWithScore,
     QueryBundle,
     QueryType,
+    TextNode,
 )
+from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
 from numpy.typing import ArrayLike
 from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_type
+from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cached.controls import CacheControls, Wired
@@ -55,6 +54,7 @@ from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.keys import in_context, parts_within, window_of
 from ragcache_integrations.retrievers.retrieval import (
+    QUERY_CACHE_METADATA,
     DocumentStage,
     Note,
     Request,
@@ -69,15 +69,11 @@ from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetri
 from ragcache_integrations.retrievers.stores import LiveState, StoreFacts, tag_of, unwatch, watch
 from ragcache_integrations.vector_search import StagedIndex
 
-from .nodes import (
-    copy_node,
-    decode_node,
-    encode_node,
-    identify_node,
-)
-from .requests import QUERY_MODE, Requests, check_search_kwargs
-from .stores import (
+from .requests import (
     INDEX_METHODS,
+    QUERY_MODE,
+    Requests,
+    check_search_kwargs,
     facts_of,
     methods_of,
     nodes_of,
@@ -85,7 +81,64 @@ from .stores import (
 )
 from .tracing import is_heard
 
-__all__ = ["ApproximateCacheRetriever", "QueryCacheEvent", "question_in_context"]
+__all__ = [
+    "ApproximateCacheRetriever",
+    "QueryCacheEvent",
+    "copy_node",
+    "decode_node",
+    "encode_node",
+    "identify_node",
+    "question_in_context",
+]
+
+
+def identify_node(scored: NodeWithScore) -> tuple[str, str]:
+    """Return a node's id and its text, without its metadata."""
+    node = scored.node
+    if type(node) is TextNode:  # as most are, and asking costs as much as all else here
+        return node.id_, node.text
+    return node.node_id, node.get_content(MetadataMode.NONE)
+
+
+def copy_node(node: BaseNode, note: Note | None) -> BaseNode:
+    """Return a node that the caller may change."""
+    copied = copy_model(node)
+    if note is not None:
+        copied.metadata[QUERY_CACHE_METADATA] = dict(note)
+        # It is about this answer: neither the model's prompt nor an embedding may change by it.
+        copied.excluded_llm_metadata_keys.append(QUERY_CACHE_METADATA)
+        copied.excluded_embed_metadata_keys.append(QUERY_CACHE_METADATA)
+    return copied
+
+
+def encode_node(scored: NodeWithScore) -> dict[str, Any]:
+    """Turn a node and its score into what JSON can hold.
+
+    Raises:
+        ConfigurationError: It would not come back as it is.
+    """
+    score = None if scored.score is None else float(scored.score)
+    metadata = encode_value(scored.node.metadata, "metadata")
+    bare = scored.node.model_copy(update={"metadata": {}})
+    try:
+        saved = {"node": doc_to_json(bare), "metadata": {}, "score": score}
+        back = decode_node(json.loads(json.dumps(saved)))
+        same = type(back.node) is type(bare) and back.node == bare
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        kind = type(scored.node).__name__
+        msg = f"a {kind} that JSON cannot hold cannot be saved: {scored.node!r:.200}"
+        raise ConfigurationError(msg)
+    return saved | {"metadata": metadata}
+
+
+def decode_node(saved: dict[str, Any]) -> NodeWithScore:
+    """Turn that into the node and its score again."""
+    node = json_to_doc(saved["node"])
+    node.metadata = decode_value(saved["metadata"])
+    return NodeWithScore(node=node, score=saved["score"])
+
 
 dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # re-exported untyped
 

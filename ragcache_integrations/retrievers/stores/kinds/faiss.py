@@ -7,8 +7,11 @@ from functools import partial
 from typing import Any
 
 from ragcache_integrations.retrievers.stores.facts import StoreFacts
-from ragcache_integrations.retrievers.stores.faiss_facts import faiss_facts
-from ragcache_integrations.retrievers.stores.faiss_vectors import FaissVectors, is_faiss_index
+from ragcache_integrations.retrievers.stores.faiss_vectors import (
+    FaissVectors,
+    faiss_facts,
+    is_faiss_index,
+)
 
 from .kind import StoreKind
 

@@ -1,8 +1,9 @@
-"""Insertions into a cache in memory, and what is learnt from the store's answers."""
+"""Changes of a cache in memory: insertions, removals, and learning from the store's answers."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import sys
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -25,9 +26,10 @@ from .entries import (
 from .lookup import Decisions, Learning, Look
 from .settings import Settings
 from .types import Candidate, Wording
-from .validation import check_key
+from .validation import check_ids, check_key
 
-__all__ = ["Insertions"]
+__all__ = ["Insertions", "Removals"]
+
 
 T = TypeVar("T")
 Vectors = NDArray[np.float32]
@@ -202,3 +204,98 @@ class Insertions(Generic[T]):
         for slot in table.keys.expired(now):
             table.remove(slot)
             contents.counts["expired"] += 1
+
+
+class Removals(Generic[T]):
+    """Drops entries.
+
+    Args:
+        contents: What the cache holds.
+        vectors: Reads the documents' vectors.
+        decisions: Says which entries answer a query.
+    """
+
+    def __init__(
+        self, contents: Contents[T], vectors: DocumentVectors, decisions: Decisions[T]
+    ) -> None:
+        self._contents = contents
+        self._vectors = vectors
+        self._decisions = decisions
+
+    def delete(self, q: ArrayLike, key: Hashable) -> bool:
+        """See :meth:`.cache.QueryCache.delete`."""
+        contents, query = self._contents, self._vectors.prepare_query(q)
+        with contents.lock:
+            slot = contents.table.keys.same(query, contents.partition(key))
+            if slot is None:
+                return False
+            contents.table.remove(slot)
+            return True
+
+    def forget(self, q: ArrayLike, k: int, key: Hashable) -> int:
+        """See :meth:`.cache.QueryCache.forget`."""
+        contents, query = self._contents, self._vectors.prepare_query(q)
+        k = min(check_int("k", k, 1), sys.maxsize)
+        count = 0
+        with contents.lock:
+            table = contents.table
+            while True:
+                partition = contents.partition(key)
+                slot, distance = table.keys.nearest(query, partition, k, contents.clock())
+                entry = table.entry(slot) if slot >= 0 else None
+                if entry is None or distance > self._decisions.limit_of(entry):
+                    break
+                table.remove(slot)
+                count += 1
+            contents.changes.clear()
+        return count
+
+    def discard(self, matches: Callable[[Hashable, Sequence[Candidate[T]], float], bool]) -> int:
+        """See :meth:`.cache.QueryCache.discard`."""
+        contents = self._contents
+        with contents.lock:
+            now, table = contents.clock(), contents.table
+            slots = [
+                slot
+                for slot, entry in enumerate(table.entries)
+                if entry is not None
+                and matches(entry.key, entry.candidates, (now - entry.born) / 1e9)
+            ]
+            for slot in slots:
+                table.remove(slot)
+            contents.changes.clear()
+        return len(slots)
+
+    def clear(self) -> None:
+        """Drop every entry."""
+        with self._contents.lock:
+            self._contents.clear()
+
+    def follow(
+        self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None
+    ) -> None:
+        """Follow a change of the store.
+
+        Args:
+            removed: Ids of documents that are gone.
+            added: Ids of documents that are new.
+            vectors: Their vectors, shape (len(added), dim); ``None``: they are read.
+
+        Raises:
+            ConfigurationError: ``vectors`` cannot be used. Every entry was dropped then.
+        """
+        check_ids((*removed, *added))
+        contents = self._contents
+        try:
+            added, new = self._vectors.of_new(added, vectors)
+        except BaseException:
+            self.clear()  # the store has changed, and nobody knows how
+            raise
+        with contents.lock:
+            if new is None:
+                contents.clear()
+                return
+            contents.changes.note(removed, added, new)
+            ended = contents.table.drop_documents(removed)
+            ended += contents.table.add_documents(added, new)
+            contents.counts["invalidated"] += ended
