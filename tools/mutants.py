@@ -32,7 +32,7 @@ import tarfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -337,45 +337,47 @@ def recording(source: str, numbered: Iterable[tuple[int, Place]]) -> str:
     return "\n".join(lines)
 
 
-# In the copy: which test runs, and what it reaches. The copy's own folder has the log, because some
-# tests start processes with an empty environment.
+# In the copy: which test runs, and which mutants it reaches. All processes share a file in memory,
+# because event loops of some tests refuse system calls. The file is beside this copy of the tools,
+# because some tests start processes with an empty environment. It holds the number of the test that
+# is running, and then a row for each test with a byte for each mutant.
 
 _LOG = ROOT / "reached"
+_ROW, _ROWS = 1024, 20_000
 _tests: list[str] = []
-_seen: set[tuple[int, int]] = set()
-_current: mmap.mmap | None = None
-_log = -1
+_shared: mmap.mmap | None = None
 
 
 def _open() -> mmap.mmap:
-    """Open the log, and the number of the test, which all processes share."""
-    global _current, _log  # noqa: PLW0603 - once in each process
-    if _current is None:
-        number = os.open(_LOG.with_suffix(".current"), os.O_RDWR | os.O_CREAT)
-        os.ftruncate(number, 4)
-        _log = os.open(_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        _current = mmap.mmap(number, 4)
-    return _current
+    global _shared  # noqa: PLW0603 - once in each process
+    if _shared is None:
+        number = os.open(_LOG.with_suffix(".shared"), os.O_RDWR | os.O_CREAT)
+        os.ftruncate(number, _ROW * _ROWS)
+        _shared = mmap.mmap(number, _ROW * _ROWS)
+    return _shared
 
 
 def reached(mutant: int) -> None:
     """Record that the test that is running reached a mutant."""
-    test = int.from_bytes(_open()[:], "little")
-    if (test, mutant) not in _seen:
-        _seen.add((test, mutant))
-        os.write(_log, f"reached {test} {mutant}\n".encode())
+    shared = _open()
+    shared[_ROW * (1 + int.from_bytes(shared[:4], "little")) + mutant] = 1
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
     """Number the test; 0 is what is done before the first one."""
     _tests.append(nodeid)
-    _open()[:] = len(_tests).to_bytes(4, "little")
-    os.write(_log, f"test {len(_tests)} {nodeid}\n".encode())
+    _open()[:4] = len(_tests).to_bytes(4, "little")
+    _record("test", nodeid)
 
 
 def pytest_runtest_logreport(report: Any) -> None:
     """Record how each part of a test ended."""
-    os.write(_log, f"{report.outcome} {len(_tests)} {report.duration:.2f}\n".encode())
+    _record(report.outcome, f"{report.duration:.2f}")
+
+
+def _record(kind: str, text: str) -> None:
+    with _LOG.open("a", encoding="utf-8") as file:
+        file.write(f"{kind} {len(_tests)} {text}\n")
 
 
 # What runs the tests of a copy.
@@ -387,24 +389,25 @@ class Run:
 
     Attributes:
         status: pytest's; None if it ran out of time.
+        tests: Those that began.
         seconds: Of each test that passed.
         failed: The tests that failed.
-        reached: For each mutant the tests that reached it.
-        last: The test that began last.
+        reached: For each mutant the tests that reached it; an empty name is an import.
     """
 
     status: int | None
-    seconds: dict[str, float]
-    failed: list[str]
-    reached: dict[int, list[str]]
-    last: str
+    tests: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    reached: dict[int, list[str]] = field(default_factory=dict)
 
 
 def run_tests(tree: Path, arguments: Iterable[str], seconds: float) -> Run:
     """Run tests of a copy, and read what they recorded."""
     log = tree / _LOG.name
-    for path in (log, log.with_suffix(".current")):
-        path.unlink(missing_ok=True)
+    shared = log.with_suffix(".shared")
+    log.write_text("", "utf-8")
+    shared.unlink(missing_ok=True)
     listed = tree / "tests.args"
     listed.write_text("\n".join(arguments), "utf-8")
     options = ["-p", "tools.mutants", "-p", "no:cacheprovider", "--hypothesis-seed", "0"]
@@ -425,27 +428,33 @@ def run_tests(tree: Path, arguments: Iterable[str], seconds: float) -> Run:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return read_log(status, log.read_text("utf-8").split("\n") if log.exists() else [])
+    run = read_log(status, log.read_text("utf-8").splitlines())
+    if shared.exists():
+        rows = shared.read_bytes()[_ROW:]
+        for number, test in enumerate(["", *run.tests]):
+            row = rows[number * _ROW : (number + 1) * _ROW]
+            for mutant in (mutant for mutant, byte in enumerate(row) if byte):
+                run.reached.setdefault(mutant, []).append(test)
+    return run
 
 
 def read_log(status: int | None, lines: list[str]) -> Run:
     """Read what a run recorded; tests of which a part failed or was skipped did not pass."""
-    tests = {"0": ""}
-    seconds: dict[str, float] = {}
-    failed, not_passed = [], set()
-    reached: dict[int, list[str]] = defaultdict(list)
-    for kind, number, rest in (line.split(" ", 2) for line in lines if line.count(" ") > 1):
+    run = Run(status)
+    not_passed = set()
+    for kind, number, text in (line.split(" ", 2) for line in lines):
         if kind == "test":
-            tests[number] = rest
-        elif kind == "reached":
-            reached[int(rest)].append(tests[number])
-        elif kind == "passed":
-            seconds[tests[number]] = seconds.get(tests[number], 0) + float(rest)
+            run.tests.append(text)
+            continue
+        test = run.tests[int(number) - 1]
+        if kind == "passed":
+            run.seconds[test] = run.seconds.get(test, 0) + float(text)
         else:
-            not_passed.add(tests[number])
-            failed += [tests[number]] if kind == "failed" else []
-    seconds = {test: spent for test, spent in seconds.items() if test not in not_passed}
-    return Run(status, seconds, failed, dict(reached), list(tests.values())[-1])
+            not_passed.add(test)
+            run.failed.extend([test] if kind == "failed" else [])
+    for test in not_passed:
+        run.seconds.pop(test, None)
+    return run
 
 
 class Hunt:
@@ -526,7 +535,7 @@ class Hunt:
                 path.write_text(source, "utf-8")
             ran = {"tests": len(tests), "of": len(reaching)}
             if run.status is None:
-                return {"status": "timeout", "by": run.last, **ran}
+                return {"status": "timeout", "by": run.tests[-1] if run.tests else "", **ran}
             if run.status == 0:
                 break
             by = run.failed[0] if run.failed else tests[0]  # else no test could be imported
