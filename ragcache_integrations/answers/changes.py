@@ -27,9 +27,9 @@ import numpy as np
 from pydantic import BaseModel
 
 from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.retrievers.keys.config_reads import OwnParts
-from ragcache_integrations.retrievers.keys.own_code import (
+from ragcache_integrations.retrievers.keys import (
     Notes,
+    OwnParts,
     Uses,
     is_own_class,
     is_own_code,

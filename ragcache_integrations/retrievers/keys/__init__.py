@@ -12,6 +12,8 @@ from .cache_keys import (
     request_key,
     tenant_of,
 )
+from .config_reads import OwnParts
+from .own_code import Notes, Uses, is_own_class, is_own_code, is_own_module, remembered, uses_of
 from .question_context import FollowUpWarning, context_text, in_context, turns_form
 from .question_guard import QuestionMarks, may_share, question_difference, question_marks
 from .snapshots import Snapshot, Snapshots
@@ -23,6 +25,8 @@ __all__ = [
     "FollowUpWarning",
     "FrozenArguments",
     "Naming",
+    "Notes",
+    "OwnParts",
     "Parts",
     "QuestionMarks",
     "Snapshot",
@@ -31,11 +35,15 @@ __all__ = [
     "Surroundings",
     "TextIdentity",
     "TextWindow",
+    "Uses",
     "check_ignores",
     "context_text",
     "filter_mark",
     "freeze_arguments",
     "in_context",
+    "is_own_class",
+    "is_own_code",
+    "is_own_module",
     "marks_of",
     "may_share",
     "nameless_values",
@@ -45,9 +53,11 @@ __all__ = [
     "parts_within",
     "question_difference",
     "question_marks",
+    "remembered",
     "request_key",
     "tenant_of",
     "turns_form",
+    "uses_of",
     "window_of",
     "wrapped_settings",
 ]

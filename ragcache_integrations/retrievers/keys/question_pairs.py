@@ -385,7 +385,7 @@ def _drop(words: Sequence[Word], partners: list[int], needless: frozenset[str]) 
 
 
 def _restricts(words: Sequence[Word], place: int, *, generic: bool) -> bool:
-    """Return whether a word makes another thing of the noun that it stands next to.
+    """Return whether a word makes another thing of the noun next to it.
 
     "The online course" is one of the courses, and "register online" is to register. If the word is
     *generic*, "car insurance" is one of the insurances, and "the meeting room" is no meeting; but
@@ -561,7 +561,7 @@ def _introduced(words: Sequence[Word], place: int, kept: Sequence[int]) -> str:
 
 
 def _of_head(words: Sequence[Word], place: int, by: str) -> str:
-    """Return the preposition of a noun that others stand before, such as *over* in "over a list".
+    """Return the preposition of a noun with others before it, such as *over* in "over a list".
 
     In "over a python list" it is that of *list*, and *python* has none.
     """
@@ -574,7 +574,7 @@ def _of_head(words: Sequence[Word], place: int, by: str) -> str:
 
 
 def _modifies(words: Sequence[Word], place: int) -> bool:
-    """Return whether a noun stands before another one, as *python* does in "a python list"."""
+    """Return whether a noun is followed by another one, as *python* does in "a python list"."""
     pair = words[place : place + 2]
     return (
         len(pair) > 1

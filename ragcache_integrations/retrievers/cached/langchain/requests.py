@@ -19,6 +19,7 @@ from ragcache_integrations.retrievers.embedder import Embedding
 from ragcache_integrations.retrievers.keys import (
     FrozenArguments,
     Naming,
+    OwnParts,
     Snapshots,
     StepWatch,
     Surroundings,
@@ -28,7 +29,6 @@ from ragcache_integrations.retrievers.keys import (
     request_key,
     wrapped_settings,
 )
-from ragcache_integrations.retrievers.keys.config_reads import OwnParts
 from ragcache_integrations.retrievers.retrieval import Request, watch_request
 from ragcache_integrations.retrievers.staged import StagedRequest
 from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever

@@ -32,8 +32,7 @@ from ragcache_integrations.retrievers.cached.document_embedder import with_chose
 from ragcache_integrations.retrievers.cached.files import DumpedCache
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
 from ragcache_integrations.retrievers.embedder import Texts
-from ragcache_integrations.retrievers.keys import parts_within, window_of
-from ragcache_integrations.retrievers.keys.config_reads import OwnParts
+from ragcache_integrations.retrievers.keys import OwnParts, parts_within, window_of
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Request,

@@ -26,6 +26,7 @@ from ragcache_integrations.retrievers.embedder import Embedding
 from ragcache_integrations.retrievers.keys import (
     FrozenArguments,
     Naming,
+    OwnParts,
     Snapshot,
     Snapshots,
     StepWatch,
@@ -36,7 +37,6 @@ from ragcache_integrations.retrievers.keys import (
     request_key,
     wrapped_settings,
 )
-from ragcache_integrations.retrievers.keys.config_reads import OwnParts
 from ragcache_integrations.retrievers.retrieval import Request, watch_request
 from ragcache_integrations.retrievers.staged import StagedRequest
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
