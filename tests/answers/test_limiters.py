@@ -26,7 +26,7 @@ from llama_index.core.rate_limiter import SlidingWindowRateLimiter, TokenBucketR
 from llama_index.core.response_synthesizers import get_response_synthesizer
 
 from ragcache_integrations.langchain import cached_tool
-from tests.attacks.test_answers_that_are_none import (
+from tests.attacks.scripted import (
     QUESTION,
     WAYS,
     Page,

@@ -28,7 +28,7 @@ from llama_index.core.tools import FunctionTool
 
 from ragcache_integrations import llama_index as llama
 from ragcache_integrations.langchain import cached_node
-from tests.attacks.test_answers_that_are_none import (
+from tests.attacks.scripted import (
     CALL,
     GOOD,
     QUESTION,

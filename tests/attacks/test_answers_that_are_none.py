@@ -10,14 +10,11 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 import pytest
-from langchain_core.documents import Document
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.output_parsers import (
     CommaSeparatedListOutputParser,
     JsonOutputParser,
@@ -26,83 +23,27 @@ from langchain_core.output_parsers import (
     StrOutputParser,
     XMLOutputParser,
 )
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough
-from langchain_core.tools import StructuredTool, ToolException
-from llama_index.core.base.response.schema import (
-    AsyncStreamingResponse,
-    PydanticResponse,
-    Response,
-    StreamingResponse,
-)
-from llama_index.core.llms import CompletionResponse, CustomLLM, LLMMetadata
-from llama_index.core.llms.callbacks import llm_completion_callback
-from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.response_synthesizers import BaseSynthesizer, get_response_synthesizer
-from llama_index.core.retrievers import BaseRetriever as LlamaRetriever
-from llama_index.core.schema import NodeWithScore, TextNode
-from llama_index.core.tools import FunctionTool, ToolOutput
+from langchain_core.tools import ToolException
 from pydantic import BaseModel
 
-from ragcache_integrations import llama_index as llama
-from ragcache_integrations.langchain import AnswerCache, cached_node, cached_tool
-from tests.answers.traffic import llama_index_embeddings
-
-QUESTION = "what is the fee"
-GOOD = "The fee is 5 euro."
-HALF = "The three steps are: first,"
-
-
-class Script:
-    """Gives one thing after the other, the last one for ever."""
-
-    def __init__(self, *steps: Any) -> None:
-        self.steps, self.count = steps, 0
-
-    def next(self) -> Any:
-        self.count += 1
-        return self.steps[min(self.count, len(self.steps)) - 1]
-
-
-SCRIPTS: list[Script] = []
-"""Models take theirs from here: an attribute of their own that changes would end all answers."""
-
-
-def cache_of(chain: Any, **settings: Any) -> AnswerCache:
-    return AnswerCache(
-        chain=chain,
-        retriever=RunnableLambda(lambda _: [Document("The fee is 5 euro.", id="1")]),
-        documents_key="context",
-        tolerance=0,
-        **settings,
-    )
-
-
-def joined(pieces: list[Any]) -> Any:
-    whole = None
-    for piece in pieces:
-        whole = piece if whole is None else whole + piece
-    return whole
-
-
-def streamed(cached: Any) -> Any:
-    return joined(list(cached.stream(QUESTION)))
-
-
-def streamed_later(cached: Any) -> Any:
-    async def collect() -> list[Any]:
-        return [piece async for piece in cached.astream(QUESTION)]
-
-    return joined(asyncio.run(collect()))
-
-
-WAYS: dict[str, Callable[[Any], Any]] = {
-    "invoke": lambda cached: cached.invoke(QUESTION),
-    "ainvoke": lambda cached: asyncio.run(cached.ainvoke(QUESTION)),
-    "stream": streamed,
-    "astream": streamed_later,
-}
+from ragcache_integrations.langchain import cached_node
+from tests.attacks.scripted import (
+    CALL,
+    GOOD,
+    HALF,
+    PROMPT,
+    QUESTION,
+    WAYS,
+    Script,
+    cache_of,
+    failing_tool,
+    finished,
+    joined,
+    model_of,
+    pieces_of,
+    text_of,
+)
 
 
 def in_ways(
@@ -112,15 +53,6 @@ def in_ways(
     return [*itertools.product(names, ways), *itertools.product(few, others)]
 
 
-def text_of(answer: Any) -> Any:
-    return answer.content if isinstance(answer, BaseMessage) else answer
-
-
-def finished(reason: str, text: str = HALF, key: str = "finish_reason") -> AIMessage:
-    return AIMessage(text, response_metadata={key: reason})
-
-
-CALL = {"name": "f", "args": {}, "id": "1", "type": "tool_call"}
 BROKEN_CALL = {"name": "f", "args": "{", "id": "1", "error": "cut", "type": "invalid_tool_call"}
 
 NONE: dict[str, Any] = {
@@ -252,49 +184,6 @@ def test_an_answer_under_a_key(key: str) -> None:
     assert script.count == 2
 
 
-class Model(BaseChatModel):
-    """Answers as its script has it; streams word by word, and says how it ended at the end."""
-
-    number: int
-
-    @property
-    def _llm_type(self) -> str:
-        return "scripted"
-
-    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
-        message = SCRIPTS[self.number].next()
-        info = dict(message.response_metadata)
-        copy = message.model_copy(deep=True)
-        return ChatResult(generations=[ChatGeneration(message=copy, generation_info=info)])
-
-    def _stream(self, messages: list[BaseMessage], *_: Any, **__: Any) -> Iterator[Any]:
-        message = SCRIPTS[self.number].next()
-        for number, word in enumerate(str(message.content).split(" ")):
-            piece = f" {word}" if number else word
-            yield ChatGenerationChunk(message=AIMessageChunk(content=piece))
-        calls = [
-            tool_call_chunk(
-                name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=number
-            )
-            for number, call in enumerate(message.tool_calls)
-        ]
-        last = AIMessageChunk(
-            content="",
-            tool_call_chunks=calls,
-            response_metadata=message.response_metadata,
-            additional_kwargs=message.additional_kwargs,
-        )
-        yield ChatGenerationChunk(
-            message=last, generation_info=dict(message.response_metadata) or None
-        )
-
-
-def model_of(*messages: Any) -> tuple[Model, Script]:
-    SCRIPTS.append(Script(*messages))
-    return Model(number=len(SCRIPTS) - 1), SCRIPTS[-1]
-
-
-PROMPT = ChatPromptTemplate.from_template("{input}")
 PARSED = ["none", "text", "in a dict", "after a function"]
 ENDS = ["length", "content_filter", "abort", "error", "max_tokens", "SAFETY"]
 
@@ -481,14 +370,7 @@ def json_chain(parser: str, value: Any) -> tuple[Any, Script]:
 def test_what_was_streamed_bit_by_bit_is_served_whole(value: str, parser: str, later: bool) -> None:
     right = json_chain(parser, VALUES[value])[0].invoke({"input": QUESTION})
     cached = cache_of(json_chain(parser, VALUES[value])[0])
-
-    async def collect() -> list[Any]:
-        return [piece async for piece in cached.astream(QUESTION)]
-
-    if later:
-        asyncio.run(collect())
-    else:
-        list(cached.stream(QUESTION))
+    pieces_of(cached, later)
     assert cached.invoke(QUESTION) == right
     assert asyncio.run(cached.ainvoke(QUESTION)) == right
 
@@ -507,13 +389,8 @@ def test_what_was_invoked_is_streamed_whole(value: str) -> None:
 @pytest.mark.parametrize("value", ["list of objects", "list of texts", "object of lists"])
 def test_a_reader_of_a_hit_in_a_stream_sees_the_same_end(value: str, later: bool) -> None:
     cached = cache_of(json_chain("JSON", VALUES[value])[0])
-
-    async def last() -> Any:
-        return [piece async for piece in cached.astream(QUESTION)][-1]
-
     for _ in range(3):
-        end = asyncio.run(last()) if later else list(cached.stream(QUESTION))[-1]
-        assert end == VALUES[value]
+        assert pieces_of(cached, later)[-1] == VALUES[value]
 
 
 class Fee(BaseModel):
@@ -543,14 +420,7 @@ def test_other_parsers_that_stream(parser: str, later: bool) -> None:
     make, text = OTHER_PARSERS[parser]
     right = (PROMPT | model_of(AIMessage(text))[0] | make()).invoke({"input": QUESTION})
     cached = cache_of(PROMPT | model_of(AIMessage(text))[0] | make())
-
-    async def collect() -> list[Any]:
-        return [piece async for piece in cached.astream(QUESTION)]
-
-    if later:
-        asyncio.run(collect())
-    else:
-        list(cached.stream(QUESTION))
+    pieces_of(cached, later)
     assert cached.invoke(QUESTION) == right
 
 
@@ -595,19 +465,6 @@ NO_STATES: list[Any] = [
 ]
 
 
-def failing_tool(*steps: Any, **settings: Any) -> tuple[Any, Script]:
-    script = Script(*steps)
-
-    def run(query: str) -> Any:
-        step = script.next()
-        if isinstance(step, Exception):
-            raise step
-        return step
-
-    plain = StructuredTool.from_function(run, name="look_up", description="d", **settings)
-    return cached_tool(plain), script
-
-
 @pytest.mark.parametrize(
     ("bad", "settings", "later"),
     [
@@ -643,282 +500,4 @@ def test_a_node_that_found_nothing(bad: Any, later: bool) -> None:
     ask()
     assert ask() == {"answer": GOOD}
     assert ask() == {"answer": GOOD}
-    assert script.count == 2
-
-
-# LlamaIndex.
-
-
-class Page(LlamaRetriever):
-    def __init__(self, found: int = 1) -> None:
-        super().__init__()
-        self._found = found
-
-    def _retrieve(self, query_bundle: Any) -> list[NodeWithScore]:
-        page = TextNode(text="The fee is 5 euro.", id_="1")
-        return [NodeWithScore(node=page, score=1.0)] * self._found
-
-
-class Engine(RetrieverQueryEngine):
-    """Synthesizes what its script has."""
-
-    number: int
-
-    def synthesize(self, query_bundle: Any, nodes: Any, additional_source_nodes: Any = None) -> Any:
-        step = SCRIPTS[self.number].next()
-        if isinstance(step, Exception):
-            raise step
-        made = step() if callable(step) else step
-        if isinstance(made, str) or made is None:
-            return Response(made, source_nodes=nodes)
-        return made
-
-    async def asynthesize(
-        self, query_bundle: Any, nodes: Any, additional_source_nodes: Any = None
-    ) -> Any:
-        return self.synthesize(query_bundle, nodes)
-
-
-class Unused(BaseSynthesizer):
-    def _get_prompts(self) -> dict[str, Any]:
-        return {}
-
-    def _update_prompts(self, prompts: Any) -> None:
-        pass
-
-    def get_response(self, *_: Any, **__: Any) -> str:
-        return ""
-
-    async def aget_response(self, *_: Any, **__: Any) -> str:
-        return ""
-
-
-def llama_cached(engine: Any, **settings: Any) -> llama.AnswerCache:
-    model = llama_index_embeddings()
-    return llama.AnswerCache(engine, embed_model=model, tolerance=0, **settings)
-
-
-def scripted(*steps: Any) -> tuple[llama.AnswerCache, Script]:
-    from llama_index.core.llms import MockLLM  # noqa: PLC0415
-
-    SCRIPTS.append(Script(*steps))
-    engine = Engine(Page(), response_synthesizer=Unused(llm=MockLLM()))
-    engine.number = len(SCRIPTS) - 1
-    return llama_cached(engine), SCRIPTS[-1]
-
-
-def whole(response: Any) -> str:
-    if isinstance(response, StreamingResponse):
-        return "".join(response.response_gen)
-    return str(response)
-
-
-def ask_llama(cached: llama.AnswerCache, later: bool) -> str:
-    async def ask() -> str:
-        response = await cached.aquery(QUESTION)
-        if isinstance(response, AsyncStreamingResponse):
-            return "".join([piece async for piece in response.async_response_gen()])
-        return whole(response)
-
-    return asyncio.run(ask()) if later else whole(cached.query(QUESTION))
-
-
-def stream_of(*pieces: Any) -> Callable[[], StreamingResponse]:
-    def generate() -> Generator[str, None, None]:
-        for piece in pieces:
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
-
-    return lambda: StreamingResponse(response_gen=generate())
-
-
-LLAMA_NONE: dict[str, Any] = {
-    "empty": "",
-    "white space": " \n",
-    "None": None,
-    "Empty Response": "Empty Response",
-    "Empty Response, with a full stop": " Empty Response\n",
-    "no object": lambda: PydanticResponse(response=None),
-    "empty stream": stream_of(),
-    "stream of nothing": stream_of("", " ", ""),
-    "stream of Empty Response": stream_of("Empty Response"),
-    "stream of Empty Response, in pieces": stream_of("Empty ", "Response"),
-}
-
-
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("bad", LLAMA_NONE)
-def test_a_response_that_is_none_is_not_served(bad: str, later: bool) -> None:
-    cached, script = scripted(LLAMA_NONE[bad], GOOD)
-    ask_llama(cached, later)
-    assert ask_llama(cached, later) == GOOD
-    assert ask_llama(cached, later) == GOOD
-    assert script.count == 2
-
-
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize(
-    "good",
-    [GOOD, "no", "0", "An Empty Response is what the server sends.", stream_of("The fee ", "is 5")],
-    ids=["text", "no", "0", "what speaks of it", "stream"],
-)
-def test_a_response_that_is_one_is_kept(good: Any, later: bool) -> None:
-    cached, script = scripted(good, "another answer")
-    first = ask_llama(cached, later)
-    assert ask_llama(cached, later) == first != "another answer"
-    assert script.count == 1
-
-
-@pytest.mark.parametrize("later", [False, True])
-def test_a_stream_of_llama_index_that_breaks_midway(later: bool) -> None:
-    cached, script = scripted(stream_of("The fee ", ConnectionError("reset")), GOOD)
-    with pytest.raises(ConnectionError):
-        ask_llama(cached, later)
-    assert ask_llama(cached, later) == GOOD
-    assert ask_llama(cached, later) == GOOD
-    assert script.count == 2
-
-
-def test_a_stream_of_llama_index_that_its_reader_leaves() -> None:
-    cached, _ = scripted(stream_of("The fee ", "is 5 euro."), GOOD)
-    response: Any = cached.query(QUESTION)
-    next(iter(response.response_gen))
-    response.response_gen.close()
-    assert ask_llama(cached, later=False) == GOOD
-
-
-@pytest.mark.parametrize("later", [False, True])
-def test_an_error_of_llama_index_is_not_kept(later: bool) -> None:
-    cached, _ = scripted(RuntimeError("down"), GOOD)
-    with pytest.raises(RuntimeError):
-        ask_llama(cached, later)
-    assert ask_llama(cached, later) == GOOD
-
-
-class Untold(CustomLLM):
-    """Answers as its script has it, a text and how it ended, of which LlamaIndex hears nothing."""
-
-    number: int
-
-    @property
-    def metadata(self) -> LLMMetadata:
-        return LLMMetadata()
-
-    def _fields(self, end: str) -> dict[str, Any]:
-        choice = {"index": 0, "finish_reason": end, "message": {"role": "assistant"}}
-        return {"raw": {"choices": [choice]}, "additional_kwargs": {"finish_reason": end}}
-
-    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:
-        text, end = SCRIPTS[self.number].next()
-        return CompletionResponse(text=text, **self._fields(end))
-
-    def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> Any:
-        (text, end), given = SCRIPTS[self.number].next(), ""
-        for word in text.split(" "):
-            given += f"{word} "
-            yield CompletionResponse(text=given, delta=f"{word} ", **self._fields(""))
-        yield CompletionResponse(text=given, delta="", **self._fields(end))
-
-
-class LlamaModel(Untold):
-    """Says how it ended as servers' classes do: by LlamaIndex's events, as docs/answers.md asks."""
-
-    @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **more: Any) -> CompletionResponse:
-        return super().complete(prompt, formatted, **more)
-
-    @llm_completion_callback()
-    def stream_complete(self, prompt: str, formatted: bool = False, **more: Any) -> Any:
-        return super().stream_complete(prompt, formatted, **more)
-
-    @llm_completion_callback()
-    async def astream_complete(self, prompt: str, formatted: bool = False, **more: Any) -> Any:
-        async def later() -> AsyncIterator[CompletionResponse]:
-            for piece in Untold.stream_complete(self, prompt, formatted, **more):
-                yield piece
-
-        return later()
-
-
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(
-    ("text", "end"), [(HALF, "length"), (HALF, "content_filter"), ("", "stop")]
-)
-def test_a_model_of_llama_index_that_was_stopped_short(
-    text: str, end: str, streaming: bool, later: bool
-) -> None:
-    SCRIPTS.append(Script((text, end), (GOOD, "stop")))
-    script = SCRIPTS[-1]
-    model = LlamaModel(number=len(SCRIPTS) - 1)
-    synthesizer = get_response_synthesizer(llm=model, streaming=streaming)
-    cached = llama_cached(RetrieverQueryEngine(Page(), response_synthesizer=synthesizer))
-    ask_llama(cached, later)
-    assert ask_llama(cached, later).strip() == GOOD
-    assert ask_llama(cached, later).strip() == GOOD
-    assert script.count == 2
-
-
-@pytest.mark.parametrize("later", [False, True])
-def test_what_a_model_does_not_report_is_for_keep_to_see(later: bool) -> None:
-    """A class without LlamaIndex's decorators reports nothing, which docs/answers.md says."""
-    SCRIPTS.append(Script((HALF, "length"), (GOOD, "stop")))
-    model = Untold(number=len(SCRIPTS) - 1)
-    engine = RetrieverQueryEngine(Page(), response_synthesizer=get_response_synthesizer(llm=model))
-    cached = llama_cached(engine, keep=lambda response: not str(response).endswith(","))
-    ask_llama(cached, later)
-    assert ask_llama(cached, later) == GOOD
-    assert ask_llama(cached, later) == GOOD
-    assert SCRIPTS[-1].count == 2
-
-
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("streaming", [False, True])
-def test_nothing_was_found_and_then_something(streaming: bool, later: bool) -> None:
-    """LlamaIndex's own words for no nodes are not looked up as an answer."""
-    SCRIPTS.append(Script((GOOD, "stop")))
-    model = LlamaModel(number=len(SCRIPTS) - 1)
-    synthesizer = get_response_synthesizer(llm=model, streaming=streaming and not later)
-    nothing = Page(found=0)
-    cached = llama_cached(RetrieverQueryEngine(nothing, response_synthesizer=synthesizer))
-    assert ask_llama(cached, later).strip() == "Empty Response"
-    ask_llama(cached, later)
-    assert cached.stats().hits == 0
-
-
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize(
-    "bad",
-    [
-        lambda: ToolOutput(
-            tool_name="look_up", content="down", raw_input={}, raw_output="down", is_error=True
-        ),
-        lambda: "",
-        lambda: None,
-        list,
-        lambda: " \n",
-        lambda: Response("Empty Response"),
-        lambda: Response(None),
-        lambda: Response(""),
-        lambda: CompletionResponse(text=""),
-    ],
-    ids=[
-        *("error", "empty", "None", "empty list", "white space", "Empty Response"),
-        *("response of None", "empty response", "empty completion"),
-    ],
-)
-def test_a_tool_of_llama_index_that_found_nothing(bad: Any, later: bool) -> None:
-    script = Script(bad, lambda: GOOD)
-    plain = FunctionTool.from_defaults(
-        lambda query: script.next()(), name="look_up", description="d"
-    )
-    tool = llama.cached_tool(plain)
-
-    def ask() -> Any:
-        return asyncio.run(tool.acall(query=QUESTION)) if later else tool.call(query=QUESTION)
-
-    ask()
-    assert ask().raw_output == GOOD
-    assert ask().raw_output == GOOD
     assert script.count == 2
