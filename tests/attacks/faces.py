@@ -56,6 +56,11 @@ def paraphrases() -> list[Pair]:
     return [Pair(row["one"], row["other"]) for row in data["pairs"]]
 
 
+def check_refusal(error: ValueError) -> None:
+    """Assert that a cache refuses in words what it can't know to be right."""
+    assert len(str(error).split()) > 4, "a refusal is a sentence"
+
+
 def right_answer(question: str) -> str:
     """Return what the chain and the engine answer."""
     return f"answer to {question}"
