@@ -161,7 +161,7 @@ class TestResults:
     def test_a_page_of_tables_stands_below_its_title(self) -> None:
         results = tool("results")
         page = "# A paper\n\n## Quality\n\n| a |\n| --- |\n| 1 |\n\nA remark."
-        made = results.Result("ragcache eval nq --preset proximity", PLACE, page, {"runs": 2})
+        made = results.Result("python benchmarks/papers/run.py proximity", PLACE, page, {"runs": 2})
         entry = {"command": made.command, "title": "A title", "sentence": "A sentence."}
         words = {"part": [{"title": "Some part", "result": [entry]}]}
         shown = results.pages({made.command: made}, words)[results.PARTS / "some_part.md"]

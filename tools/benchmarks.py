@@ -3,7 +3,7 @@
 For example ``python tools/benchmarks.py knowledge_tree --only ttft``. There is a file for each
 command; running it again replaces the file. ``docs/benchmarks.md`` and its pages are written from
 all of them.
-``python tools/benchmarks.py eval nq --preset proximity …`` records the tables of ``ragcache eval``.
+``python tools/benchmarks.py papers/run proximity …`` records the page of tables that it writes.
 With ``--busy`` first, the result says that other work ran beside it, for what is not about time.
 ``python tools/benchmarks.py --gpu FOLDER`` records what ``tools/gpu/run.py`` has brought back from
 another machine.
@@ -20,6 +20,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -107,19 +108,12 @@ def brought_back(folder: Path) -> Iterator[Result]:
         yield Result(outcome["command"], day, "\n".join(lines), found, note)
 
 
-def tables_of(arguments: list[str], place: str, note: str) -> Result:
-    """Run a preset of ``ragcache eval``; its page of tables is the result's output.
-
-    Raises:
-        SystemExit: It failed, or there is no preset.
-    """
-    output = run([sys.executable, "-m", "ragcache_integrations.cli", "eval", *arguments])
-    path = re.search(r"^Tables: (.+)$", output, re.MULTILINE)
+def with_page(result: Result) -> Result:
+    """Return the result; if its script has written a page of tables, that is its output."""
+    path = re.search(r"^Tables: (.+)$", result.output, re.MULTILINE)
     if path is None:
-        sys.exit("only runs with --preset have tables to record")
-    page = (ROOT / path[1]).read_text(encoding="utf-8").strip()
-    found = json.loads(output.splitlines()[-1])
-    return Result(shlex.join(["ragcache", "eval", *arguments]), place, page, found, note)
+        return result
+    return replace(result, output=(ROOT / path[1]).read_text(encoding="utf-8").strip())
 
 
 def main() -> None:
@@ -133,13 +127,10 @@ def main() -> None:
         name, *arguments = arguments[busy:]
         place = f"{dt.datetime.now(tz=dt.UTC).date()}, {machine()}"
         note = BUSY if busy else ""
-        if name == "eval":
-            tables_of(arguments, place, note).save(FOLDER)
-        else:
-            script = f"benchmarks/{name}.py"
-            output = run([sys.executable, script, *arguments])
-            shown = shlex.join(["python", script, *arguments])
-            Result.of(shown, place, output, note).save(FOLDER)
+        script = f"benchmarks/{name}.py"
+        output = run([sys.executable, script, *arguments])
+        shown = shlex.join(["python", script, *arguments])
+        with_page(Result.of(shown, place, output, note)).save(FOLDER)
     write_pages()
 
 

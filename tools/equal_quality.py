@@ -13,13 +13,13 @@ from tools.results import link
 
 __all__ = ["AIMS", "METIS", "PROMPT_CACHE", "PROXIMITY", "Aim", "Finding", "equal_quality_table"]
 
-PROXIMITY = "ragcache eval nq --preset proximity --data kept_out --sample 260 --seeds 1 --k 2"
+PROXIMITY = "papers/run proximity nq --data kept_out --sample 260 --seeds 1 --k 2"
 PROMPT_CACHE = (
-    "ragcache eval nq --preset prompt-cache --data kept_out --sample 1028 --seeds 1 "
+    "papers/run prompt-cache nq --data kept_out --sample 1028 --seeds 1 "
     "--set document_cache_gib=8 --set disk_cache_gib=42 --set disk_cache_dir=documents_kv"
 )
 METIS = (
-    "ragcache eval nq --preset metis --data kept_out --sample 1028 --seeds 1 --set users=8 "
+    "papers/run metis nq --data kept_out --sample 1028 --seeds 1 --set users=8 "
     "--set profiler=heuristic --prices input=0.15,cached_input=0.075,output=0.6"
 )
 BOUND = -0.03

@@ -46,7 +46,7 @@ ONCE = "context --data data --only tokens"
 ONCE_SOONER = "context --data data --only ttft"
 HOST_TIER = "tools/gpu/host_tier"
 RAGCACHE = (
-    "ragcache eval nq --preset ragcache --data kept_out --sample 250 --seeds 1 --rate 8 "
+    "papers/run ragcache nq --data kept_out --sample 250 --seeds 1 --rate 8 "
     "--set kv_cache_gib=0.5 --set max_model_len=4096"
 )
 LONG_CHAT = "prompts --data data --only history"

@@ -21,7 +21,7 @@ class Gain:
 
     Attributes:
         part: The first cell.
-        arguments: The script and its arguments, or a command of ``ragcache``.
+        arguments: The script, without ``benchmarks/`` and ``.py``, and its arguments.
         words: The cells after it, from the results.
         more: Arguments of other commands, whose results are looked at, too.
     """
@@ -41,11 +41,9 @@ class Gain:
 
 
 def command_of(arguments: str) -> str:
-    """Return the command of a script or of ``ragcache``, as the results have it."""
+    """Return the command of a script, as the results have it."""
     script, *rest = shlex.split(arguments)
-    if script == "ragcache":
-        return arguments
-    folder = "" if "/" in script else "benchmarks/"
+    folder = "" if script.startswith("tools/") else "benchmarks/"
     return shlex.join(["python", f"{folder}{script}.py", *rest])
 
 

@@ -27,9 +27,9 @@ WORDS = ROOT / "tools" / "results.toml"
 
 HEAD = """# Benchmarks
 
-What the scripts in `benchmarks/` and `tools/gpu/` printed, and tables of `ragcache eval --preset`,
-losses included. Each section has the command that prints it again, the machine, and a link to the
-full output with its JSON. Brackets are 95 % confidence intervals. Unless a section names a GPU or
+What the scripts in `benchmarks/` and `tools/gpu/` printed, losses included. Each section has the
+command that prints it again, the machine, and a link to the full output with its JSON. Brackets are
+95 % confidence intervals. Unless a section names a GPU or
 the bundled reader, the runs were on 2 CPU cores, and models had random weights: times and hit rates
 are meaningful, answers are not.
 

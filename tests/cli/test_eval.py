@@ -42,6 +42,8 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         (["--sweep", "tolerance"], "name=value"),
         (["--sweep", "k=1", "--sweep", "k=2"], "k must be given once"),
         (["--sweep", "k=1,2", "--k", "3"], "k must be given once"),
+        (["--retriever", "plain", "--set", "retriever=none"], "retriever must be given once"),
+        (["--retriever", "plain", "--sweep", "retriever=none"], "retriever must be given once"),
         (["--set", "capacity=ten"], "capacity must be a whole number"),
         (["--set", "policy=mru"], "policy must be one of"),
         (["--sample", "many"], "sample must be a whole number"),
@@ -221,3 +223,11 @@ def test_killed_it_goes_on_by_the_same_command(
     assert broken.figures["cache_hits"] == whole.figures["cache_hits"] > 0
     assert len(broken.summary["breaks"]) == 2
     assert {record.session for record in broken.records} == {1, 2, 3}
+
+
+def test_the_papers_experiments_are_run_in_a_clone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["eval", "qmsum", "--preset", "metis", "--quick", "--seeds", "2"])
+    assert left.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "run python benchmarks/papers/run.py metis qmsum, with the same other options" in line

@@ -20,15 +20,14 @@ from ragcache_workbench.evaluation import (
     EvalRun,
     evaluate,
     evaluate_grid,
-    evaluate_preset,
     load_dataset,
     write_report,
 )
 from ragcache_workbench.evaluation.records import Rephrasing, RephrasingsFile
 from ragcache_workbench.evaluation.rephrasings import SYSTEM, is_same_answer, unfit
-from ragcache_workbench.evaluation.settings import EvalSettings
 from ragcache_workbench.evaluation.workloads.rephrasing import normal_form
-from tests.evaluation.world import Echo, make_retriever, store
+from tests.benchmarks.papers.made import run_preset
+from tests.evaluation.world import Echo, make_retriever
 from tests.support.room import room_for
 
 QUESTIONS = {
@@ -383,18 +382,12 @@ def test_what_may_be_a_rephrasing() -> None:
 
 
 def test_a_preset_says_what_rephrased(tmp_path: Path) -> None:
-    def retriever(settings: EvalSettings, documents: object) -> Any:
-        if settings.retriever == "plain":
-            return store().as_retriever(search_kwargs={"k": settings.k})
-        return make_retriever(settings, documents)
-
-    knobs: dict[str, Any] = {"sample": 2, "k": 2, "retriever": retriever, "out": tmp_path}
     model = Rewriter()
-    result = evaluate_preset("nq", "proximity", model=model, rephrasing="model", **knobs)
+    result = run_preset("proximity", model, tmp_path, sample=2, k=2, rephrasing="model")
     uniform, zipf, _ = result.tables
     assert uniform.notes == ()
     assert zipf.notes[0] == "Questions are rephrased by the model; 0 of 8 refused."
     assert zipf.notes[0] in result.markdown()
     assert len(model.rewritten) == 8
-    rules = evaluate_preset("nq", "proximity", model=Echo(), **{**knobs, "out": tmp_path / "b"})
+    rules = run_preset("proximity", Echo(), tmp_path / "b", sample=2, k=2)
     assert rules.tables[1].notes[0] == "Questions are rephrased by rules."

@@ -12,10 +12,9 @@ from typing import Any
 from ragcache_integrations.cli.options import add_json
 from ragcache_integrations.errors import ConfigurationError
 
-from .presets import add_presets, check_presets, run_preset
 from .user_code import imported
 
-__all__ = ["add_eval"]
+__all__ = ["add_eval", "add_options", "read_options"]
 
 # As in evaluation.datasets, which the command line does not import before it is needed.
 DATASETS = {
@@ -71,13 +70,43 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             "Send the questions of a data set to a retriever and a model, ours by default, and "
             "measure how good and how fast the answers are. Each run is a folder; repeat the "
             "command to resume it. DIR/report.html compares the runs of this command; ragcache "
-            "report compares any others. --preset repeats a paper's experiment."
+            "report compares any others."
         ),
     )
     parser.set_defaults(command=_eval)
     # Not by `choices`: argparse does not say which name was meant.
     names = f"{{{','.join(DATASETS)}}}"
     parser.add_argument("dataset", metavar=names, help="; ".join(DATASETS.values()))
+    parser.add_argument(
+        "--sweep",
+        metavar="KNOB=VALUE,...",
+        action="append",
+        default=[],
+        help="one run for each value, such as tolerance=0,0.2,0.4; repeat it for a grid",
+    )
+    parser.add_argument("--preset", action=_Moved, help=argparse.SUPPRESS)
+    add_options(parser)
+    add_json(parser)
+
+
+class _Moved(argparse.Action):
+    """Says which script of the repository has the papers' experiments."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        del option_string
+        script = shlex.join(["benchmarks/papers/run.py", values, namespace.dataset or "DATASET"])
+        words = f"in a clone of the repository, run python {script}, with the same other options"
+        parser.exit(2, f"ragcache: the papers' experiments are scripts: {words}\n")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose data, systems and knobs, and say where runs are kept."""
     for name, (metavar, words) in FLAGS.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=words)
@@ -106,14 +135,6 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="set any other knob of workload, query cache or engine; an unknown name lists them",
     )
     parser.add_argument(
-        "--sweep",
-        metavar="KNOB=VALUE,...",
-        action="append",
-        default=[],
-        help="one run for each value, such as tolerance=0,0.2,0.4; repeat it for a grid",
-    )
-    add_presets(parser)
-    parser.add_argument(
         "--prices",
         metavar="PRICES",
         help=(
@@ -138,60 +159,68 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--fresh", action="store_true", help="start over instead of resuming an existing run"
     )
-    add_json(parser)
+
+
+def read_options(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the knobs that were typed, and the other arguments of ``evaluate``.
+
+    Raises:
+        ConfigurationError: A value cannot be read, or a knob is given twice.
+    """
+    # These import what reads settings, which takes a while.
+    from ragcache_workbench.evaluation.scores import read_prices  # noqa: PLC0415 - see above
+    from ragcache_workbench.evaluation.settings import (  # noqa: PLC0415 - see above
+        parse_assignment,
+    )
+
+    chosen = vars(options)
+    typed = [f"{name}={chosen[name]}" for name in FLAGS if name in chosen]
+    knobs = dict(map(parse_assignment, (*typed, *options.settings)))
+    others = {
+        "out": options.out,
+        "prices": None if options.prices is None else read_prices(options.prices),
+        "fresh": options.fresh,
+        "checkpoint_seconds": options.checkpoint_seconds,
+        "show_progress": True,
+    }
+    is_served = "base_url" in knobs
+    for name in ("retriever", "model"):
+        part = chosen[name]
+        if part is None:
+            continue
+        if name in knobs:
+            msg = f"{name} must be given once, by --{name} or otherwise"
+            raise ConfigurationError(msg)
+        # A server's names may have colons, too.
+        if name != "model" or not is_served:
+            part = _part(f"--{name}", part)
+        (knobs if isinstance(part, str) else others)[name] = part
+    return knobs, others
 
 
 def _eval(options: argparse.Namespace) -> None:
     # These import what reads settings, which takes a while.
+    from rich.console import Console  # noqa: PLC0415 - an extra
+
     from ragcache_workbench.evaluation import (  # noqa: PLC0415 - see above
         evaluate_grid,
         write_report,
     )
-    from ragcache_workbench.evaluation.scores import read_prices  # noqa: PLC0415 - see above
-    from ragcache_workbench.evaluation.settings import (  # noqa: PLC0415 - see above
-        parse_assignment,
-        parse_sweep,
-    )
+    from ragcache_workbench.evaluation.report import show  # noqa: PLC0415 - see above
+    from ragcache_workbench.evaluation.settings import parse_sweep  # noqa: PLC0415 - see above
 
-    check_presets(options)
-    chosen = vars(options)
-    typed = [f"{name}={chosen[name]}" for name in FLAGS if name in chosen]
-    knobs = dict(map(parse_assignment, (*typed, *options.settings)))
+    knobs, others = read_options(options)
     sweep: dict[str, tuple[Any, ...]] = {}
     for text in options.sweep:
         name, values = parse_sweep(text)
-        if name in sweep or name in knobs:
+        is_given = name in knobs or (name in {"retriever", "model"} and name in others)
+        if is_given or name in sweep:
             msg = f"{name} must be given once, by --sweep or otherwise"
             raise ConfigurationError(msg)
         sweep[name] = values
-    prices = None if options.prices is None else read_prices(options.prices)
-    from rich.console import Console  # noqa: PLC0415 - an extra
-
-    from ragcache_workbench.evaluation.report import show  # noqa: PLC0415 - an extra
-
-    parts = {
-        "retriever": _part("--retriever", options.retriever),
-        # A server's names may have colons, too.
-        "model": options.model if "base_url" in knobs else _part("--model", options.model),
-    }
-    for name, part in parts.items():
-        if part is not None and (name in knobs or name in sweep):
-            msg = f"{name} must be given once, by --{name} or otherwise"
-            raise ConfigurationError(msg)
-    arguments = {name: part for name, part in parts.items() if part is not None} | {
-        "out": options.out,
-        "prices": prices,
-        "fresh": options.fresh,
-        "checkpoint_seconds": options.checkpoint_seconds,
-        "show_progress": True,
-        "command": shlex.join(["ragcache", *options.typed]),
-        **knobs,
-    }
     console = Console()
-    if options.preset is not None:
-        run_preset(options, arguments, console)
-        return
-    runs = evaluate_grid(options.dataset, sweep, **arguments)
+    command = shlex.join(["ragcache", *options.typed])
+    runs = evaluate_grid(options.dataset, sweep, command=command, **others, **knobs)
     show(runs, console)
     for run in runs:
         console.print(f"Run: {run.path}", highlight=False, markup=False, soft_wrap=True)

@@ -21,13 +21,6 @@ from .evaluate import (
     evaluate,
     evaluate_grid,
 )
-from .presets import (
-    PresetPlan,
-    PresetResult,
-    aevaluate_preset,
-    evaluate_preset,
-    plan_preset,
-)
 from .records import Record
 from .report import awrite_report, write_report
 from .runs import (
@@ -51,8 +44,6 @@ __all__ = [
     "EvalRun",
     "EvalSettings",
     "Interval",
-    "PresetPlan",
-    "PresetResult",
     "PriceTable",
     "Record",
     "Score",
@@ -61,15 +52,12 @@ __all__ = [
     "Workload",
     "aevaluate",
     "aevaluate_grid",
-    "aevaluate_preset",
     "awrite_report",
     "compare",
     "evaluate",
     "evaluate_grid",
-    "evaluate_preset",
     "load_dataset",
     "make_workload",
-    "plan_preset",
     "throughputs",
     "write_report",
 ]

@@ -40,7 +40,6 @@ __all__ = [
     "evaluate",
     "evaluate_grid",
     "run_name",
-    "until_done",
 ]
 
 T = TypeVar("T")
@@ -109,7 +108,7 @@ def evaluate(
         MissingExtraError: A package that is needed is not installed.
         Exception: The retriever or the model raised it. The run can be resumed.
     """
-    runs = until_done(
+    runs = _until_done(
         lambda: aevaluate_grid(
             dataset,
             {},
@@ -150,7 +149,7 @@ def evaluate_grid(
         MissingExtraError: As for :func:`evaluate`.
         Exception: As for :func:`evaluate`.
     """
-    return until_done(lambda: aevaluate_grid(dataset, sweep, **arguments))
+    return _until_done(lambda: aevaluate_grid(dataset, sweep, **arguments))
 
 
 async def aevaluate_grid(
@@ -481,7 +480,7 @@ async def _ask_once(plan: Plan, documents: Sequence[PromptDocument]) -> None:
     await answerer.answer(plan.questions[0], WARM_UP, retrieve)
 
 
-def until_done(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def _until_done(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine to its end, also if an event loop is already running, as in a notebook."""
     try:
         asyncio.get_running_loop()

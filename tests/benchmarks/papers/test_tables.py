@@ -4,12 +4,11 @@ import json
 from io import StringIO
 
 import pytest
+from papers.base import Cell, Claim, Table, Unit, claims_table
+from papers.outcome import markdown, show_tables
 from rich.console import Console
 
 from ragcache_workbench.evaluation import Interval
-from ragcache_workbench.evaluation.presets import Cell, Table, show_tables
-from ragcache_workbench.evaluation.presets.base import Claim, Unit, claims_table
-from ragcache_workbench.evaluation.presets.tables import markdown
 
 TABLE = Table(
     "A table",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragcache_integrations.core.checks import check_choice, check_flag, check_int
+from ragcache_integrations.core.checks import check_choice, check_int
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.evaluation.datasets import BUNDLED, DATASETS, EvalDataset, load_dataset
+from ragcache_workbench.evaluation.datasets import BUNDLED, EvalDataset, load_dataset
 from ragcache_workbench.evaluation.evaluate import run_name
 from ragcache_workbench.evaluation.settings import EvalSettings
 
@@ -30,11 +30,6 @@ MOST_SEEDS = 100
 class PresetPlan:
     """The runs of a preset, none of which has started.
 
-    ::
-
-        plan = plan_preset("nq", "proximity", sample=20)
-        print(plan.describe())
-
     Attributes:
         preset: The preset.
         form: In which form it is run.
@@ -53,12 +48,8 @@ class PresetPlan:
     configurations: tuple[EvalSettings, ...]
     changed: Mapping[str, Any]
 
-    def run_names(self, label: str = "") -> list[str]:
-        """Return the name of every run's folder, with the knobs in which the settings differ.
-
-        Args:
-            label: Text put before the settings in the names.
-        """
+    def run_names(self) -> list[str]:
+        """Return the name of every run's folder, with the knobs in which the settings differ."""
         names = sorted({name for variant in self.variants for name in variant.knobs})
         differing = [
             name
@@ -66,9 +57,7 @@ class PresetPlan:
             if len({repr(variant.knobs.get(name, _ABSENT)) for variant in self.variants}) > 1
         ]
         return [
-            run_name(
-                settings, [*(name for name in differing if name in variant.knobs), "seed"], label
-            )
+            run_name(settings, [*(name for name in differing if name in variant.knobs), "seed"])
             for settings, variant in self._runs()
         ]
 
@@ -101,7 +90,7 @@ def _assignments(knobs: Mapping[str, Any]) -> str:
 
 
 def plan_preset(
-    dataset: str | EvalDataset,
+    dataset: str,
     preset: str,
     *,
     quick: bool | None = None,
@@ -111,8 +100,8 @@ def plan_preset(
     """Plan the runs of a preset without starting any.
 
     Args:
-        dataset: Name of a data set that the preset is for, or a data set of your own.
-        preset: ``proximity``, ``ragcache``, ``metis`` or ``prompt-cache``.
+        dataset: Name of a data set that the preset is for.
+        preset: Name of the preset.
         quick: Whether to plan the small form, which takes minutes and shows the mechanics;
             ``None`` for the small form of the bundled sample and the full one of other data.
         seeds: Number of seeds, from 1 to 100; ``None`` for the preset's own, and 1 of the small
@@ -125,43 +114,30 @@ def plan_preset(
     """
     check_choice("preset", preset, list(PRESETS))
     chosen = PRESETS[preset]
-    name = dataset if isinstance(dataset, str) else dataset.name
-    if isinstance(dataset, str):
-        _check_dataset(chosen, dataset)
-    bundled = isinstance(dataset, str) and str(knobs.get("data", BUNDLED)) == BUNDLED
-    quick = bundled if quick is None else check_flag("quick", quick)
+    check_choice(f"the data set of {preset}", dataset, list(chosen.datasets))
+    if quick is None:
+        quick = str(knobs.get("data", BUNDLED)) == BUNDLED
     usual_seeds = 1 if quick else chosen.seeds
     usual = chosen.usual_quick if quick else chosen.usual
-    form = Form(name, quick, {**usual, **knobs})
+    form = Form(dataset, quick, {**usual, **knobs})
     variants = chosen.variants(form)
     _check_knobs(chosen, variants, usual, knobs)
     count = usual_seeds if seeds is None else check_int("seeds", seeds, 1, MOST_SEEDS)
-    numbers = tuple(range(count))
     first = _settings(form, variants[0], 0)
-    questions = _loaded(dataset, first)
-    form = Form(name, quick, {**form.knobs, **_sample(questions, first, "sample" in knobs)})
+    documents = None if first.documents is None else Path(first.documents)
+    questions = load_dataset(dataset, first.data, documents)
+    form = Form(dataset, quick, {**form.knobs, **_sample(questions, first, "sample" in knobs)})
     changed = _changed(form, {**usual, **_usual_sample(questions, usual)})
-    configurations = tuple(
-        _settings(form, variant, seed) for seed in numbers for variant in variants
-    )
     return PresetPlan(
         preset=chosen,
         form=form,
-        seeds=numbers,
+        seeds=tuple(range(count)),
         variants=variants,
-        configurations=configurations,
+        configurations=tuple(
+            _settings(form, variant, seed) for seed in range(count) for variant in variants
+        ),
         changed=changed | ({} if count == usual_seeds else {"seeds": count}),
     )
-
-
-def _check_dataset(preset: Preset, dataset: str) -> None:
-    check_choice("dataset", dataset, list(DATASETS))
-    if dataset in preset.datasets:
-        return
-    others = [other.name for other in PRESETS.values() if dataset in other.datasets]
-    hint = f"; for {dataset} there is {' and '.join(others)}" if others else ""
-    msg = f"preset {preset.name!r} is for {', '.join(preset.datasets)}, got {dataset!r}{hint}"
-    raise ConfigurationError(msg)
 
 
 def _check_knobs(
@@ -176,7 +152,7 @@ def _check_knobs(
     if both:
         msg = (
             f"preset {preset.name!r} decides {', '.join(both)} itself: leave it out, or run your "
-            "own sweep without a preset"
+            "own sweep by ragcache eval"
         )
         raise ConfigurationError(msg)
 
@@ -184,13 +160,6 @@ def _check_knobs(
 def _settings(form: Form, variant: Variant, seed: int) -> EvalSettings:
     shared = {name: value for name, value in form.knobs.items() if name not in variant.without}
     return EvalSettings(dataset=form.dataset).set(**{**shared, **variant.knobs, "seed": seed})
-
-
-def _loaded(dataset: str | EvalDataset, settings: EvalSettings) -> EvalDataset:
-    if not isinstance(dataset, str):
-        return dataset
-    documents = None if settings.documents is None else Path(settings.documents)
-    return load_dataset(dataset, settings.data, documents)
 
 
 def _sample(dataset: EvalDataset, first: EvalSettings, chosen: bool) -> dict[str, int]:

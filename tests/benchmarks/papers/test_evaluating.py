@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from papers.metis import CHUNKS
+from papers.outcome import PresetResult, run_plan
+from papers.plan import plan_preset
 
 from ragcache_integrations.errors import ConfigurationError, GenerationTimeoutError
-from ragcache_workbench.evaluation import (
-    PresetResult,
-    aevaluate_preset,
-    evaluate,
-    evaluate_preset,
-)
-from ragcache_workbench.evaluation.presets.evaluating import knobs_among
-from ragcache_workbench.evaluation.presets.metis import CHUNKS
+from ragcache_workbench.evaluation import evaluate
 from ragcache_workbench.evaluation.report import FOLLOWED
-from ragcache_workbench.evaluation.settings import EvalSettings
-from tests.evaluation.world import Echo, make_retriever, store
+from tests.evaluation.world import Echo, store
 
-
-def retriever(settings: EvalSettings, documents: object) -> Any:
-    if settings.retriever == "plain":
-        return store().as_retriever(search_kwargs={"k": settings.k})
-    return make_retriever(settings, documents)
+from .made import retriever, run_preset
 
 
 def proximity(out: Path, model: Echo, **knobs: Any) -> PresetResult:
-    usual: dict[str, Any] = {
-        "sample": 3,
-        "k": 2,
-        "retriever": retriever,
-        "out": out,
-        "checkpoint_seconds": 0,
-    }
-    return evaluate_preset("nq", "proximity", model=model, **(usual | knobs))
+    return run_preset("proximity", model, out, **({"sample": 3, "k": 2} | knobs))
 
 
 def answers(result: PresetResult) -> list[tuple[str, str, bool | None]]:
@@ -93,9 +76,8 @@ def test_the_same_call_resumes(tmp_path: Path) -> None:
 
 
 def test_a_store_on_disk_is_said_of_ours_alone(tmp_path: Path) -> None:
-    ours = evaluate_preset(
-        "nq", "proximity", model=Echo(), out=tmp_path / "ours", sample=1, k=2, store="disk"
-    )
+    plan = plan_preset("nq", "proximity", sample=1, k=2, store="disk")
+    ours = run_plan(plan, model=Echo(), out=tmp_path / "ours")
     assert all(run.settings.store == "disk" for run in ours.runs)
     assert "vectors every search reads from the disk." in ours.remarks[0]
     assert "from the disk" in ours.markdown()
@@ -123,22 +105,9 @@ def test_failed_questions_and_other_machines_are_said(tmp_path: Path) -> None:
     assert " or " not in result.remarks[0].split("These runs use")[1].split(", and ")[0]
 
 
-def test_async_is_the_same(tmp_path: Path) -> None:
-    knobs: dict[str, Any] = {"sample": 3, "k": 2, "retriever": retriever, "model": Echo()}
-    result = asyncio.run(aevaluate_preset("nq", "proximity", out=tmp_path / "a", **knobs))
-    assert answers(result) == answers(proximity(tmp_path / "b", Echo()))
-
-
 def test_metis_with_a_model_of_ones_own(tmp_path: Path) -> None:
-    result = evaluate_preset(
-        "nq",
-        "metis",
-        model=Echo(),
-        retriever=retriever,
-        sample=3,
-        out=tmp_path,
-        prices={"input": 1, "cached_input": 0.5, "output": 2},
-    )
+    prices = {"input": 1, "cached_input": 0.5, "output": 2}
+    result = run_preset("metis", Echo(), tmp_path, sample=3, prices=prices)
     assert len(result.runs) == 14
     by_stuff = result.runs[[one.name for one in result.plan.variants].index(CHUNKS)]
     assert {record.configuration.split()[0] for record in by_stuff.records} == {"stuff"}
@@ -167,15 +136,7 @@ def test_golden_feedback_asks_the_model_again(tmp_path: Path) -> None:
 
 
 def test_random_weights_are_said_to_show_no_equal_quality(tmp_path: Path) -> None:
-    result = evaluate_preset(
-        "nq",
-        "metis",
-        model=Echo(),
-        random_weights=True,
-        retriever=retriever,
-        sample=2,
-        out=tmp_path,
-    )
+    result = run_preset("metis", Echo(), tmp_path, random_weights=True, sample=2)
     assert result.headline["quality_is"] == "mechanics only"
     assert "nothing shows that it answers as well" in result.remarks[-1]
 
@@ -203,9 +164,3 @@ def test_nothing_starts_where_something_is_refused(tmp_path: Path) -> None:
         proximity(tmp_path / "runs", model, retriever=store().as_retriever())
     assert model.calls == []
     assert not (tmp_path / "runs").exists()
-
-
-def test_names_are_knobs_and_objects_are_parts() -> None:
-    knobs = knobs_among({"model": Path("a"), "retriever": retriever, "sample": 3, "out": "b"})
-    assert knobs == {"model": "a", "sample": 3}
-    assert knobs_among({"model": Echo(), "retriever": "plain"}) == {"retriever": "plain"}

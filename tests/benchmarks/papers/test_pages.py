@@ -8,24 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from papers.base import Cell, Table
+from papers.outcome import PresetResult, page_name
+from papers.plan import plan_preset
 
-from ragcache_workbench.evaluation import PresetResult, plan_preset
-from ragcache_workbench.evaluation.presets.base import Cell, Table
-from ragcache_workbench.evaluation.presets.pages import page_name
 from ragcache_workbench.evaluation.settings import EvalSettings
 
 from .made import made_run
 
 
-def named(folder: Path, *, data: str = "bundled", label: str = "", **knobs: Any) -> str:
-    return page_name(plan_preset("nq", "metis", **knobs), folder, data=data, label=label)
+def named(folder: Path, *, data: str = "bundled", **knobs: Any) -> str:
+    return page_name(plan_preset("nq", "metis", **knobs), folder, data)
 
 
-def made(words: str, *, data: str = "bundled", label: str = "", **knobs: Any) -> PresetResult:
+def made(words: str, *, data: str = "bundled", **knobs: Any) -> PresetResult:
     """A result whose page says the words."""
     plan = plan_preset("nq", "metis", **knobs)
     run = made_run([0.5], settings=EvalSettings(dataset="nq", data=data))
-    run.config["label"] = label
     table = Table("One", ("figure", "ours"), ((Cell("words"), Cell(words)),))
     return PresetResult(plan=plan, runs=(run,), tables=(table,), remarks=(), headline={})
 
@@ -52,9 +51,9 @@ def test_the_usual_form_has_the_name_of_the_preset(
         ({"seeds": 2}, "metis-nq-quick-seeds=2"),
         ({"rate": 0.5, "sample": None}, "metis-nq-quick-rate=0.5-sample=None"),
         ({"kv_cache_gib": 0.5, "quick": False}, "metis-nq-kv_cache_gib=0.5"),
-        ({"label": "mine", "corpus": "all"}, "metis-nq-quick-mine-corpus=all"),
+        ({"corpus": "all"}, "metis-nq-quick-corpus=all"),
         ({"sample": 5, "data": "/a b/data"}, "metis-nq-quick-sample=5-data=data"),
-        ({"label": "../../up"}, "metis-nq-quick-.._.._up"),
+        ({"sample": 5, "data": "/a/b c"}, "metis-nq-quick-sample=5-data=b_c"),
     ],
 )
 def test_other_settings_are_in_the_name(tmp_path: Path, knobs: dict[str, Any], words: str) -> None:
@@ -70,14 +69,13 @@ def test_each_setting_has_a_name_of_its_own(tmp_path: Path) -> None:
         {"sample": 5},
         {"sample": 6},
         {"sample": 5, "seeds": 2},
-        {"sample": 5, "label": "a"},
         {"sample": 5, "data": "/a/data"},
         {"sample": 5, "data": "/b/data"},
         # The words are cut and cleaned, the hash is not.
-        {"label": "a" * 200 + "b"},
-        {"label": "a" * 200 + "c"},
-        {"label": "a/b"},
-        {"label": "a b"},
+        {"sample": 5, "data": "a" * 200 + "b"},
+        {"sample": 5, "data": "a" * 200 + "c"},
+        {"sample": 5, "data": "a,b"},
+        {"sample": 5, "data": "a b"},
     ]
     names = [named(tmp_path, **knobs) for knobs in settings]
     assert len(set(names)) == len(names)

@@ -1,4 +1,4 @@
-"""Runs that nobody ran: their records are made up, so that tables can be computed by hand."""
+"""Presets over a small store, and made-up runs, whose tables can be computed by hand."""
 
 from __future__ import annotations
 
@@ -6,9 +6,37 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from papers.outcome import PresetResult, run_plan
+from papers.plan import plan_preset
+
 from ragcache_workbench.evaluation import EvalRun, Record, Score
 from ragcache_workbench.evaluation.scores import MECHANICS_ONLY
 from ragcache_workbench.evaluation.settings import EvalSettings
+from tests.evaluation.world import make_retriever, store
+
+
+def retriever(settings: EvalSettings, documents: object) -> Any:
+    """Make a retriever over the small store."""
+    if settings.retriever == "plain":
+        return store().as_retriever(search_kwargs={"k": settings.k})
+    return make_retriever(settings, documents)
+
+
+def run_preset(preset: str, model: Any, out: Path, **arguments: Any) -> PresetResult:
+    """Run the small form of a preset on the bundled questions.
+
+    Args:
+        preset: Its name.
+        model: The model.
+        out: The folder of the runs.
+        **arguments: Knobs, and other arguments of ``evaluate``.
+    """
+    others = {"model": model, "out": out, "retriever": retriever, "checkpoint_seconds": 0}
+    for name in ("retriever", "prices", "random_weights"):
+        if not isinstance(arguments.get(name), str | None):
+            others[name] = arguments.pop(name)
+    plan = plan_preset("nq", preset, **arguments)
+    return run_plan(plan, **others)
 
 
 def made_run(

@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from papers.plan import PRESETS, PresetPlan, plan_preset
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.evaluation import PresetPlan, plan_preset
 from ragcache_workbench.evaluation.datasets import DATASETS
-from ragcache_workbench.evaluation.presets import PRESETS
 
 WITHOUT_SAMPLE = {"musique", "finqa", "triviaqa", "2wikimultihopqa", "longbench"}
 EVERY = [(name, dataset) for name, preset in PRESETS.items() for dataset in preset.datasets]
@@ -134,17 +133,17 @@ def test_it_says_what_will_be_run() -> None:
 
 
 def test_folders_say_what_is_in_them() -> None:
-    first, second, *_ = plan_preset("nq", "metis").run_names("mine")
-    assert first.startswith("nq-mine-k=1-synthesis=stuff-seed=0-")
-    assert second.startswith("nq-mine-k=2-synthesis=stuff-seed=0-")
+    first, second, *_ = plan_preset("nq", "metis").run_names()
+    assert first.startswith("nq-k=1-synthesis=stuff-seed=0-")
+    assert second.startswith("nq-k=2-synthesis=stuff-seed=0-")
 
 
 @pytest.mark.parametrize(
     ("dataset", "preset", "knobs", "words"),
     [
         ("nq", "proximty", {}, "preset must be one of .*did you mean 'proximity'"),
-        ("nqq", "proximity", {}, "dataset must be one of .*did you mean 'nq'"),
-        ("mmlu", "metis", {}, "is for nq, qmsum, .*, got 'mmlu'; for mmlu there is proximity and"),
+        ("nqq", "proximity", {}, "data set of proximity must be one of .*did you mean 'nq'"),
+        ("mmlu", "metis", {}, "data set of metis must be one of nq, qmsum, .*, got 'mmlu'"),
         ("nq", "proximity", {"tolerance": 0.2}, "'proximity' decides tolerance itself"),
         ("nq", "proximity", {"seed": 1}, "decides seed itself"),
         ("nq", "metis", {"k": 3, "synthesis": "stuff"}, "decides k, synthesis itself"),
@@ -157,7 +156,6 @@ def test_folders_say_what_is_in_them() -> None:
         ("nq", "proximity", {"sample": 0}, "sample must be a whole number"),
         ("nq", "proximity", {"seeds": 0}, "seeds must be a whole number of at least 1"),
         ("nq", "proximity", {"seeds": 101}, "at most 100"),
-        ("nq", "proximity", {"quick": "yes"}, "quick must be True or False"),
         ("nq", "proximity", {"data": "/no/such/folder"}, "must be a folder"),
         ("nq", "ragcache", {"base_url": "http://a", "model": "m"}, "base_url excludes"),
         ("nq", "metis", {"guard": False}, "guard needs retriever='cache'"),

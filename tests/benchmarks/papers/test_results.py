@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from papers.results import Results, interval_of, reduction
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.evaluation import Interval, compare
-from ragcache_workbench.evaluation.presets.results import Results, interval_of, reduction
 
 from .made import made_run
 

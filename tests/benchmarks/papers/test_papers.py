@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from papers import results
+from papers.base import Table, Tables
+from papers.metis import best_fixed, profiler_shares
+from papers.plan import PRESETS, plan_preset
+from papers.results import Results
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.evaluation import EvalRun, plan_preset
-from ragcache_workbench.evaluation.presets import PRESETS, Table, results
-from ragcache_workbench.evaluation.presets.base import Tables
-from ragcache_workbench.evaluation.presets.metis import best_fixed, profiler_shares
-from ragcache_workbench.evaluation.presets.results import Results
+from ragcache_workbench.evaluation import EvalRun
 from ragcache_workbench.evaluation.settings import EvalSettings
 
 from .made import made_run

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from papers import run
 
-from ragcache_integrations.cli import command as cli
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.llms import backend_kinds
 
@@ -14,30 +14,28 @@ from ragcache_integrations.llms import backend_kinds
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nq", "--preset", "proximty"], "did you mean 'proximity'?"),
-        (["mmlu", "--preset", "metis"], "preset 'metis' is for nq, qmsum, squad"),
-        (["nq", "--preset", "proximity", "--sweep", "k=1,2"], "leave out --sweep"),
-        (["nq", "--preset", "proximity", "--set", "tolerance=0.2"], "decides tolerance itself"),
-        (["nq", "--preset", "proximity", "--retriever", "plain"], "decides retriever itself"),
-        (["nq", "--preset", "metis", "--k", "3"], "decides k itself"),
-        (["nq", "--preset", "metis", "--seed", "3"], "decides seed itself"),
-        (["nq", "--preset", "proximity", "--sample", "100000"], "sample must be from 1 to"),
-        (["nq", "--preset", "proximity", "--seeds", "0"], "seeds must be a whole number"),
-        (["nq", "--preset", "ragcache", "--rate", "fast"], "rate must be a number"),
-        (["nq", "--quick"], "--quick needs --preset"),
-        (["nq", "--full"], "--full needs --preset"),
-        (["nq", "--seeds", "2"], "--seeds needs --preset"),
-        (["nq", "--dry-run"], "--dry-run needs --preset"),
-        (["nq", "--retriever", "plain", "--set", "retriever=none"], "retriever must be given once"),
+        (["proximty", "nq"], "did you mean 'proximity'?"),
+        (["metis", "mmlu"], "the data set of metis must be one of nq, qmsum, squad"),
+        (["proximity", "nq", "--set", "tolerance=0.2"], "decides tolerance itself"),
+        (["proximity", "nq", "--retriever", "plain"], "decides retriever itself"),
+        (["metis", "nq", "--k", "3"], "decides k itself"),
+        (["metis", "nq", "--seed", "3"], "decides seed itself"),
+        (["proximity", "nq", "--sample", "100000"], "sample must be from 1 to"),
+        (["proximity", "nq", "--seeds", "0"], "seeds must be a whole number"),
+        (["ragcache", "nq", "--rate", "fast"], "rate must be a number"),
+        (
+            ["metis", "nq", "--retriever", "plain", "--set", "retriever=none"],
+            "retriever must be given once",
+        ),
     ],
 )
 def test_errors_are_one_line(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "runs"
-    assert cli.main(["eval", *arguments, "--out", str(out)]) == 2
+    assert run.main([*arguments, "--out", str(out)]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("ragcache: ")
+    assert error.startswith("run.py: ")
     assert words in error
     assert not out.exists()
 
@@ -46,8 +44,8 @@ def test_a_dry_run_lists_and_starts_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "runs"
-    arguments = ["--preset", "prompt-cache", "--dry-run", "--full", "--seeds", "2"]
-    assert cli.main(["eval", "qmsum", *arguments, "--out", str(out)]) == 0
+    arguments = ["prompt-cache", "qmsum", "--dry-run", "--full", "--seeds", "2"]
+    assert run.main([*arguments, "--out", str(out)]) == 0
     first, *runs = capsys.readouterr().out.splitlines()
     assert "on qmsum, full form: 14 runs" in first
     assert len(runs) == 14
@@ -62,9 +60,9 @@ def test_proximity_by_command(
     # Compiling would take longer than all the rest.
     eager = partial(RAGCacheEngine, vllm_args={"enforce_eager": True})
     monkeypatch.setattr(backend_kinds, "RAGCacheEngine", eager)
-    arguments = ["eval", "mmlu", "--preset", "proximity", "--sample", "2", "--k", "2"]
+    arguments = ["proximity", "mmlu", "--sample", "2", "--k", "2"]
     arguments += ["--set", "kv_cache_gib=0.25", "--out", str(tmp_path)]
-    assert cli.main(arguments) == 0
+    assert run.main(arguments) == 0
     out = capsys.readouterr().out
     content = json.loads(out.splitlines()[-1])
     assert content["preset"] == "proximity"
@@ -80,7 +78,7 @@ def test_proximity_by_command(
     (page,) = tmp_path.glob("*.md")
     assert page.name.startswith("proximity-mmlu-quick-k=2-kv_cache_gib=0.25-sample=2-")
     # The same command reads what is there.
-    assert cli.main(arguments) == 0
+    assert run.main(arguments) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == content
     assert list(tmp_path.glob("*.md")) == [page]
     assert list(tmp_path.glob("*.json")) == [page.with_suffix(".json")]
