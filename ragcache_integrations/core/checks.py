@@ -34,6 +34,7 @@ __all__ = [
     "check_int",
     "check_names",
     "check_number",
+    "check_one_of",
     "check_seconds",
     "check_share",
     "check_text",
@@ -286,6 +287,8 @@ def explain_error(
             message = str(cause)
         elif not name:
             message = detail["msg"]
+        elif detail["type"] == "missing" and len(place) == 1:
+            message = f"{name} is needed"
         else:
             shown = "something else" if place[0] in secrets else _REPR.repr(detail["input"])
             message = f"{name}: {detail['msg']}, got {shown}"
@@ -293,6 +296,14 @@ def explain_error(
             place[0] if place else message, message
         )  # one message for each argument
     return ConfigurationError("; ".join(messages.values()))
+
+
+def check_one_of(first: str, first_value: object, second: str, second_value: object) -> None:
+    """Refuse two arguments of which one must be given, if none is, or both are."""
+    if (first_value is None) == (second_value is None):
+        given = "neither" if first_value is None else "both"
+        msg = f"give either {first} or {second}, got {given}"
+        raise ConfigurationError(msg)
 
 
 def refuse_assignment(owner: object, name: str, instead: str) -> ConfigurationError:

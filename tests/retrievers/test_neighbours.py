@@ -200,3 +200,22 @@ def test_other_collections_of_documents_are_documents() -> None:
     node = NodeWithScore(node=TextNode(text="a", id_="1"), score=1.0)
     nodes = llama_index.ApproximateCacheRetriever.from_retriever(Finding((node,)), LlamaWords())
     assert [each.text for each in nodes.retrieve("question")] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (langchain.AnswerCache, "chain is needed; retriever is needed"),
+        (langchain.ApproximateCacheRetriever, "give either vectorstore or retriever, got neither"),
+        (llama_index.ApproximateCacheRetriever, "give either index or retriever, got neither"),
+    ],
+)
+def test_what_is_missing_is_said(make: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{said}"):
+        make()
+
+
+def test_a_cache_that_is_no_server_is_named() -> None:
+    given = neighbours()["a retriever"]
+    with pytest.raises(ConfigurationError, match="cache must be a Redis URL or a RedisServer: url"):
+        langchain.AnswerCache(chain=given, retriever=given, cache="memory")  # type: ignore[arg-type]

@@ -173,8 +173,12 @@ def as_server(value: object) -> RedisServer:
     if isinstance(value, RedisServer):
         return value
     if isinstance(value, str):
-        return RedisServer(value)
-    msg = f"a Redis URL or a RedisServer is needed, got a {type(value).__name__}"
+        try:
+            return RedisServer(value)
+        except ConfigurationError as error:  # which does not repeat the URL
+            msg = f"cache must be a Redis URL or a RedisServer: {error}"
+            raise ConfigurationError(msg) from None
+    msg = f"cache must be a Redis URL or a RedisServer, got a {type(value).__name__}"
     raise ConfigurationError(msg)
 
 

@@ -19,7 +19,7 @@ from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, PrivateAttr, SkipValidation
 
-from ragcache_integrations.core.checks import check_type
+from ragcache_integrations.core.checks import check_one_of, check_type
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
@@ -293,9 +293,7 @@ def _source(
         return await embeddings.aembed_query(texts[0])
 
     own_coroutine = type(embeddings).aembed_query is not Embeddings.aembed_query
-    if (store is None) == (index is None):
-        msg = "give either vectorstore or index, and not both"
-        raise ConfigurationError(msg)
+    check_one_of("vectorstore", store, "index", index)
     if index is not None:
         if not isinstance(documents, Mapping):
             msg = f"index needs documents, a mapping of its ids to them, got {documents!r:.100}"

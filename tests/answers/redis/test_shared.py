@@ -477,9 +477,11 @@ class TestArguments:
             cache_of("a", cache="redis://localhost", **tag)
 
     def test_what_is_no_server_is_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="a Redis URL or a RedisServer is needed"):
+        with pytest.raises(ConfigurationError, match="cache must be a Redis URL or a RedisServer"):
             cache_of("a", cache=3, tag="a chain")
-        with pytest.raises(ConfigurationError, match="url must begin with scheme of redis"):
+        with pytest.raises(
+            ConfigurationError, match="RedisServer: url must begin with scheme of redis"
+        ):
             cache_of("a", cache="http://localhost", tag="a chain")
 
     def test_files_are_for_answers_in_memory(self) -> None:

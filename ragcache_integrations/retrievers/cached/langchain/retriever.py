@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field, PrivateAttr
 from typing_extensions import override
 
-from ragcache_integrations.core.checks import check_int, check_type
+from ragcache_integrations.core.checks import check_int, check_one_of, check_type
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
@@ -136,9 +136,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
     def model_post_init(self, context: Any, /) -> None:
         """Wire the cache to what it wraps."""
         super().model_post_init(context)
-        if (self.vectorstore is None) == (self.retriever is None):
-            msg = "give either vectorstore or retriever, and not both"
-            raise ConfigurationError(msg)
+        check_one_of("vectorstore", self.vectorstore, "retriever", self.retriever)
         self._check_search()
         self._wired = self._wire()
 

@@ -36,7 +36,7 @@ from llama_index.core.vector_stores.types import BasePydanticVectorStore, Vector
 from numpy.typing import ArrayLike
 from typing_extensions import override
 
-from ragcache_integrations.core.checks import check_type
+from ragcache_integrations.core.checks import check_one_of, check_type
 from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Explanation
@@ -225,9 +225,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         verbose: bool = False,
         **knobs: Unpack[KnobArguments],
     ) -> None:
-        if (index is None) == (retriever is None):
-            msg = "give either index or retriever, and not both"
-            raise ConfigurationError(msg)
+        check_one_of("index", index, "retriever", retriever)
         if index is not None:
             check_type("index", index, VectorStoreIndex, "a VectorStoreIndex", _INSTEAD)
         if retriever is not None:
