@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache, partial
@@ -16,11 +17,12 @@ from ragcache_integrations.answers.core import AnswerCore
 from ragcache_integrations.answers.entries import Question, Vector
 from ragcache_integrations.answers.flow import AnswerFlow, Lookup
 from ragcache_integrations.answers.knobs import AnswerKnobArguments, AnswerKnobs, check_embedded
+from ragcache_integrations.core.checks import did_you_mean
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import Surroundings, freeze_arguments, window_of
 
-__all__ = ["Results", "ToolCalls", "check_parts", "declared_part", "refuse_undeclared"]
+__all__ = ["Results", "ToolCalls", "check_parts", "check_tool", "declared_part"]
 
 R = TypeVar("R")
 
@@ -46,7 +48,7 @@ class ToolCalls(Generic[R]):
     """Reads calls of one tool, and decides which results are kept.
 
     Args:
-        tool: Its name, for errors.
+        whose: What the names are, for errors, such as ``an argument of search``.
         names: Those of its arguments.
         query_argument: Name of the argument that is compared as a question is; all others, and all
             where it is ``None``, must be equal.
@@ -65,7 +67,7 @@ class ToolCalls(Generic[R]):
 
     def __init__(
         self,
-        tool: str,
+        whose: str,
         names: Collection[str],
         query_argument: str | None,
         knobs: AnswerKnobArguments,
@@ -75,9 +77,10 @@ class ToolCalls(Generic[R]):
         model: object = None,
     ) -> None:
         if query_argument is not None and query_argument not in names:
+            near = did_you_mean(query_argument, names) if isinstance(query_argument, str) else ""
             msg = (
-                f"query_argument must name an argument of {tool}, which has "
-                f"{', '.join(map(repr, names)) or 'none'}, got {query_argument!r}"
+                f"query_argument must name {whose}, which has "
+                f"{', '.join(map(repr, names)) or 'none'}, got {query_argument!r}{near}"
             )
             raise ConfigurationError(msg)
         checked = read_knobs(AnswerKnobs, knobs)
@@ -199,6 +202,36 @@ class ToolCalls(Generic[R]):
         return result
 
 
+def check_tool(tool: object, kind: type) -> None:
+    """Check that a tool is one of a framework's.
+
+    Args:
+        tool: The tool.
+        kind: The framework's base class of tools.
+
+    Raises:
+        ConfigurationError: It is something else; the message says so if the tool is one of the
+            other framework's.
+    """
+    if isinstance(tool, kind):
+        return
+    msg = f"tool must be a BaseTool, got {tool!r:.100}"
+    ours = _framework_of(kind)
+    for other in map(_framework_of, type(tool).__mro__):
+        if other is not None and ours is not None and other != ours:
+            msg = (
+                f"tool must be a BaseTool of {ours}, got {type(tool).__name__} of {other}: "
+                f"that one's cached_tool takes it"
+            )
+            break
+    raise ConfigurationError(msg)
+
+
+def _framework_of(kind: type) -> str | None:
+    names = {"langchain": "LangChain", "llama_index": "LlamaIndex"}
+    return next((name for start, name in names.items() if kind.__module__.startswith(start)), None)
+
+
 def check_parts(keep: object, name: str, model: object, kind: type) -> None:
     """Check what a cached tool is made with.
 
@@ -227,9 +260,8 @@ def declared_part(state: Any, reads: Collection[str]) -> Any:
         reads: The names of these values.
 
     Returns:
-        A dict, or an object of the state's class or a subclass. If it is asked for another value
-        of the state, it raises a :class:`ConfigurationError`, or as a pydantic model an
-        :class:`AttributeError`.
+        A dict, or an object of a subclass of the state's class. If it is asked for another value
+        of the state, it raises a :class:`ConfigurationError`.
 
     Raises:
         ConfigurationError: The state has no values with names, or its class allows no subclasses.
@@ -301,14 +333,19 @@ class _DeclaredItems(dict[str, Any]):
 
 
 def _declared_fields(state: BaseModel, reads: Collection[str]) -> BaseModel:
-    made = state.model_copy()
-    extra = {name: value for name, value in (state.model_extra or {}).items() if name in reads}
-    for name in made.__dict__.keys() - set(reads):
-        del made.__dict__[name]
-    made.__pydantic_fields_set__.intersection_update(reads)
-    if state.model_extra is not None:
-        object.__setattr__(made, "__pydantic_extra__", extra)
-    object.__setattr__(made, "__pydantic_private__", {})  # the others may have made what was there
+    kept, private = state.model_copy(), state.__pydantic_private__ or {}
+    extra = state.model_extra or {}
+    others = {*type(state).model_fields, *vars(state), *extra, *private} - set(reads)
+    made: BaseModel = object.__new__(_guarded_class(type(state), frozenset(others)))
+    held = {name: value for name, value in vars(kept).items() if name in reads}
+    object.__setattr__(made, "__dict__", held)
+    own = {name: value for name, value in extra.items() if name in reads}
+    object.__setattr__(made, "__pydantic_extra__", None if state.model_extra is None else own)
+    object.__setattr__(
+        made, "__pydantic_fields_set__", state.__pydantic_fields_set__.intersection(reads)
+    )
+    own = {name: value for name, value in private.items() if name in reads}
+    object.__setattr__(made, "__pydantic_private__", own)
     return made
 
 
@@ -338,5 +375,12 @@ def _guarded_class(kind: Any, others: frozenset[str]) -> type:
     def fill(body: dict[str, Any]) -> None:
         body["__getattribute__"] = getattribute
         body["__module__"] = kind.__module__
+        body["__qualname__"] = kind.__qualname__
 
+    if issubclass(kind, BaseModel):
+        # As a plain class, which has its base's validators: no model is built for each state.
+        body: dict[str, Any] = {}
+        fill(body)
+        made: type = ABCMeta.__new__(type(kind), kind.__name__, (kind,), body)
+        return made
     return new_class(kind.__name__, (kind,), exec_body=fill)

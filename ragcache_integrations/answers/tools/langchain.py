@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import operator
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack, no_type_check
 
 import numpy as np
 from langchain_core.callbacks import AsyncCallbackManagerForToolRun, CallbackManagerForToolRun
@@ -22,7 +21,7 @@ from langchain_core.runnables import (
     patch_config,
 )
 from langchain_core.tools import BaseTool, InjectedToolCallId
-from pydantic import BaseModel, PrivateAttr
+from pydantic import PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.answers.changes import ChangeWatch
@@ -40,7 +39,7 @@ from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import Surroundings
 
-from .calls import Results, ToolCalls, check_parts, declared_part, refuse_undeclared
+from .calls import Results, ToolCalls, check_parts, check_tool, declared_part
 
 __all__ = ["CachedNode", "CachedTool", "cached_node", "cached_tool"]
 
@@ -50,13 +49,37 @@ _COPIED = (
 )
 
 
+class _Copied(NamedTuple):
+    """A copy of a tool, and the attributes that the tool had then."""
+
+    tool: BaseTool
+    attributes: dict[str, Any]
+
+
+def _copy(tool: BaseTool) -> _Copied:
+    attributes = _attributes(tool)
+    # An error is no result: it has to come through, and the cached tool handles it.
+    inner = {"handle_tool_error": False, "handle_validation_error": False}
+    return _Copied(tool.model_copy(update=inner), attributes)
+
+
+def _attributes(tool: BaseTool) -> dict[str, Any]:
+    private, extra = tool.__pydantic_private__ or {}, tool.__pydantic_extra__ or {}
+    return {**vars(tool), **private, **extra}
+
+
+def _is_other(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    return now.keys() != before.keys() or any(now[name] is not before[name] for name in now)
+
+
 class CachedTool(BaseTool):
     """A tool whose results are served again; made by :func:`cached_tool`.
 
     Runs of the tool itself are children of its runs, so traces show which calls it was asked for.
     """
 
-    _tool: BaseTool = PrivateAttr()
+    _original: BaseTool = PrivateAttr()
+    _copied: _Copied = PrivateAttr()
     _calls: ToolCalls[Any] = PrivateAttr()
     _embeddings: Embeddings | None = PrivateAttr()
 
@@ -65,10 +88,16 @@ class CachedTool(BaseTool):
     ) -> None:
         copied = {name: getattr(tool, name) for name in _COPIED if hasattr(tool, name)}
         super().__init__(args_schema=tool.args_schema or tool.get_input_schema(), **copied)
-        # An error is no result: it has to come through, and is handled out here.
-        inner = {"handle_tool_error": False, "handle_validation_error": False}
-        self._tool, self._calls = tool.model_copy(update=inner), calls
-        self._embeddings = embeddings
+        self._original, self._calls, self._embeddings = tool, calls, embeddings
+        self._copied = _copy(tool)
+
+    @property
+    def _tool(self) -> BaseTool:
+        """The tool as it is now, whose errors come through."""
+        copied = self._copied
+        if _is_other(_attributes(self._original), copied.attributes):
+            copied = self._copied = _copy(self._original)
+        return copied.tool
 
     def stats(self) -> AnswerStats:
         """Return what was done so far. Touches memory alone."""
@@ -183,9 +212,7 @@ def cached_tool(
         ConfigurationError: A knob is unknown or out of range, or the tool is none, has no such
             argument, or gets the id of each call.
     """
-    if not isinstance(tool, BaseTool):
-        msg = f"tool must be a BaseTool, got {tool!r:.100}"
-        raise ConfigurationError(msg)
+    check_tool(tool, BaseTool)
     if _gets_call_id(tool):
         msg = f"{tool.name} gets the id of each call, so its results depend on more"
         raise ConfigurationError(msg)
@@ -195,7 +222,14 @@ def cached_tool(
         keeps = _of_content(keep)
     watch = ChangeWatch(tool, WATCHED)
     calls = ToolCalls[Any](
-        tool.name, list(tool.args), query_argument, knobs, keeps, _same, watch, embeddings
+        f"an argument of {tool.name}",
+        list(tool.args),
+        query_argument,
+        knobs,
+        keeps,
+        _same,
+        watch,
+        embeddings,
     )
     return CachedTool(tool, calls, embeddings)
 
@@ -220,10 +254,15 @@ class CachedNode(Runnable[Any, Any]):
         reads: tuple[str, ...],
         calls: ToolCalls[Any],
         embeddings: Embeddings | None,
+        written: Any = None,
     ) -> None:
         self.name = node.get_name()
         self._node, self._reads = node, reads
         self._calls, self._embeddings = calls, embeddings
+        # LangGraph reads the state's schema and the edges of a Command from a node's annotations.
+        self.__annotations__ = {} if written is None else dict(written.__annotations__)
+        if written is not None:
+            self.__wrapped__ = written
 
     def stats(self) -> AnswerStats:
         """Return what was done so far. Touches memory alone."""
@@ -233,14 +272,18 @@ class CachedNode(Runnable[Any, Any]):
         """Forget all results."""
         self._calls.flow.core.clear()
 
+    @no_type_check  # LangGraph is to see the annotations of the object, not of its method
+    def __call__(self, state, config=None):  # noqa: ANN001, ANN204 - as above
+        """Answer as a function would; the same as :meth:`invoke`."""
+        return self.invoke(state, config)
+
     @override
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         config, heard = ensure_config(config), HeardRun()
         around = self._calls.flow.watch.surroundings(config)
 
         def run(config: RunnableConfig) -> Any:
-            with self._declaring():
-                return self._node.invoke(declared_part(input, self._reads), config, **kwargs)
+            return self._node.invoke(declared_part(input, self._reads), config, **kwargs)
 
         return self._calls.serve(
             self._question(input, around, kwargs),
@@ -257,13 +300,11 @@ class CachedNode(Runnable[Any, Any]):
         around = self._calls.flow.watch.surroundings(config)
 
         def again() -> Any:
-            with self._declaring():
-                part = declared_part(input, self._reads)
-                return self._node.invoke(part, _silent(config), **kwargs)
+            part = declared_part(input, self._reads)
+            return self._node.invoke(part, _silent(config), **kwargs)
 
         async def run(config: RunnableConfig) -> Any:
-            with self._declaring():
-                return await self._node.ainvoke(declared_part(input, self._reads), config, **kwargs)
+            return await self._node.ainvoke(declared_part(input, self._reads), config, **kwargs)
 
         return await self._calls.aserve(
             self._question(input, around, kwargs),
@@ -274,18 +315,6 @@ class CachedNode(Runnable[Any, Any]):
             lambda: run(_silent(config)),
             self._results(input, heard),
         )
-
-    @contextmanager
-    def _declaring(self) -> Iterator[None]:
-        """Say in words why a pydantic model has no such field."""
-        try:
-            yield
-        except AttributeError as error:
-            owner = type(error.obj)
-            fields = owner.model_fields if issubclass(owner, BaseModel) else {}
-            if error.name in fields and error.name not in self._reads:
-                refuse_undeclared(error.name)
-            raise
 
     def _question(
         self, state: Any, around: Surroundings, arguments: dict[str, Any]
@@ -350,18 +379,31 @@ def cached_node(
     if isinstance(reads, str) or not reads or not all(isinstance(name, str) for name in reads):
         msg = f"reads must be one or more names of the state's values, got {reads!r:.100}"
         raise ConfigurationError(msg)
+    written = None
     if not isinstance(node, Runnable):
+        written = _written(node)
         others = set(list(inspect.signature(node).parameters)[1:]) - {"config"}
         if others:
-            msg = f"the node gets {', '.join(sorted(others))}, so its results depend on more"
+            msg = (
+                f"a cached node may take the state and its config alone: the node gets "
+                f"{', '.join(sorted(others))}, so its results depend on more"
+            )
             raise ConfigurationError(msg)
         node = RunnableLambda(node)
     check_parts(keep, "embeddings", embeddings, Embeddings)
     watch = ChangeWatch(node, WATCHED)
     calls = ToolCalls[Any](
-        node.get_name(), reads, query_argument, knobs, keep, _same, watch, embeddings
+        "a value of reads=", reads, query_argument, knobs, keep, _same, watch, embeddings
     )
-    return CachedNode(node, tuple(reads), calls, embeddings)
+    return CachedNode(node, tuple(reads), calls, embeddings, written)
+
+
+def _written(node: Callable[..., Any]) -> Any:
+    """Return the function or method that a node's annotations are written at, if there is one."""
+    if inspect.isfunction(node) or inspect.ismethod(node):
+        return node
+    call = getattr(node, "__call__", None)  # noqa: B004 - LangGraph reads its annotations
+    return call if inspect.ismethod(call) else None
 
 
 def _embed_with(model: Embeddings | None) -> Callable[[str], Vector] | None:

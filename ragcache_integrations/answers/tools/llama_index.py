@@ -26,7 +26,7 @@ from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import Surroundings
 
-from .calls import Results, ToolCalls, check_parts
+from .calls import Results, ToolCalls, check_parts, check_tool
 
 __all__ = ["CachedTool", "cached_tool"]
 
@@ -136,9 +136,7 @@ def cached_tool(
         ConfigurationError: A knob is unknown or out of range, the tool is none, has no such
             argument, or needs the workflow's context.
     """
-    if not isinstance(tool, BaseTool):
-        msg = f"tool must be a BaseTool, got {tool!r:.100}"
-        raise ConfigurationError(msg)
+    check_tool(tool, BaseTool)
     if isinstance(tool, FunctionTool) and tool.requires_context:
         msg = f"{tool.metadata.name} gets the workflow's context, so its results depend on more"
         raise ConfigurationError(msg)
@@ -146,7 +144,7 @@ def cached_tool(
     names = [] if schema is None else list(schema.model_fields)
     check_parts(keep, "embed_model", embed_model, BaseEmbedding)
     calls = ToolCalls[ToolOutput](
-        str(tool.metadata.name),
+        f"an argument of {tool.metadata.name}",
         names,
         query_argument,
         knobs,

@@ -10,8 +10,18 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
-from langchain_core.tools import InjectedToolArg, InjectedToolCallId, ToolException, tool
+from langchain_core.tools import (
+    BaseTool,
+    InjectedToolArg,
+    InjectedToolCallId,
+    StructuredTool,
+    ToolException,
+    tool,
+)
+from llama_index.core.tools import FunctionTool
+from pydantic import PrivateAttr
 
+from ragcache_integrations import llama_index
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import MiniLMEmbeddings, cached_tool
 from tests.answers.traffic import UNREAD, langchain_embeddings
@@ -298,3 +308,44 @@ async def test_what_the_embedding_model_cannot_read_is_near_to_nothing(
         cached.invoke({"query": query})
         await cached.ainvoke({"query": query})
     assert calls == [(text, 3), (other, 3)]
+
+
+class Greeting(BaseTool):
+    """Answers for whom it was made."""
+
+    name: str = "greet"
+    description: str = "Greet."
+    user: str = "ann"
+    _secret: str = PrivateAttr("a")
+
+    def _run(self, query: str) -> str:
+        return f"{query} {self.user} {self._secret}"
+
+
+def test_a_tool_that_is_changed_later_answers_as_it_is_now() -> None:
+    greet = Greeting()
+    cached = cached_tool(greet, query_argument="query")
+    assert [cached.invoke("dear") for _ in range(2)] == ["dear ann a"] * 2
+    greet.user = "bob"
+    assert cached.invoke("dear") == "dear bob a"
+    greet._secret = "b"
+    assert [cached.invoke("dear") for _ in range(2)] == ["dear bob b"] * 2
+    assert cached.stats().hits == 2
+
+
+def test_a_function_that_is_replaced_is_called() -> None:
+    greet = StructuredTool.from_function(
+        lambda query: f"old {query}", name="find", description="Find."
+    )
+    cached = cached_tool(greet, query_argument="query")
+    assert cached.invoke("rome") == "old rome"
+    greet.func = lambda query: f"new {query}"
+    assert cached.invoke("rome") == "new rome"
+
+
+def test_a_tool_of_the_other_framework_is_named() -> None:
+    other = FunctionTool.from_defaults(lambda query: query, name="find", description="Find.")
+    with pytest.raises(ConfigurationError, match="of LangChain, got FunctionTool of LlamaIndex"):
+        cached_tool(other)  # type: ignore[arg-type] # the point
+    with pytest.raises(ConfigurationError, match="of LlamaIndex, got StructuredTool of LangChain"):
+        llama_index.cached_tool(search)  # type: ignore[arg-type] # the point

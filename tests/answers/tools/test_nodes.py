@@ -6,7 +6,7 @@ import copy
 import json
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter, itemgetter
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 from uuid import uuid4
 
 import pytest
@@ -172,6 +172,11 @@ UNDECLARED: list[tuple[Any, Any]] = [
         for kind in (Person, Slotted, Model)
         for read in (lambda state: state.user, attrgetter("user"), lambda s: f"{s.user}")
     ),
+    *(
+        (kind, read)
+        for kind in (Person, Slotted, Model)
+        for read in (lambda s: getattr(s, "user", "nobody"), lambda s: hasattr(s, "user"))
+    ),
     (Person, lambda state: state.greeting()),
     (Person, asdict),
     (Person, repr),
@@ -204,7 +209,6 @@ async def test_a_node_that_asks_for_more_than_it_declares_is_refused(
         (Model, lambda state: str(vars(state))),
         (Model, lambda state: state.model_dump_json()),
         (Model, str),
-        (Model, lambda state: f"kept: {getattr(state, '_kept', '')}"),
     ],
 )
 def test_no_way_around_what_a_node_declares_leads_to_the_rest(kind: Any, read: Any) -> None:
@@ -212,6 +216,55 @@ def test_no_way_around_what_a_node_declares_leads_to_the_rest(kind: Any, read: A
     for user in ("ann", "bob"):
         assert user not in node.invoke(kind(question="rome", user=user))
     assert node.stats().hits == 1
+
+
+def test_private_attributes_of_a_state_are_declared_as_fields_are() -> None:
+    node = cached_node(RunnableLambda(lambda s: getattr(s, "_kept", "")), reads=["question"])
+    with pytest.raises(ConfigurationError, match="asked for '_kept' of the state"):
+        node.invoke(Model(question="rome", user="ann"))
+
+
+class Found(TypedDict, total=False):
+    question: str
+    secret: str
+
+
+class Answers:
+    def method(self, state: Found) -> State:
+        return {"found": [state["secret"]]}
+
+    def __call__(self, state: Found) -> State:
+        return self.method(state)
+
+
+def answer_found(state: Found) -> State:
+    return {"found": [state["secret"]]}
+
+
+@pytest.mark.parametrize("answer", [answer_found, Answers().method, Answers()])
+def test_a_node_has_the_schema_of_its_function(answer: Any) -> None:
+    def find(state: State) -> Found:
+        return {"secret": state["question"].upper()}
+
+    for node in (answer, cached_node(answer, reads=["secret"])):
+        graph = StateGraph(State)
+        graph.add_sequence([("find", find), ("answer", node)])
+        graph.add_edge(START, "find")
+        assert graph.compile().invoke({"question": "rome"})["found"] == ["ROME"]
+    assert node({"secret": "ROME"})["found"] == ["ROME"]
+    assert node.stats().hits == 1
+
+
+def test_a_node_has_the_edges_of_its_function() -> None:
+    def choose(state: State) -> Command[Literal["end"]]:
+        return Command(update={"count": 1}, goto="end")
+
+    graph = StateGraph(State)
+    graph.add_node("choose", cached_node(choose, reads=["question"]))
+    graph.add_node("end", lambda _: {})
+    graph.add_edge(START, "choose")
+    edges = {(edge.source, edge.target) for edge in graph.compile().get_graph().edges}
+    assert ("choose", "end") in edges
 
 
 @pytest.mark.parametrize("kind", [as_dict, Person, Slotted, Model])
@@ -260,7 +313,7 @@ def test_nodes_that_depend_on_more_are_refused() -> None:
     for wrong in ("question", [3], []):
         with pytest.raises(ConfigurationError, match="reads must be one or more names"):
             cached_node(Search(), reads=wrong)
-    with pytest.raises(ConfigurationError, match="query_argument must name an argument of"):
+    with pytest.raises(ConfigurationError, match="query_argument must name a value of reads="):
         cached_node(Search(), reads=["question"], query_argument="words")
     with pytest.raises(ConfigurationError, match="keep must be a function or None, got 3"):
         cached_node(Search(), reads=["question"], keep=3)  # type: ignore[arg-type]
