@@ -69,6 +69,7 @@ from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError
+from ragcache_integrations.retrievers.cached.llama_index.requests import said_by_bundle
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.keys import (
     Surroundings,
@@ -429,7 +430,8 @@ class AnswerCache(AnswerControls, QueryEngine):
             )
             for node in nodes
         ]
-        frozen = freeze_arguments({"image": query.image_path, "streams": self._streams})
+        said = said_by_bundle(query) | {"image": query.image_path, "streams": self._streams}
+        frozen = freeze_arguments(said)
         if None in identities or frozen.opaque or around.alone:
             return None
         scope = (self._namespace, frozen.key | around.frozen.key)

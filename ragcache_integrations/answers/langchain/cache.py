@@ -47,6 +47,7 @@ from ragcache_integrations.retrievers.keys import (
     context_text,
     freeze_arguments,
     in_context,
+    said_besides,
     turns_form,
     window_of,
 )
@@ -448,7 +449,11 @@ class _Call:
         """Return the question with all that its answer depends on; ``None``: nobody knows that."""
         self._documents = documents
         identities = identities_of(documents)
-        frozen = freeze_arguments({"inputs": self._others, "arguments": self._arguments})
+        said = said_besides(input=self._value, question=self._text, turns=self._turns)
+        turns = enumerate(self._turns) if isinstance(self._turns, list | tuple) else ()
+        said |= said_besides(**{f"turn {number}": turn for number, turn in turns})
+        said |= {"inputs": self._others, "arguments": self._arguments}
+        frozen = freeze_arguments(said)
         if identities is None or frozen.opaque or self.around.alone:
             return None
         scope = (self._namespace, frozen.key | self.around.frozen.key, self._roles)

@@ -10,6 +10,7 @@ from .cache_keys import (
     namespace_mark,
     opaque_values,
     request_key,
+    said_besides,
     tenant_of,
 )
 from .config_reads import OwnParts
@@ -55,6 +56,7 @@ __all__ = [
     "question_marks",
     "remembered",
     "request_key",
+    "said_besides",
     "tenant_of",
     "turns_form",
     "uses_of",

@@ -30,6 +30,8 @@ from pydantic import BaseModel
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.sharing import Identity
 
+from .own_code import is_own_class
+
 __all__ = [
     "OPAQUE",
     "FrozenArguments",
@@ -42,6 +44,7 @@ __all__ = [
     "namespace_mark",
     "opaque_values",
     "request_key",
+    "said_besides",
     "tenant_of",
 ]
 
@@ -66,7 +69,15 @@ _PRINTED = {
 }
 # Whose records are data, whatever methods they have.
 _KNOWN = {
-    *("chromadb", "elasticsearch", "langchain", "langchain_community", "langchain_core", "lancedb"),
+    *(
+        "chromadb",
+        "dataclasses_json",
+        "elasticsearch",
+        "langchain",
+        "langchain_community",
+        "langchain_core",
+        "lancedb",
+    ),
     *("llama_index", "opensearchpy", "pinecone", "pydantic", "pymilvus", "qdrant_client", "typing"),
     "weaviate",
 }
@@ -206,6 +217,19 @@ def _is_data(item: tuple[str, Any]) -> bool:
     if name in _GENERATED or name.startswith(("__pydantic_", "_abc_")):
         return True
     return not (callable(value) or hasattr(type(value), "__get__"))
+
+
+def said_besides(**values: Any) -> dict[str, Any]:
+    """Return those of a call's texts and mappings that may say more than their words and items.
+
+    An object of a class of the application's own, such as a subclass of ``str``, may have
+    attributes that a step reads.
+    """
+    return {
+        name: value
+        for name, value in values.items()
+        if type(value) not in {str, dict} and any(map(is_own_class, type(value).__mro__))
+    }
 
 
 class Naming(NamedTuple):

@@ -27,6 +27,7 @@ from ragcache_integrations.retrievers.keys import (
     nameless_values,
     opaque_values,
     request_key,
+    said_besides,
     wrapped_settings,
 )
 from ragcache_integrations.retrievers.retrieval import Request, watch_request
@@ -97,6 +98,7 @@ class Requests(ABC):
         self, call: Call, namespace: str, frozen: FrozenArguments
     ) -> tuple[Hashable, tuple[str, ...]]:
         """Return a call's cache key, and the places of opaque values without a name."""
+        frozen = frozen.with_others(freeze_arguments(said_besides(query=call.query)))
         filter_key = self._knobs.filter_key if call.filter_key is None else call.filter_key
         key = request_key(frozen, namespace, filter_key)
         if not frozen.opaque:

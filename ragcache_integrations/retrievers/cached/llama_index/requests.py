@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from copy import copy
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
@@ -35,6 +36,7 @@ from ragcache_integrations.retrievers.keys import (
     nameless_values,
     opaque_values,
     request_key,
+    said_besides,
     wrapped_settings,
 )
 from ragcache_integrations.retrievers.retrieval import Request, watch_request
@@ -61,6 +63,7 @@ __all__ = [
     "facts_of",
     "methods_of",
     "nodes_of",
+    "said_by_bundle",
     "spell_ids",
 ]
 
@@ -261,14 +264,14 @@ class Requests:
         # Not retrieve(), here and below: it would follow the nodes that stand for objects and
         # answer this question from them. Our own retrieve() does that, again for each question.
         def search(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
-            bundle = replace(query, embedding=embedding.tolist())
+            bundle = _with_embedding(query, embedding)
             if self._bring is not None:
                 return self._bring(embedding, count, {**copies(), "query_bundle": bundle})
             nodes: Sequence[NodeWithScore] = search_method(retriever(count), "_retrieve")(bundle)
             return nodes
 
         async def asearch(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
-            bundle = replace(query, embedding=embedding.tolist())
+            bundle = _with_embedding(query, embedding)
             if self._abring is not None:
                 return await self._abring(embedding, count, {**copies(), "query_bundle": bundle})
             nodes: Sequence[NodeWithScore]
@@ -291,8 +294,8 @@ class Requests:
             embedding=query.embedding,
             unembedded=_unembedded(query),
             # Not retrieve(): its callbacks and events are those of this call.
-            plain=lambda count: retriever(count)._retrieve(replace(query)),  # noqa: SLF001
-            aplain=lambda count: retriever(count)._aretrieve(replace(query)),  # noqa: SLF001
+            plain=lambda count: retriever(count)._retrieve(copy(query)),  # noqa: SLF001
+            aplain=lambda count: retriever(count)._aretrieve(copy(query)),  # noqa: SLF001
         )
         if self._index is None:
             request.is_current = lambda: self._frozen(query, snapshot, around).key == frozen.key
@@ -316,7 +319,7 @@ class Requests:
         self, query: QueryBundle, snapshot: Snapshot, around: Surroundings | None
     ) -> FrozenArguments:
         settable = self._settable() if self._index is None else {}
-        arguments = dict(settable)
+        arguments = settable | said_by_bundle(query)
         if query.image_path is not None:
             arguments["image_path"] = query.image_path
         if self._knobs.tolerance == 0:
@@ -339,6 +342,29 @@ class Requests:
         if self._staged is not None:
             return {"filter": self._staged.filter}
         return wrapped_settings(self._wrapped)
+
+
+_OF_BUNDLES = frozenset(field.name for field in fields(QueryBundle))
+
+
+def said_by_bundle(query: QueryBundle) -> dict[str, Any]:
+    """Return what a question says besides what every question does, as arguments for its key.
+
+    A subclass may have other fields, and an object other attributes.
+    """
+    said = said_besides(query_text=query.query_str)
+    if type(query) is not QueryBundle or vars(query).keys() - _OF_BUNDLES:
+        rest = copy(query)
+        for name in _OF_BUNDLES:  # these are compared apart
+            object.__setattr__(rest, name, None)
+        said["query_bundle"] = rest
+    return said
+
+
+def _with_embedding(query: QueryBundle, embedding: Embedding) -> QueryBundle:
+    made = copy(query)
+    made.embedding = embedding.tolist()
+    return made
 
 
 def check_search_kwargs(
