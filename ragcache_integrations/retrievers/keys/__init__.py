@@ -20,7 +20,13 @@ from .question_guard import QuestionMarks, may_share, question_difference, quest
 from .snapshots import Snapshot, Snapshots
 from .surroundings import StepWatch, Surroundings, check_ignores
 from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
-from .wrapped_settings import Parts, parts_within, wrapped_settings
+from .wrapped_settings import (
+    Parts,
+    is_own_object,
+    parts_within,
+    settings_within,
+    wrapped_settings,
+)
 
 __all__ = [
     "FollowUpWarning",
@@ -45,6 +51,7 @@ __all__ = [
     "is_own_class",
     "is_own_code",
     "is_own_module",
+    "is_own_object",
     "marks_of",
     "may_share",
     "nameless_values",
@@ -57,6 +64,7 @@ __all__ = [
     "remembered",
     "request_key",
     "said_besides",
+    "settings_within",
     "tenant_of",
     "turns_form",
     "uses_of",

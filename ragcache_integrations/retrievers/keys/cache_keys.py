@@ -34,6 +34,7 @@ from .own_code import is_own_class
 
 __all__ = [
     "OPAQUE",
+    "PRINTED",
     "FrozenArguments",
     "Naming",
     "fields_of",
@@ -56,8 +57,7 @@ _SCALARS = {type(None), bool, int, float, str, bytes}
 _MAPPINGS = {dict, OrderedDict, types.MappingProxyType}
 _SEQUENCES = {list, tuple}
 _SETS = {set, frozenset}
-# Immutable, and the same wherever their text is the same.
-_PRINTED = {
+PRINTED = {
     dt.date,
     dt.datetime,
     dt.time,
@@ -67,6 +67,7 @@ _PRINTED = {
     uuid.UUID,
     *(pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath),
 }
+"""Classes whose objects are immutable, and equal where their texts are."""
 # Whose records are data, whatever methods they have.
 _KNOWN = {
     *(
@@ -170,7 +171,7 @@ def _atom(value: Any) -> tuple[Hashable, ...] | None:
         return (repr(value),)  # NaN equals nothing, not even itself, and -0.0 equals 0.0
     if type(value) in _SCALARS:
         return (value,)
-    if type(value) in _PRINTED:
+    if type(value) in PRINTED:
         return (str(value),)
     if isinstance(value, np.generic) or (type(value) is np.ndarray and value.dtype.kind != "O"):
         return value.dtype.str, value.shape, value.tobytes()

@@ -5,18 +5,36 @@ filter that is code may hide anywhere in it. So the retrievers and Runnables wit
 through before each question: settings become a part of the key, and functions that a retriever
 holds are opaque (see :mod:`.cache_keys`). The one function that is not is the wrapped one itself:
 wrapping a function means that its answers may be kept.
+
+Objects of the application's own classes within, such as a session or a compressor, are gone
+through, too: all plain data in their attributes are settings. Of pydantic models of a framework's,
+such as a reranker, the declared fields are, and nothing that it notes privately. Objects of other
+libraries, such as clients, are known by identity (:attr:`Parts.held`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
-__all__ = ["UNREAD", "Parts", "parts_within", "wrapped_settings"]
+from pydantic import BaseModel
+
+from .cache_keys import PRINTED
+from .own_code import is_own_class
+
+__all__ = [
+    "UNREAD",
+    "Parts",
+    "is_own_object",
+    "parts_within",
+    "settings_within",
+    "wrapped_settings",
+]
 
 
 class _Unread:
@@ -41,6 +59,9 @@ _FILTERS = {
 _SEARCHES = ("_get_relevant_documents", "_retrieve", "_query")
 _FRAMEWORKS = ("langchain", "llama_index")
 _SCALARS = {type(None), bool, int, float, str, bytes}
+_HEARING = ("ignore_llm", "on_event_start", "as_trace")
+"""Attributes of what hears of runs, whose data say nothing of what is found."""
+_NOTED = {int, float, dict, list, tuple, set, frozenset}
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 
 
@@ -66,26 +87,47 @@ class Parts(NamedTuple):
         stores: Vector stores and embedding models.
         retrievers: Retrievers, the wrapped one among them.
         others: What else retrievers hold documents in: docstores, graphs.
+        held: Objects of other libraries that objects of the application's own hold.
     """
 
     stores: list[object]
     retrievers: list[object]
     others: list[object]
+    held: list[object]
+
+    @property
+    def known(self) -> list[object]:
+        """What is known by identity, or by what is in keys."""
+        return self.retrievers + self.others + self.held
 
 
 def parts_within(wrapped: object) -> Parts:
     """Return the stores, models and retrievers within a wrapped retriever."""
     reader = _Reader()
     reader.read(wrapped, "retriever")
-    return Parts(reader.stores, reader.retrievers, reader.others)
+    return Parts(reader.stores, reader.retrievers, reader.others, reader.held)
+
+
+def settings_within(value: object) -> dict[str, Any]:
+    """Return the plain data in an object of the application's own that a store holds, by places.
+
+    Numbers and containers count in records alone, as other objects count and remember in them. Of
+    a store, a model or a retriever there are none, as these are read apart.
+    """
+    reader = _Reader(records_alone=True)
+    if not _is_store(value) and not _is_component(value):
+        reader.read_object(value, "")
+    return reader.settings
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, *, records_alone: bool = False) -> None:
+        self._records_alone = records_alone
         self.settings: dict[str, Any] = {}
         self.stores: list[object] = []
         self.retrievers: list[object] = []
         self.others: list[object] = []
+        self.held: list[object] = []
         self._seen: set[int] = set()
         self._depth = 0
 
@@ -105,7 +147,29 @@ class _Reader:
             self._read_part(item, f"{path}{name}", name, searches=searches)
         self._depth -= 1
 
-    def _read_part(self, value: Any, path: str, name: str, *, searches: bool) -> None:
+    def read_object(self, value: Any, path: str) -> None:
+        """Go through an object that holds data."""
+        if id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if len(self._seen) > _MAX_OBJECTS or self._depth >= _MAX_DEPTH:
+            self.settings["retriever"] = UNREAD
+            return
+        kind = type(value)
+        self.settings[path] = f"{kind.__module__}.{kind.__qualname__}"
+        own = is_own_object(value)
+        notes = self._records_alone and not _is_record(value)
+        self._depth += 1
+        for name, item in _parts(value) if own else _fields(value):
+            if notes and type(item) in _NOTED:
+                continue
+            known = self._read_part(item, f"{path}{name}", name, searches=False)
+            if own and not known and item is not None:
+                self.held.append(item)
+        self._depth -= 1
+
+    def _read_part(self, value: Any, path: str, name: str, *, searches: bool) -> bool:
+        """Read a part; return whether it is of a kind that can be read."""
         if name.removeprefix(".") in _FILTERS:
             self.settings[path] = value
         elif name == ".config" and isinstance(value, Mapping):
@@ -120,8 +184,21 @@ class _Reader:
             self.others.append(value)
         elif searches and _is_own_code(value):
             self.settings[path] = value
-        elif _is_component(value):
+        else:
+            return self._read_object(value, path)
+        return True
+
+    def _read_object(self, value: Any, path: str) -> bool:
+        """Read a part that is no plain data; return whether it is of a kind that can be read."""
+        if _is_component(value):
             self.read(value, path)
+        elif _is_held(value):
+            self.read_object(value, path)
+        elif type(value) in PRINTED:
+            self.settings[path] = value
+        else:
+            return False
+        return True
 
     def _read_container(self, value: Any, path: str, *, searches: bool) -> None:
         if _is_plain(value):
@@ -148,9 +225,29 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, types.FunctionType):
         yield from _reachable(value)
     else:
-        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
-        private = getattr(value, "__pydantic_private__", None) or {}
-        yield from ((f".{name}", item) for name, item in private.items())
+        yield from _attributes(value)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an object, by name, with what its own classes have in their stead."""
+    for name in ("__dict__", "__pydantic_extra__", "__pydantic_private__"):
+        held = getattr(value, name, None) or {}
+        yield from ((f".{name}", item) for name, item in list(held.items()))
+    for base in filter(is_own_class, type(value).__mro__):
+        for name, item in list(vars(base).items()):
+            if isinstance(item, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # not assigned yet
+                    yield f".{name}", item.__get__(value)
+            elif type(item) in _SCALARS and not name.startswith("__"):
+                yield f"@{base.__qualname__}.{name}", item
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the declared fields of a framework's model, by name."""
+    declared = value.__dict__
+    yield from (
+        (f".{name}", declared[name]) for name in type(value).model_fields if name in declared
+    )
 
 
 def _reachable(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -216,6 +313,23 @@ def _is_store(value: Any) -> bool:
     return _has(value, "similarity_search", "embed_query", "get_query_embedding") or (
         _has(value, "query") and _has(value, "delete_nodes")
     )
+
+
+def is_own_object(value: object) -> bool:
+    """Whether an object holds data as the application says, by a class of its own or by none."""
+    kind = type(value)
+    return kind is types.SimpleNamespace or any(map(is_own_class, kind.__mro__))
+
+
+def _is_held(value: Any) -> bool:
+    """Whether the plain data in an object's attributes are settings."""
+    if isinstance(value, type) or _has(value, *_HEARING):
+        return False
+    return is_own_object(value) or isinstance(value, BaseModel)
+
+
+def _is_record(value: object) -> bool:
+    return isinstance(value, BaseModel | types.SimpleNamespace) or dataclasses.is_dataclass(value)
 
 
 def _is_own_code(value: Any) -> bool:

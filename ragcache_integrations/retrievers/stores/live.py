@@ -12,6 +12,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from ragcache_integrations.retrievers.keys import (
+    freeze_arguments,
+    is_own_object,
+    settings_within,
+)
 from ragcache_integrations.retrievers.sharing import Identity
 
 __all__ = ["LiveState", "settings_of_store"]
@@ -27,14 +32,15 @@ def settings_of_store(store: object) -> dict[str, Hashable]:
 
     Texts are settings, such as the name of a collection; so are numbers and flags among the fields
     of a pydantic model, but not others, which stores keep to themselves, as they do counters. Other
-    objects, such as a client or an index, are compared by identity. Containers hold documents, and
-    change with them.
+    objects, such as a client or an index, are compared by identity, and those of the application's
+    own by their data, too. Containers hold documents, and change with them.
     """
     declared = type(store).model_fields if isinstance(store, BaseModel) else {}
     attributes: dict[str, Any] = getattr(store, "__dict__", {})
     private = getattr(store, "__pydantic_private__", None) or {}
     settings: dict[str, Hashable] = {}
-    for name, value in (*attributes.items(), *private.items()):
+    items = (*attributes.items(), *((f"private {name}", item) for name, item in private.items()))
+    for name, value in items:
         kind = type(value)
         if name in _OWN:
             continue
@@ -42,6 +48,9 @@ def settings_of_store(store: object) -> dict[str, Hashable]:
             settings[name] = value
         elif value is not None and kind not in _NUMBERS and not isinstance(value, _CONTAINERS):
             settings[name] = Identity(value)
+            if is_own_object(value):
+                within = settings_within(value).items()
+                settings |= {f"{name}{at}": freeze_arguments({at: held}).key for at, held in within}
     return settings
 
 

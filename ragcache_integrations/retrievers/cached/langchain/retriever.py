@@ -32,7 +32,7 @@ from ragcache_integrations.retrievers.cached.document_embedder import with_chose
 from ragcache_integrations.retrievers.cached.files import DumpedCache
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
 from ragcache_integrations.retrievers.embedder import Texts
-from ragcache_integrations.retrievers.keys import OwnParts, parts_within, window_of
+from ragcache_integrations.retrievers.keys import OwnParts, is_own_object, parts_within, window_of
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Request,
@@ -547,7 +547,8 @@ def _live(
     if wrapped is None:
         return [store, own], []
     parts = parts_within(wrapped)
-    return [*parts.stores, own], parts.retrievers + parts.others
+    own_stores = filter(is_own_object, parts.others)
+    return [*parts.stores, *own_stores, own], parts.known
 
 
 def _made(wired: Wired, call: Call) -> Request[Document]:

@@ -52,7 +52,7 @@ from ragcache_integrations.retrievers.cached.knobs import (
 )
 from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.embedder import Texts
-from ragcache_integrations.retrievers.keys import in_context, parts_within, window_of
+from ragcache_integrations.retrievers.keys import in_context, is_own_object, parts_within, window_of
 from ragcache_integrations.retrievers.retrieval import (
     QUERY_CACHE_METADATA,
     DocumentStage,
@@ -616,7 +616,8 @@ def _live(
         return [index.vector_store, own if model is None else model], []
     assert wrapped is not None  # noqa: S101 - one of them is there
     parts = parts_within(wrapped)
-    return [*parts.stores, model or _model_of(wrapped)], parts.retrievers + parts.others
+    own_stores = filter(is_own_object, parts.others)
+    return [*parts.stores, *own_stores, model or _model_of(wrapped)], parts.known
 
 
 def question_in_context(question: QueryType, turns: object) -> QueryBundle:
