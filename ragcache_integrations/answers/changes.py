@@ -20,6 +20,7 @@ import sys
 import types
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -75,10 +76,16 @@ _HOLDERS = (
 """Classes of Python's own whose objects hold what is given to them."""
 _WRAPPERS = (functools.partial, type(functools.lru_cache(len)))
 _FOLLOWED = (*_SEQUENCES, *_ARRAYS, *_MAPPINGS, *_WRAPPERS, types.FunctionType)
+_FACTORIES = "default_factory"
 _METHODS = (types.MethodType, types.BuiltinMethodType)
 _PLAIN = (str, int, float, bool, bytes, complex, type(None), type(...))
-_MADE = frozenset(("__init__", "__new__", "__post_init__", "__init_subclass__", "__setstate__"))
-"""Methods that run before an object is a part of a chain."""
+_MADE = frozenset(
+    (
+        *("__init__", "__new__", "__post_init__", "__init_subclass__", "__setstate__"),
+        "model_post_init",
+    )
+)
+"""Methods that run before an object is a part of a chain, or when a chain makes one."""
 
 _WHOLE = frozenset(
     (
@@ -221,6 +228,11 @@ class _Walk:
         self._functions: list[types.FunctionType] = []
         self._names: set[str] = set()
         self._classes: dict[type, set[str]] = {}
+        # What functions name they may call. What a constructor assigns is no note: it is there
+        # before anything changes it.
+        self._made: dict[type, None] = {}
+        self._constructors: dict[types.CodeType, None] = {}
+        self._names_of_made: set[str] = set()
         self._own_modules: dict[types.ModuleType, set[str]] = {}
 
     def go(self, root: object) -> _Walk:
@@ -239,7 +251,9 @@ class _Walk:
         """Return what the functions that were found read and write."""
         uses = Uses()
         for function in self._functions:
-            uses.add(uses_of(function.__code__))
+            used = uses_of(function.__code__)
+            made = function.__code__ in self._constructors
+            uses.add(replace(used, notes=Notes(), returned={}) if made else used)
         uses.follow_returned()
         return uses
 
@@ -251,8 +265,10 @@ class _Walk:
         if issubclass(kind, types.ModuleType):
             return is_own_module(value.__name__)
         if issubclass(kind, type):
-            return is_own_class(value) and not issubclass(value, Enum)
-        if issubclass(kind, (*_PLAIN, Enum)):
+            return is_own_class(value)
+        if issubclass(kind, Enum):
+            return is_own_class(kind)
+        if issubclass(kind, _PLAIN):
             return False
         return issubclass(kind, _FOLLOWED) or _is_decorated(kind) or self._is_held(value)
 
@@ -273,7 +289,9 @@ class _Walk:
         if issubclass(kind, types.FunctionType):
             if is_own_code(value):
                 self._functions.append(value)
-                self._names |= uses_of(value.__code__).names
+                made = value.__code__ in self._constructors
+                names = self._names_of_made if made else self._names
+                names |= uses_of(value.__code__).names
             self._push(self._of_function(value))
         elif issubclass(kind, _METHODS):
             inner = getattr(value, "__func__", None)
@@ -322,6 +340,8 @@ class _Walk:
     def _push(self, slots: Iterable[tuple[str | None, Any]]) -> None:
         """Have parts gone through, unless they are notes."""
         for name, part in slots:
+            if issubclass(type(part), type):
+                self._made[part] = None
             if type(part) in _PLAIN or (name in self._notes.assigned and not _acts(type(part))):
                 continue
             keys = self._notes.keys_of(name)
@@ -356,6 +376,7 @@ class _Walk:
 
     def _of_class(self, kind: type) -> Iterator[tuple[str | None, Any]]:
         self._classes[kind] = set()
+        self._waiting.append(type(kind))  # attributes of a class may be its metaclass's
         yield from ((None, base) for base in kind.__mro__[1:] if is_own_class(base))
         for name in self._names_of(kind):
             value = vars(kind).get(name)
@@ -366,7 +387,10 @@ class _Walk:
         """Return the names in a class that are watched."""
         read = self._read_of(kind)
         names = [
-            name for name in list(vars(kind)) if not name.startswith(("__", "_abc_", "model_"))
+            name
+            for name in list(vars(kind))
+            if not name.startswith(("__", "_abc_", "model_"))
+            and not (name.startswith("_") and name.endswith("_"))  # an Enum's
         ]
         return [name for name in names if read is None or name in read]
 
@@ -377,12 +401,35 @@ class _Walk:
                 if name not in done and (name in self._names or _is_entry(kind, name)):
                     done.add(name)
                     self._waiting.extend(_functions_in(value))
-        if self._names & _ENVIRONMENT and id(os.environ) not in self.found:
+        if not self._waiting:
+            self._follow_made()
+        names = self._names | self._names_of_made
+        if names & _ENVIRONMENT and id(os.environ) not in self.found:
             self._waiting.append(os.environ)
         for module, done in self._own_modules.items():
-            used = (self._names - done) & vars(module).keys()
+            used = (names - done) & vars(module).keys()
             done.update(used)
             self._push([(name, vars(module)[name]) for name in used])
+
+    def _follow_made(self) -> None:
+        """Follow what runs when own code makes an object of an own class that it names."""
+        for kind in [base for made in self._made for base in made.__mro__ if is_own_class(base)]:
+            done = self._classes.setdefault(kind, set())
+            names = self._names_of_made | _MADE
+            for name, value in list(vars(kind).items()):
+                if name in names and name not in done:
+                    done.add(name)
+                    self._follow_constructor(*_functions_in(value))
+            if issubclass(kind, BaseModel) and _FACTORIES not in done:
+                done.add(_FACTORIES)
+                self._follow_constructor(*_factories(kind))
+
+    def _follow_constructor(self, *functions: Any) -> None:
+        for function in functions:
+            code = getattr(getattr(function, "__func__", function), "__code__", None)
+            if code is not None:
+                self._constructors[code] = None
+            self._waiting.append(function)
 
     # How an object is read again
 
@@ -473,6 +520,8 @@ class _Walk:
         notes = frozenset() if self._is_known(kind) else assigned
         read = self._read_of(kind)
         slots = [slot for slot in _slots(kind) if slot.__name__ not in notes]
+        if is_own_class(kind):
+            yield lambda: (type(value),)  # which may be assigned
         if read is not None:
             names = sorted(read - notes)
             yield lambda: tuple(map(_own_dict(value).get, names))
@@ -555,6 +604,15 @@ def _is_entry(kind: type, name: str) -> bool:
         return name not in _MADE
     bases = [base for base in kind.__mro__[1:] if base is not object and not is_own_class(base)]
     return any(name in vars(base) for base in bases)
+
+
+def _factories(kind: type[BaseModel]) -> Iterator[Any]:
+    """Yield the functions that make a model's defaults, and check its fields."""
+    fields: list[Any] = [*kind.model_fields.values(), *kind.__private_attributes__.values()]
+    yield from (field.default_factory for field in fields if field.default_factory is not None)
+    decorators = kind.__pydantic_decorators__
+    for checks in (decorators.validators, decorators.field_validators, decorators.model_validators):
+        yield from (check.func for check in checks.values())
 
 
 def _functions_in(value: Any) -> list[Any]:

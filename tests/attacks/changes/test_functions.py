@@ -11,14 +11,17 @@ import string
 import threading
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jinja2
 import pytest
 from langchain_core.runnables import (
     RunnableLambda,
 )
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from tests.attacks.changes.parts import Case, Echo, Plain, is_stale, prompt
 
@@ -316,6 +319,168 @@ def a_function_that_fills_in_a_prompt() -> Iterator[Any]:
     state = {"day": "monday"}
     yield prompt("{day} {input}").partial(day=lambda: state["day"]) | Echo()
     state["day"] = "tuesday"
+
+
+# What runs when a function makes an object, of which the chain holds none.
+
+TENANT = {"name": "one"}
+
+
+class OfInit:
+    def __init__(self) -> None:
+        self.name = TENANT["name"]
+
+
+class OfMethod:
+    def __init__(self) -> None:
+        self._load()
+
+    def _load(self) -> None:
+        self.name = TENANT["name"]
+
+
+class OfNew:
+    name: str
+
+    def __new__(cls) -> Self:
+        made = super().__new__(cls)
+        made.name = TENANT["name"]
+        return made
+
+
+class OfEnvironment:
+    def __init__(self) -> None:
+        self.name = os.environ["RAGCACHE_TEST_WORD"]
+
+
+@dataclass
+class OfPostInit:
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = TENANT["name"]
+
+
+@dataclass
+class OfFactory:
+    name: str = field(default_factory=lambda: TENANT["name"])
+
+
+class OfModelFactory(BaseModel):
+    name: str = Field(default_factory=lambda: TENANT["name"])
+
+
+class OfPrivateFactory(BaseModel):
+    _name: str = PrivateAttr(default_factory=lambda: TENANT["name"])
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+
+class OfModelPostInit(BaseModel):
+    name: str = ""
+
+    def model_post_init(self, context: Any, /) -> None:
+        self.name = TENANT["name"]
+
+
+class OfValidator(BaseModel):
+    name: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        return {"name": TENANT["name"], **values}
+
+
+class OfBase(OfInit):
+    pass
+
+
+MAKERS: list[Any] = [
+    *(OfInit, OfMethod, OfNew, OfEnvironment, OfPostInit, OfFactory, OfModelFactory),
+    *(OfPrivateFactory, OfModelPostInit, OfValidator, OfBase),
+]
+
+
+def made_by(maker: Any) -> Case:
+    def change() -> Iterator[Any]:
+        TENANT["name"] = os.environ["RAGCACHE_TEST_WORD"] = "one"
+        yield RunnableLambda(lambda _: maker().name)
+        TENANT["name"] = os.environ["RAGCACHE_TEST_WORD"] = "two"
+
+    return change
+
+
+CASES |= {f"made_{maker.__name__}": made_by(maker) for maker in MAKERS}
+
+
+class Colour(Enum):
+    RED = 1
+
+    def of(self) -> str:
+        return TENANT["name"]
+
+
+@case
+def a_method_of_an_enumeration() -> Iterator[Any]:
+    TENANT["name"] = "one"
+    yield RunnableLambda(lambda _: Colour.RED.of())
+    TENANT["name"] = "two"
+
+
+@case
+def an_attribute_of_a_member() -> Iterator[Any]:
+    member: Any = Colour.RED
+    member.note = "one"
+    yield RunnableLambda(lambda _: member.note)
+    member.note = "two"
+
+
+class Meta(type):
+    tenant = "one"
+
+
+class OfMeta(metaclass=Meta):
+    pass
+
+
+@case
+def an_attribute_of_a_metaclass() -> Iterator[Any]:
+    Meta.tenant = "one"
+    yield RunnableLambda(lambda _: OfMeta.tenant)
+    Meta.tenant = "two"
+
+
+class One:
+    name = "one"
+
+
+class Two:
+    name = "two"
+
+
+@case
+def the_class_of_an_object() -> Iterator[Any]:
+    held: Any = One()
+    yield RunnableLambda(lambda _: held.name)
+    held.__class__ = Two
+
+
+class LogsIn:
+    def __init__(self) -> None:
+        self.login("one")
+
+    def login(self, name: str) -> None:
+        self.name = name
+
+
+@case
+def what_a_constructor_assigns_is_no_note() -> Iterator[Any]:
+    held = LogsIn()
+    yield RunnableLambda(lambda _: held.name if LogsIn().name else "")
+    held.login("two")
 
 
 @case
