@@ -301,8 +301,8 @@ def explain_error(
 def check_one_of(first: str, first_value: object, second: str, second_value: object) -> None:
     """Refuse two arguments of which one must be given, if none is, or both are."""
     if (first_value is None) == (second_value is None):
-        given = "neither" if first_value is None else "both"
-        msg = f"give either {first} or {second}, got {given}"
+        given = "got neither" if first_value is None else "and not both"
+        msg = f"give either {first} or {second}, {given}"
         raise ConfigurationError(msg)
 
 

@@ -87,7 +87,7 @@ def _place(variable: ContextVar[Any]) -> str | None:
     """
     owners = [
         name
-        for name, module in list(sys.modules.items())
+        for name, module in sys.modules.copy().items()  # at once: imports may run
         if any(value is variable for value in list(getattr(module, "__dict__", {}).values()))
     ]
     if variable.name == _TAGS and any(name.startswith("llama_index") for name in owners):
