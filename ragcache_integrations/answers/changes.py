@@ -145,6 +145,7 @@ class ChangeWatch:
     Attributes:
         reads_configs: Whether the application's own code within may read all that a run's
             configuration holds.
+        holds_store: Whether it holds a Store of LangGraph's itself.
     """
 
     def __init__(self, root: object, modules: tuple[str, ...]) -> None:
@@ -191,7 +192,8 @@ class ChangeWatch:
 
         The last says that something of it may be made when it is first needed.
         """
-        self.reads_configs = OwnParts(self._root).reads_configs
+        parts = OwnParts(self._root)
+        self.reads_configs, self.holds_store = parts.reads_configs, parts.holds_store
         # What code reads and writes is known only when all of it was found.
         uses = _Walk(self._modules).go(self._root).uses()
         walk = _Walk(self._modules, uses).go(self._root)

@@ -14,7 +14,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from .own_code import CodeReading, Constant, Uses, is_own_code, own_functions, remembered
+from .own_code import CodeReading, Constant, Uses, is_own_code, own_code, remembered
 
 __all__ = ["OwnParts", "reads_whole_config"]
 
@@ -59,12 +59,14 @@ class OwnParts:
     Attributes:
         any: Whether there is any.
         reads_configs: Whether some of it reads more of a run's configuration than single values.
+        holds_store: Whether it holds a Store of LangGraph's itself.
     """
 
     def __init__(self, *roots: object) -> None:
-        functions = own_functions(*roots)
-        self.any = bool(functions)
-        self.reads_configs = any(map(reads_whole_config, functions))
+        code = own_code(*roots)
+        self.any = bool(code.functions)
+        self.reads_configs = any(map(reads_whole_config, code.functions))
+        self.holds_store = code.holds_store
 
     def version(self) -> int:
         """Return 0: the parts stay the same."""

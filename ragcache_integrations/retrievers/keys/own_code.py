@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 __all__ = [
     "CodeReading",
@@ -30,7 +30,7 @@ __all__ = [
     "is_own_class",
     "is_own_code",
     "is_own_module",
-    "own_functions",
+    "own_code",
     "remembered",
     "uses_of",
 ]
@@ -409,7 +409,20 @@ _UNHEARD = ("ignore_llm", "on_event_start", "as_trace", "on_chain_start")
 """Attributes of what only hears of a run."""
 
 
-def own_functions(*roots: object) -> tuple[types.FunctionType, ...]:
+class OwnCode(NamedTuple):
+    """The application's own code in objects.
+
+    Attributes:
+        functions: Its functions.
+        holds_store: Whether it names or holds a Store of LangGraph's itself, rather than asking the
+            run for it.
+    """
+
+    functions: tuple[types.FunctionType, ...]
+    holds_store: bool
+
+
+def own_code(*roots: object) -> OwnCode:
     """Return the application's functions that objects are made of, or may call.
 
     These are the methods of its classes, and functions in attributes, containers, closures and
@@ -422,6 +435,7 @@ def own_functions(*roots: object) -> tuple[types.FunctionType, ...]:
     functions: list[types.FunctionType] = []
     modules: dict[str, types.ModuleType] = {}
     names: set[str] = set()
+    holds_store = False
     while waiting and len(seen) < _MOST_PARTS:
         value = waiting.popleft()
         if type(value) in _PLAIN or id(value) in seen:
@@ -434,14 +448,24 @@ def own_functions(*roots: object) -> tuple[types.FunctionType, ...]:
             loaded = {name for name in uses.imports if name in sys.modules}
             modules |= {name: sys.modules[name] for name in loaded if is_own_module(name)}
             names |= uses.names
-            waiting.extend(map(value.__globals__.get, uses.globals))
+            named = list(map(value.__globals__.get, uses.globals))
+            holds_store = holds_store or any(map(_is_graph_s_store, named))
+            waiting.extend(named)
         elif issubclass(type(value), types.ModuleType) and is_own_module(value.__name__):
             modules[value.__name__] = value
-        waiting.extend(_parts(value))
+        parts = list(_parts(value))
+        if not type(value).__module__.startswith(_FRAMEWORKS):  # as a graph holds its own
+            holds_store = holds_store or any(map(_is_graph_s_store, parts))
+        waiting.extend(parts)
         if not waiting:
             found = [vars(module).get(name) for module in modules.values() for name in names]
+            holds_store = holds_store or any(map(_is_graph_s_store, found))
             waiting.extend(part for part in found if id(part) not in seen)
-    return tuple(functions)
+    return OwnCode(tuple(functions), holds_store)
+
+
+def _is_graph_s_store(value: object) -> bool:
+    return all(hasattr(type(value), name) for name in ("list_namespaces", "aput", "abatch"))
 
 
 def _parts(value: Any) -> Iterator[object]:

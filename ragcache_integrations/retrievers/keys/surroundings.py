@@ -57,6 +57,10 @@ _RUNTIME: Final = "__pregel_runtime"
 _SCRATCHPAD: Final = "__pregel_scratchpad"
 _UNSERVED: Final = "Nothing is served from the cache or kept"
 _OF_ONE_RUN: Final = "run's "
+_HOLDS_STORE: Final = (
+    "the step's code names LangGraph's Store, whose items can't be compared. Pass "
+    "ignores=['store'] if no result depends on them"
+)
 _PERSON: Final = "a person's answer, by interrupt()"
 
 # The watched values of a run's configuration, under ``configurable`` and ``metadata``.
@@ -129,6 +133,10 @@ class Code(Protocol):
     @property
     def reads_configs(self) -> bool:
         """Whether it may read all that a run's configuration holds."""
+
+    @property
+    def holds_store(self) -> bool:
+        """Whether it holds a Store of LangGraph's itself, which no run hands to it."""
 
     def version(self) -> int:
         """Return a number that is another one after each change."""
@@ -240,6 +248,9 @@ class StepWatch:
         private = ""
         if self.asks:
             private = "the step asks a person, whose answer counts for one run alone"
+            self.warn(_UNSERVED, private)
+        elif self._code is not None and self._code.holds_store and "store" not in self.ignores:
+            private = _HOLDS_STORE
             self.warn(_UNSERVED, private)
         elif _is_resumed(given) or _is_resumed(outer):
             private = "the task was resumed, so its result may hold a person's answer"

@@ -243,6 +243,7 @@ ELSEWHERE = {
     "name": "test_a_thread_is_in_the_key_of_what_may_read_it_without_its_name",
     "LlamaIndex's `Context.get_step_context()`": "test_a_workflow",
     "`interrupt()`": "test_every_person_is_asked",
+    "a Store that the step's own code names or holds itself": "test_a_store_that_the_code_names",
     "a step that is resumed": "test_a_step_that_is_resumed",
     "arguments that a framework injects: state, store, runtime": "test_what_is_injected",
     "a graph within that has a `thread_id` of its own, by `with_config()`": (
@@ -479,6 +480,17 @@ def test_a_step_that_is_resumed() -> None:
         app.invoke({"question": QUESTION}, config)
         app.invoke(None, config)
     assert (len(CALLS), cached.stats().entries) == (2, 0)
+
+
+def test_a_store_that_the_code_names() -> None:
+    store = InMemoryStore()
+    node = cached_node(
+        lambda state: {"found": store.get(("users",), "now").value["user"]},  # type: ignore[union-attr]
+        reads=["question"],
+    )
+    for user in ("ann", "bob"):
+        store.put(("users",), "now", {"user": user})
+        assert node.invoke({"question": "who"}) == {"found": user}
 
 
 def test_what_is_injected() -> None:
