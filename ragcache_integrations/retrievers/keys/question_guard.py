@@ -38,7 +38,7 @@ from .question_words import (
     TENS,
     UNITS,
     asking_words,
-    joined_verbs,
+    in_one_wording,
     without_courtesies,
 )
 
@@ -132,7 +132,7 @@ def _marks(text: str) -> QuestionMarks:
         return ((text,), *((),) * (len(KINDS) - 1))
     if not is_english(text):
         return (*((),) * (len(KINDS) - 1), words_of_other_languages(text))
-    text = joined_verbs(without_courtesies(text))
+    text = in_one_wording(without_courtesies(text))
     tokens = list(_TOKEN.finditer(text))
     plain = [part for token in tokens for part in _parts(_plain(token[0]))]
     asked_for, words = _asked_for(plain)

@@ -17,11 +17,12 @@ from .question_lexicon import (
     are_kin,
     are_synonyms,
     compared_word,
+    forms_of,
     is_derived,
     is_english_word,
     part_of_speech,
 )
-from .question_reading import AFTER_VERBS, Reading, Word, read
+from .question_reading import AFTER_VERBS, PERSONS, UNCHANGED, Reading, Word, read
 from .question_words import (
     ACTIONS,
     ASIDES,
@@ -85,8 +86,9 @@ def _difference(one: Reading, two: Reading) -> tuple[str, str, str] | None:
         return "names" if names else "words", _listed(rest), _listed(others)
     if not _same_modality(one, two, modals, mine):
         return "modality", " ".join(sorted(modals[0])), " ".join(sorted(modals[1]))
-    if _case_differs(one, two, mine):
-        return "capitals", _written(one.words), _written(two.words)
+    for name, differs in _IN_ANY_FORM.items():
+        if differs(one, two, mine):
+            return name, _written(one.words), _written(two.words)
     return None if rest or others else _difference_of_form(one, two, mine)
 
 
@@ -152,6 +154,67 @@ def _difference_of_form(one: Reading, two: Reading, mine: list[int]) -> tuple[st
     if short and one.times and two.times and one.times.isdisjoint(two.times):
         return "time", " ".join(sorted(one.times)), " ".join(sorted(two.times))
     return None
+
+
+def _amount_differs(one: Reading, two: Reading, mine: list[int]) -> bool:
+    """Return whether one has *few* or *little*, and the other *a few* or *a little*."""
+    return any(
+        word.text == other.text
+        and word.text in _SCARCE
+        and (word.before == "a") != (other.before == "a")
+        and _DETERMINERS.isdisjoint({word.before, other.before} - {"a"})
+        for word, other in _pairs(one, two, mine)
+    )
+
+
+_SCARCE = word_set("few little")
+
+
+def _voice_differs(one: Reading, two: Reading, mine: list[int]) -> bool:
+    """Return whether what does something in one has it done to it in the other.
+
+    "Who paid" is not "who was paid", but "when was it built" is "when did they build it".
+    """
+    return any(
+        word.passive != other.passive
+        and _are_verbs(word, other)
+        and not (word.subject not in PERSONS and _is_both(word) and _is_both(other))
+        and _is_same_subject(word.subject, other.subject)
+        for word, other in _pairs(one, two, mine)
+    )
+
+
+def _are_verbs(one: Word, other: Word) -> bool:
+    """Return whether two words are forms of verbs, as *shot* and *shoot*, and not *shots*."""
+    if one.text.endswith("able") or other.text.endswith("able"):
+        return False
+    passive, active = (one.text, other.text) if one.passive else (other.text, one.text)
+    if active == f"{passive}s" and passive not in UNCHANGED:
+        return False
+    return _are_inflections(one, other) or part_of_speech(active) == "v"
+
+
+def _is_both(word: Word) -> bool:
+    """Return whether a verb says the same of a thing as its passive, as in "how do pearls form"."""
+    return word.subject != "who" and not word.forms.isdisjoint(_OF_THEMSELVES)
+
+
+_OF_THEMSELVES = word_set("begin change develop end form release start")
+
+
+def _is_same_subject(one: str, other: str) -> bool:
+    if not (one and other):
+        return False
+    return one == other or not forms_of(one).isdisjoint(forms_of(other)) or are_synonyms(one, other)
+
+
+def _complements_differ(one: Reading, two: Reading, _: list[int]) -> bool:
+    """Return whether a verb has another meaning, as in "stop to eat" and "stop eating"."""
+    return any(
+        verb == other_verb and form != other_form
+        for verb, form in one.complements
+        for other_verb, other_form in two.complements
+    )
 
 
 def _scopes_differ(one: Reading, two: Reading, mine: list[int]) -> bool:
@@ -373,7 +436,11 @@ def _only(words: Sequence[Word], partners: list[int], needless: frozenset[str]) 
 def _is_needless(word: Word, needless: frozenset[str]) -> bool:
     if not word.forms.isdisjoint(needless):
         return True
-    manner = word.text.endswith("ly") and part_of_speech(word.text) == "r"
+    manner = (
+        word.text.endswith("ly")
+        and part_of_speech(word.text) == "r"
+        and word.text not in RESTRICTING
+    )
     return manner and needless > FILLERS
 
 
@@ -582,6 +649,15 @@ def _modifies(words: Sequence[Word], place: int) -> bool:
         and not pair[1].by
         and all(part_of_speech(word.text) == "n" for word in pair)
     )
+
+
+_IN_ANY_FORM = {
+    "quantifiers": _amount_differs,
+    "complements": _complements_differ,
+    "voice": _voice_differs,
+    "capitals": _case_differs,
+}
+"""Differences that count even if questions are of another form, or differ in other words too."""
 
 
 _SUBJECTS = frozenset(("who", "what", "which", "whom"))

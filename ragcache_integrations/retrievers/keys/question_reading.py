@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
-from .question_lexicon import forms_of, is_english_word
+from .question_lexicon import forms_of, is_english_word, part_of_speech
 from .question_words import (
+    ADVERBS,
     DATES,
     GRAMMAR,
+    IRREGULAR,
     MODALS,
     NEGATIONS,
     NUMBERS,
@@ -22,13 +24,13 @@ from .question_words import (
     UNITS,
     WEAK_PREPOSITIONS,
     asking_words,
-    joined_verbs,
+    in_one_wording,
     phrases,
     without_courtesies,
     word_set,
 )
 
-__all__ = ["AFTER_VERBS", "TOKEN", "Reading", "Word", "read"]
+__all__ = ["AFTER_VERBS", "PERSONS", "TOKEN", "UNCHANGED", "Reading", "Word", "read"]
 
 _REMEMBERED = 4_096
 
@@ -84,6 +86,8 @@ class Word:
         before: The word before it in the question.
         listed: Whether *and* or *or* is before it, or before its article, and nothing of the same
             phrase after it.
+        passive: Whether it is a participle that says what is done to its subject.
+        subject: The noun, pronoun or question word before it, if it is a verb.
     """
 
     text: str
@@ -95,6 +99,8 @@ class Word:
     place: int
     before: str
     listed: bool
+    passive: bool
+    subject: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,7 @@ class Reading:
         also_asks: What is asked for by all question words but the first.
         roles: Of each pronoun, who it speaks of, and whether that is who does it.
         scopes: Each *only* or *not*, and how many of the words precede it.
+        complements: Each verb such as *stop*, and whether *to* or *ing* follows it.
     """
 
     words: tuple[Word, ...]
@@ -139,7 +146,11 @@ class Reading:
     also_asks: tuple[str, ...]
     roles: frozenset[tuple[str, bool]]
     scopes: tuple[tuple[str, int], ...]
+    complements: frozenset[tuple[str, str]]
 
+
+_Around = tuple[int, str, bool, bool, str]
+"""Of a word, what its last attributes are."""
 
 AFTER_VERBS = {"", "to", "with", "as", *WEAK_PREPOSITIONS}
 """Prepositions that an object may have, or none."""
@@ -163,7 +174,7 @@ _STATED = re.compile(
 @lru_cache(_REMEMBERED)
 def read(text: str) -> Reading:
     """Read a question in English, without its courtesies."""
-    whole = joined_verbs(text)
+    whole = in_one_wording(text)
     whole = _STATED.sub(r"\2 if \1", _FRONTED.sub(r"\2 \1", without_courtesies(whole)))
     found_phrases, replacements = phrases()
     whole = found_phrases.sub(lambda found: replacements[found[0].lower()], whole)
@@ -189,7 +200,7 @@ def read(text: str) -> Reading:
     following_words = [*plain[1:], ""]
     for place, (token, word) in enumerate(zip(tokens, plain, strict=True)):
         before, following = plain[place - 1] if place else "", following_words[place]
-        around = place, before, _is_listed(plain, place)
+        around = (place, before, _is_listed(plain, place), *_voice(plain, place))
         phrase = "" if word in _BOUNDS else phrase
         if token in acronyms:
             words.append(_named(word, token, by, phrase, around))
@@ -235,6 +246,7 @@ def read(text: str) -> Reading:
             for place, word in enumerate(plain)
             if word in _SCOPES
         ),
+        complements=frozenset(_complements(plain)),
     )
 
 
@@ -245,6 +257,73 @@ def _is_listed(words: Sequence[str], place: int) -> bool:
     while place and words[place - 1] in _DETERMINERS:
         place -= 1
     return place > 0 and words[place - 1] in {"and", "or"}
+
+
+_BECOME = word_set("get gets got gotten getting become becomes became")
+_HAVE = word_set("has have had")
+UNCHANGED = word_set("put set cost cut hit hurt let shut beat cast read spread split come become")
+"""Participles that are the verb itself."""
+_NO_ENDING = re.compile(r"(?<!fr)(?<!gr)(?<!t)eed$")
+_PAST = word_set(
+    "arose ate awoke began bore blew broke came chose drank drew drove fell flew forbade forgot "
+    "froze gave grew hid knew lay ran rang rode rose sang sank saw shook shrank spoke stole swam "
+    "swore took tore threw went woke wore wrote"
+)
+"""Irregular forms that are no participles."""
+_NO_NOUNS = (
+    _DO | _BE | _HAVE | _BECOME | MODALS.keys() | ADVERBS | word_set("not never to all so last")
+)
+"""Words between a verb and its subject."""
+
+
+def _voice(words: Sequence[str], place: int) -> tuple[bool, str]:
+    """Return whether a word is a passive participle, and the noun before it."""
+    before = [*words[:place]]
+    while before and (before[-1] in _NO_NOUNS or before[-1].endswith("ly")):
+        before.pop()
+    between = {*words[len(before) : place]}
+    subject = before[-1] if before else ""
+    if words[place].endswith("ing") and between.isdisjoint(_BE) and part_of_speech(subject) != "v":
+        return False, ""  # a noun, as in "air conditioning"
+    if subject in _PERSONS_ASKED_FOR and before[-2:-1] in (["what"], ["which"]):
+        subject = "who"
+    return _is_participle(words[place]) and (
+        not between.isdisjoint(_BE | _BECOME) or _is_turned(before)
+    ), "what" if subject == "which" else subject
+
+
+_PERSONS_ASKED_FOR = word_set("person people")
+
+
+def _is_participle(word: str) -> bool:
+    if word in UNCHANGED:
+        return True
+    if word in _PAST or word.endswith(("s", "ing")):
+        return False
+    if word in IRREGULAR:
+        return any(part_of_speech(base) == "v" for base in IRREGULAR[word])
+    return word.endswith("ed") and part_of_speech(word) == "v" and not _NO_ENDING.search(word)
+
+
+def _is_turned(words: list[str]) -> bool:
+    """Return whether words end with a form of *be* and a subject, as in "when was the bridge"."""
+    ends = (
+        _BE
+        | _BECOME
+        | _DO
+        | _HAVE
+        | MODALS.keys()
+        | QUESTION_WORDS
+        | {"if", "that", "and", "or", "to"}
+    )
+    place = next((place for place in range(len(words) - 1, -1, -1) if words[place] in ends), -1)
+    have = place > 0 and words[place] in _HAVE and words[place - 1] in PERSONS  # it repaired
+    return (
+        place >= 0
+        and (have or words[place] in _BE | _BECOME)
+        # As in "are the files I deleted".
+        and not (words[-1] in _SUBJECTS and place < len(words) - 2)
+    )
 
 
 def _counts(words: Sequence[str], place: int) -> bool:
@@ -314,6 +393,20 @@ _SCOPES = {
 }
 """Words that speak of what follows them."""
 
+_OF_TWO_MEANINGS = word_set("stop remember forget try regret mean go")
+"""Verbs of other meanings with *to* and with *ing*, as in "stop to eat" and "stop eating"."""
+
+
+def _complements(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for place, word in enumerate(words):
+        for verb in _OF_TWO_MEANINGS & forms_of(word):
+            following = words[place + (2 if verb == "go" else 1) :][:1]
+            if following == ["to"]:
+                yield verb, "to"
+            elif following and following[0].endswith("ing"):
+                yield verb, "ing"
+
+
 _SUBJECTS = {**dict.fromkeys(("i", "we"), "1"), "he": "he", "she": "she", "they": "3"}
 _OBJECTS = {**dict.fromkeys(("me", "us"), "1"), "him": "he", "them": "3"}
 _EITHER = {"you": "2"}
@@ -336,6 +429,9 @@ def _tokens(text: str) -> Iterator[str]:
         if bare != token and bare.lower() in _BEFORE_IS:
             yield from (bare, "is")
             continue
+        if bare.lower() in _CONTRACTED_BE:
+            yield from (bare[: bare.index("'")], _CONTRACTED_BE[bare.lower()])
+            continue
         if "'" in bare:  # whose end says "not", which is a mark, or holds an auxiliary verb
             bare = _CONTRACTED.get(bare.lower()) or _REST.sub("", bare)
         if "-" in bare[1:] and not _INNER.search(bare) and not bare.startswith("-"):
@@ -346,6 +442,7 @@ def _tokens(text: str) -> Iterator[str]:
 
 _BEFORE_IS = QUESTION_WORDS | word_set("it he she that there here")
 _CONTRACTED = {"can't": "can", "won't": "will", "shan't": "shall"}
+_CONTRACTED_BE = {"i'm": "am", "you're": "are", "we're": "are", "they're": "are"}
 _REST = re.compile(r"(?:n't|'[a-z]*)$", re.IGNORECASE)
 _FIGURE = re.compile(r"\d+(?:[.,:/-]\d+)*(?:st|nd|rd|th|[ap]m|[kmb])?")
 
@@ -393,13 +490,12 @@ def _is_asked_for(word: str, words: Sequence[str], place: int) -> bool:
     return word in _ASKING_NOUNS and place > 0 and words[place - 1] in {"what", "which"}
 
 
-def _named(text: str, token: str, by: str, phrase: str, around: tuple[int, str, bool]) -> Word:
+def _named(text: str, token: str, by: str, phrase: str, around: _Around) -> Word:
     """Return a word that has no other forms, such as a name or a code."""
-    place, before, listed = around
-    return Word(text, token, by, phrase, frozenset((text,)), True, place, before, listed)  # noqa: FBT003 - it is a name
+    return Word(text, token, by, phrase, frozenset((text,)), True, *around)  # noqa: FBT003 - it is a name
 
 
-def _word(token: str, word: str, by: str, phrase: str, around: tuple[int, str, bool]) -> Word:
+def _word(token: str, word: str, by: str, phrase: str, around: _Around) -> Word:
     if not token[0].isalnum():
         return _named(token, token, by, phrase, around)
     coded = bool(_INNER.search(word))

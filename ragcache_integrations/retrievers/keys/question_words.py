@@ -46,7 +46,7 @@ __all__ = [
     "UNITS",
     "WEAK_PREPOSITIONS",
     "asking_words",
-    "joined_verbs",
+    "in_one_wording",
     "phrases",
     "without_courtesies",
     "word_set",
@@ -569,8 +569,32 @@ _SEPARATED = re.compile(
 """A verb, what it is done to, and a particle, as in "turn the light off"."""
 
 
-def joined_verbs(text: str) -> str:
-    """Return a question with its particles next to their verbs: "turn off the light"."""
+_FRACTION = r"and (?:an?|one) (half|quarter)\b"
+_FRACTIONS = re.compile(
+    rf"\b(an?|one|\d+|{'|'.join(NUMBERS)}) (?:{_FRACTION}|(\w+) {_FRACTION})\b", re.IGNORECASE
+)
+"""A number and a fraction, as in "two and a half hours" and "an hour and a half"."""
+
+
+def _with_decimals(found: re.Match[str]) -> str:
+    number, fraction, unit, fraction_of_unit = found.groups()
+    whole = dict.fromkeys(("a", "an", "one"), "1") | NUMBERS
+    figure = whole.get(number.lower(), number)
+    if not figure.isdecimal():
+        return found[0]
+    decimal = ".5" if (fraction or fraction_of_unit).lower() == "half" else ".25"
+    return f"{figure}{decimal} {unit or ''}".rstrip()
+
+
+def in_one_wording(text: str) -> str:
+    """Return a question with what has several wordings in one of them.
+
+    Particles are next to their verbs, as in "turn off the light", and fractions are figures.
+    """
+    return _joined_verbs(_FRACTIONS.sub(_with_decimals, text))
+
+
+def _joined_verbs(text: str) -> str:
     return _SEPARATED.sub(
         lambda found: (
             f"{found[1]} {found[3]} {found[2]}"
