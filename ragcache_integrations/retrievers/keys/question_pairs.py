@@ -180,7 +180,7 @@ def _voice_differs(one: Reading, two: Reading, mine: list[int]) -> bool:
         and _are_verbs(word, other)
         and not (word.subject not in PERSONS and _is_both(word) and _is_both(other))
         and _is_same_subject(word.subject, other.subject)
-        for word, other in _pairs(one, two, mine)
+        for word, other in (*_pairs(one, two, mine), *zip(one.refusals, two.refusals, strict=False))
     )
 
 
@@ -199,7 +199,7 @@ def _is_both(word: Word) -> bool:
     return word.subject != "who" and not word.forms.isdisjoint(_OF_THEMSELVES)
 
 
-_OF_THEMSELVES = word_set("begin change develop end form release start")
+_OF_THEMSELVES = word_set("begin end form release start")
 
 
 def _is_same_subject(one: str, other: str) -> bool:

@@ -126,6 +126,7 @@ class Reading:
         also_asks: What is asked for by all question words but the first.
         roles: Of each pronoun, who it speaks of, and whether that is who does it.
         scopes: Each *only* or *not*, and how many of the words precede it.
+        refusals: Its verbs that are negations, such as *refuse*.
         complements: Each verb such as *stop*, and whether *to* or *ing* follows it.
     """
 
@@ -146,6 +147,7 @@ class Reading:
     also_asks: tuple[str, ...]
     roles: frozenset[tuple[str, bool]]
     scopes: tuple[tuple[str, int], ...]
+    refusals: tuple[Word, ...]
     complements: frozenset[tuple[str, str]]
 
 
@@ -246,6 +248,7 @@ def read(text: str) -> Reading:
             for place, word in enumerate(plain)
             if word in _SCOPES
         ),
+        refusals=tuple(_refusals(plain)),
         complements=frozenset(_complements(plain)),
     )
 
@@ -283,13 +286,21 @@ def _voice(words: Sequence[str], place: int) -> tuple[bool, str]:
         before.pop()
     between = {*words[len(before) : place]}
     subject = before[-1] if before else ""
-    if words[place].endswith("ing") and between.isdisjoint(_BE) and part_of_speech(subject) != "v":
-        return False, ""  # a noun, as in "air conditioning"
+    does = not between.isdisjoint(_BE) or (_is_turned(before) and "there" not in before)
+    if words[place].endswith("ing") and part_of_speech(subject) != "v" and not does:
+        return False, ""  # as in "air conditioning"
     if subject in _PERSONS_ASKED_FOR and before[-2:-1] in (["what"], ["which"]):
         subject = "who"
     return _is_participle(words[place]) and (
         not between.isdisjoint(_BE | _BECOME) or _is_turned(before)
     ), "what" if subject == "which" else subject
+
+
+def _refusals(words: Sequence[str]) -> Iterator[Word]:
+    """Yield the verbs that are negations."""
+    for place, word in enumerate(words):
+        if word in NEGATIONS and part_of_speech(word) == "v":
+            yield _word(word, word, "", "", (place, "", False, *_voice(words, place)))
 
 
 _PERSONS_ASKED_FOR = word_set("person people")
