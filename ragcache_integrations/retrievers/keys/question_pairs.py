@@ -26,6 +26,7 @@ from .question_reading import AFTER_VERBS, PERSONS, UNCHANGED, Reading, Word, re
 from .question_words import (
     ACTIONS,
     ASIDES,
+    AUXILIARIES,
     DATES,
     FILLERS,
     GENERIC,
@@ -74,9 +75,10 @@ def _difference(one: Reading, two: Reading) -> tuple[str, str, str] | None:
     rest = [word for word, pair in zip(one.words, mine, strict=True) if pair < 0]
     others = [word for word, pair in zip(two.words, theirs, strict=True) if pair < 0]
     names = any(word.name for word in (*rest, *others))
+    measures = _measures(one) and _measures(two)
     if not names and (
-        (one.frame != two.frame and _is_one_more(rest, others))
-        or (_are_other_parts(rest, others) and _is_reworded(one, two, mine))
+        (one.frame != two.frame and _is_one_more(rest, others, measures=measures))
+        or (not measures and _are_other_parts(rest, others) and _is_reworded(one, two, mine))
     ):
         # "what is the job of a nurse" is "what does a nurse do"
         mine = [_DROPPED if partner < 0 else partner for partner in mine]
@@ -115,10 +117,24 @@ def _pairs(one: Reading, two: Reading, mine: list[int]) -> list[_Pair]:
     ]
 
 
-def _is_one_more(rest: Sequence[Word], others: Sequence[Word]) -> bool:
+def _is_one_more(rest: Sequence[Word], others: Sequence[Word], *, measures: bool) -> bool:
     """Return whether one question has a single word more, which restricts nothing."""
     added = [*rest, *others]
-    return len(added) == 1 and added[0].forms.isdisjoint(RESTRICTING)
+    return (
+        len(added) == 1
+        and added[0].forms.isdisjoint(RESTRICTING)
+        # "how old is the owner of the house" is not "how old is the house"
+        and not (measures and part_of_speech(added[0].text) != "r" and not _costs(added))
+    )
+
+
+def _measures(reading: Reading) -> bool:
+    """Return whether a question asks how old or how expensive something is."""
+    return reading.asks == "how much" and (reading.copula or _costs(reading.words))
+
+
+def _costs(words: Sequence[Word]) -> bool:
+    return any("cost" in word.forms for word in words)
 
 
 def _are_other_parts(rest: Sequence[Word], others: Sequence[Word]) -> bool:
@@ -194,6 +210,36 @@ def _are_verbs(one: Word, other: Word) -> bool:
     return _are_inflections(one, other) or part_of_speech(active) == "v"
 
 
+def _turns_subject(one: Reading, two: Reading, mine: list[int]) -> bool:
+    """Return whether what a verb is done to or with in one does it in the other.
+
+    "How do I send it to Anna" is not "how does Anna send it".
+    """
+    return any(
+        not (word.passive or other.passive)
+        and _are_inflections(word, other)
+        and (_turns(two, other, one, word) or _turns(one, word, two, other))
+        for word, other in _pairs(one, two, mine)
+        if part_of_speech(word.text) == "v" and {word.subject, other.subject} & PERSONS.keys()
+    )
+
+
+def _turns(one: Reading, verb: Word, two: Reading, other: Word) -> bool:
+    """Return whether a verb's subject is a name, or has *with* or *to*, after the other verb."""
+    subject = any(
+        word.text == verb.subject and (word.before in AUXILIARIES or word.before in _DETERMINERS)
+        for word in one.words
+        if word.place < verb.place
+    )
+    return subject and any(
+        word.text == verb.subject and word.place > other.place and (word.name or word.by in _WITH)
+        for word in two.words
+    )
+
+
+_WITH = {"with", "to"}
+
+
 def _is_both(word: Word) -> bool:
     """Return whether a verb says the same of a thing as its passive, as in "how do pearls form"."""
     return word.subject != "who" and not word.forms.isdisjoint(_OF_THEMSELVES)
@@ -252,7 +298,14 @@ def _same_modality(one: Reading, two: Reading, modals: Modals, partners: list[in
     and "how should I". Elsewhere the modality is what is asked for, so that "may I" is "can I"
     alone; questions of another form may say so without a modal, as in "is there a way to".
     """
-    if frozenset(("may", "should")) == modals[0] ^ modals[1]:
+    differing = modals[0] ^ modals[1]
+    # "May I record it" is not "is it possible", and "how long can it be" is not "how long is it".
+    graded = all(read.asks == "how much" and "be" in read.frame for read in (one, two))
+    if (
+        differing == {"may", "should"}
+        or ("may" in differing and one.possible != two.possible)
+        or (differing and graded)
+    ):
         return False
     mine, theirs = [{"can" if modal == "may" else modal for modal in said} for said in modals]
     able = any(_is_able(*pair) for pair in _pairs(one, two, partners))
@@ -655,6 +708,7 @@ _IN_ANY_FORM = {
     "quantifiers": _amount_differs,
     "complements": _complements_differ,
     "voice": _voice_differs,
+    "subject": _turns_subject,
     "capitals": _case_differs,
 }
 """Differences that count even if questions are of another form, or differ in other words too."""

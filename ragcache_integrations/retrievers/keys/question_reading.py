@@ -127,6 +127,7 @@ class Reading:
         roles: Of each pronoun, who it speaks of, and whether that is who does it.
         scopes: Each *only* or *not*, and how many of the words precede it.
         refusals: Its verbs that are negations, such as *refuse*.
+        possible: Whether it asks what is possible.
         complements: Each verb such as *stop*, and whether *to* or *ing* follows it.
     """
 
@@ -148,6 +149,7 @@ class Reading:
     roles: frozenset[tuple[str, bool]]
     scopes: tuple[tuple[str, int], ...]
     refusals: tuple[Word, ...]
+    possible: bool
     complements: frozenset[tuple[str, str]]
 
 
@@ -248,6 +250,7 @@ def read(text: str) -> Reading:
             for place, word in enumerate(plain)
             if word in _SCOPES
         ),
+        possible=bool(_POSSIBLE.search(text)),
         refusals=tuple(_refusals(plain)),
         complements=frozenset(_complements(plain)),
     )
@@ -303,6 +306,7 @@ def _refusals(words: Sequence[str]) -> Iterator[Word]:
             yield _word(word, word, "", "", (place, "", False, *_voice(words, place)))
 
 
+_POSSIBLE = re.compile(r"\b(?:possible|able to)\b", re.IGNORECASE)
 _PERSONS_ASKED_FOR = word_set("person people")
 
 

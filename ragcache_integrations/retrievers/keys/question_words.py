@@ -189,6 +189,7 @@ ad ce
 
 NEGATIONS = word_set(
     "no not never only none nobody nothing nowhere neither nor cannot without except excluding "
+    "impossible "
     "unless hardly barely yet lack lacks lacking fail fails failed refuse refuses refused avoid "
     "avoids dont cant wont isnt arent doesnt didnt wasnt werent couldnt shouldnt wouldnt"
 )
@@ -262,7 +263,6 @@ love loves loved friend friends ally allies : hate hates hated enemy enemies
 live lives lived alive born birth : die dies died dead death
 true correct correctly valid : false wrong incorrect incorrectly invalid
 safe safely secure securely : unsafe dangerous insecure
-possible able : impossible unable
 necessary required mandatory compulsory : unnecessary optional voluntary
 useful effective : useless ineffective
 benign : malignant
@@ -561,7 +561,7 @@ def _phrasal_verbs() -> dict[str, str]:
 
 _SEPARATED = re.compile(
     r"\b(\w+) ((?:the|my|your|our|their|an?|this|that|these|those|it|them|him|her|me)\b"
-    rf"(?: [\w'-]+){{0,3}}?) ({'|'.join(sorted(_PARTICLES))})\b"
+    rf"(?: [\w'-]+){{0,3}}?|[a-z]+(?= \w+\W*$)) ({'|'.join(sorted(_PARTICLES))})\b"
     r"(?=\W*$|\W*[?.!,;:]| (?:in|on|at|for|with|when|if|to|before|after|from|by|while|during|again"
     r"|and|or|without|as|online|automatically|now)\b)",
     re.IGNORECASE,
@@ -589,9 +589,71 @@ def _with_decimals(found: re.Match[str]) -> str:
 def in_one_wording(text: str) -> str:
     """Return a question with what has several wordings in one of them.
 
-    Particles are next to their verbs, as in "turn off the light", and fractions are figures.
+    Particles are next to their verbs, as in "turn off the light", fractions are figures, and "what
+    is the height of it" is "how tall is it".
     """
+    for pattern, wording in _WORDINGS:
+        text = pattern.sub(wording, text)
+    text = _AMOUNTS.sub(_asked_with_how, text)
     return _joined_verbs(_FRACTIONS.sub(_with_decimals, text))
+
+
+_A_WAY = (
+    r"what(?: is|'s) the (?:way to (?=\w+ )|(?:procedure|process) for (?=\w+ing ))"
+    r"(\w+ (?:an?|the|my|your|our|their|this|that|these|those|it)\b|applying for\b)"
+)
+_ALLOWED = (
+    r"(?:am|are|is) ((?:the |my |our )?(?:i|we|staff|employees?|guests?|members?|visitors?"
+    r"|tenants?|customers?|users?|residents?|contractors?|interns?|students?|pupils?"
+    r"|teachers?|managers?|nurses?|passengers?)) (?:allowed|permitted) to\b"
+)
+_WORDINGS = tuple(
+    (re.compile(rf"\b{pattern}", re.IGNORECASE), wording)
+    for pattern, wording in (
+        (r"how frequently\b", "how often"),
+        (r"what size is\b", "how big is"),
+        (_A_WAY, r"how do i \1"),
+        (_ALLOWED, r"may \1"),
+    )
+)
+"""Wordings, and others for the same, in which the guard reads what is asked for."""
+
+_AMOUNTS = re.compile(
+    r"\bwhat(?: (is|was|are|were)|('s)) the "
+    r"(height|age|size|depth|width|weight|speed|price|population) of "
+    r"((?:(?!\b(?:and|or|that|who|which|when|where|if|to)\b)[^,;?])+?)(?=[?.!\s]*$)",
+    re.IGNORECASE,
+)
+_HOW = {
+    "height": "tall",
+    "age": "old",
+    "size": "big",
+    "depth": "deep",
+    "width": "wide",
+    "weight": "heavy",
+    "speed": "fast",
+}
+_DOES = {"is": "does", "are": "do", "was": "did", "were": "did"}
+
+
+def _asked_with_how(found: re.Match[str]) -> str:
+    be, short, noun, of = found.groups()
+    if noun.lower() == "population":
+        return f"how many people live in {of}"
+    if noun.lower() == "price":
+        return f"how much {_DOES[(be or 'is').lower()]} {of} cost"
+    return f"how {_HOW[noun.lower()]} {'is' if short else be} {of}"
+
+
+_NO_OBJECTS = (
+    ADVERBS
+    | PREPOSITIONS
+    | QUESTION_WORDS
+    | AUXILIARIES
+    | NEGATIONS
+    | word_set("am be been being i we you")
+)
+_STRANDED = re.compile(r"\b(?:what|which|where|who|whom)\b.* (?:in|on|off|over)\W*$", re.IGNORECASE)
 
 
 def _joined_verbs(text: str) -> str:
@@ -600,6 +662,9 @@ def _joined_verbs(text: str) -> str:
             f"{found[1]} {found[3]} {found[2]}"
             if f"{found[1]} {found[3]}".lower() in _verbs_with_particles()
             and f"{found[2].split()[-1]} {found[3]}".lower() not in _PHRASES  # as in "a day off"
+            and not {found[1].lower(), found[2].lower()} & _NO_OBJECTS
+            # As in "which day do I hand essays in".
+            and not (" " not in found[2] and _STRANDED.search(found.string))
             else found[0]
         ),
         text,
