@@ -33,6 +33,7 @@ from .question_words import (
     IMPLIED,
     KINDS,
     LIGHT,
+    OPPOSITES,
     PLACING,
     PREPOSITIONS,
     RESTRICTING,
@@ -217,7 +218,7 @@ def _turns_subject(one: Reading, two: Reading, mine: list[int]) -> bool:
     """
     return any(
         not (word.passive or other.passive)
-        and _are_inflections(word, other)
+        and (_are_inflections(word, other) or are_synonyms(word.text, other.text))
         and (_turns(two, other, one, word) or _turns(one, word, two, other))
         for word, other in _pairs(one, two, mine)
         if part_of_speech(word.text) == "v" and {word.subject, other.subject} & PERSONS.keys()
@@ -225,19 +226,26 @@ def _turns_subject(one: Reading, two: Reading, mine: list[int]) -> bool:
 
 
 def _turns(one: Reading, verb: Word, two: Reading, other: Word) -> bool:
-    """Return whether a verb's subject is a name, or has *with* or *to*, after the other verb."""
+    """Return whether a verb's subject is a name or a person after the other verb, or *with* it."""
     subject = any(
         word.text == verb.subject and (word.before in AUXILIARIES or word.before in _DETERMINERS)
         for word in one.words
         if word.place < verb.place
     )
     return subject and any(
-        word.text == verb.subject and word.place > other.place and (word.name or word.by in _WITH)
+        word.text == verb.subject
+        and word.place > other.place
+        and (word.name or word.by in _WITH or _is_person(word))
         for word in two.words
     )
 
 
 _WITH = {"with", "to"}
+_OF_PERSONS = {"teacher", "parent", "man", "seller", "host", "sender"}
+
+
+def _is_person(word: Word) -> bool:
+    return any(side.removesuffix("-") in _OF_PERSONS for side in OPPOSITES.get(word.text, ()))
 
 
 def _is_both(word: Word) -> bool:
@@ -305,6 +313,7 @@ def _same_modality(one: Reading, two: Reading, modals: Modals, partners: list[in
         differing == {"may", "should"}
         or ("may" in differing and one.possible != two.possible)
         or (differing and graded)
+        or (differing - {"will"} and _measures(one) and _measures(two))
     ):
         return False
     mine, theirs = [{"can" if modal == "may" else modal for modal in said} for said in modals]
@@ -513,7 +522,7 @@ def _restricts(words: Sequence[Word], place: int, *, generic: bool) -> bool:
     """
     following = next(iter(words[place + 1 : place + 2]), None)
     if following is not None and not following.by:
-        if words[place].text == "online":
+        if words[place].text in {"online", "used"}:
             return True
         if generic and not following.name and part_of_speech(following.text) == "n":
             return True

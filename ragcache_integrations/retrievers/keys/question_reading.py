@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 from .question_lexicon import forms_of, is_english_word, part_of_speech
@@ -273,7 +273,7 @@ _NO_ENDING = re.compile(r"(?<!fr)(?<!gr)(?<!t)eed$")
 _PAST = word_set(
     "arose ate awoke began bore blew broke came chose drank drew drove fell flew forbade forgot "
     "froze gave grew hid knew lay ran rang rode rose sang sank saw shook shrank spoke stole swam "
-    "swore took tore threw went woke wore wrote"
+    "swore overtook withdrew rewrote took tore threw went woke wore wrote"
 )
 """Irregular forms that are no participles."""
 _NO_NOUNS = (
@@ -310,8 +310,17 @@ _POSSIBLE = re.compile(r"\b(?:possible|able to)\b", re.IGNORECASE)
 _PERSONS_ASKED_FOR = word_set("person people")
 
 
+@cache
+def _stand_ins() -> frozenset[str]:
+    """Return the verbs that phrases are read as whose participle is the verb itself."""
+    meanings = phrases()[1].items()
+    return frozenset(
+        meaning.split()[0] for phrase, meaning in meanings if phrase.split()[0] in UNCHANGED
+    )
+
+
 def _is_participle(word: str) -> bool:
-    if word in UNCHANGED:
+    if word in UNCHANGED or word in _stand_ins():
         return True
     if word in _PAST or word.endswith(("s", "ing")):
         return False

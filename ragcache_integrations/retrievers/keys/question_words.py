@@ -554,8 +554,14 @@ def _phrasal_verbs() -> dict[str, str]:
             continue
         stem = verb.removesuffix("e")
         past = irregular.get(verb, [f"{stem}ed", f"{stem}{stem[-1]}ed"])
-        for form in (f"{verb}s", f"{verb}es", f"{stem}ing", f"{stem}{stem[-1]}ing", *past):
+        for form in (f"{verb}s", f"{verb}es", f"{stem}ing", f"{stem}{stem[-1]}ing"):
             found[" ".join((form, *rest))] = meaning
+        # So that "be called off" is "be cancelled".
+        same, *others = meaning.split()
+        regular = f"{same.removesuffix('e')}ed"
+        participle = irregular.get(same, [regular])[-1]
+        for form in past:
+            found[" ".join((form, *rest))] = " ".join((participle, *others))
     return found
 
 
