@@ -78,7 +78,10 @@ def _difference(one: Reading, two: Reading) -> tuple[str, str, str] | None:
     names = any(word.name for word in (*rest, *others))
     measures = _measures(one) and _measures(two)
     if not names and (
-        (one.frame != two.frame and _is_one_more(rest, others, measures=measures))
+        (
+            one.frame != two.frame
+            and _is_one_more(rest, others, measures=measures, evaluates=one.dummy != two.dummy)
+        )
         or (not measures and _are_other_parts(rest, others) and _is_reworded(one, two, mine))
     ):
         # "what is the job of a nurse" is "what does a nurse do"
@@ -118,14 +121,20 @@ def _pairs(one: Reading, two: Reading, mine: list[int]) -> list[_Pair]:
     ]
 
 
-def _is_one_more(rest: Sequence[Word], others: Sequence[Word], *, measures: bool) -> bool:
-    """Return whether one question has a single word more, which restricts nothing."""
+def _is_one_more(
+    rest: Sequence[Word], others: Sequence[Word], *, measures: bool, evaluates: bool
+) -> bool:
+    """Return whether one question has a single word more, which restricts nothing.
+
+    Nor may one that *measures* have a noun more, or "is it common to" say what "can I" does not.
+    """
     added = [*rest, *others]
     return (
         len(added) == 1
         and added[0].forms.isdisjoint(RESTRICTING)
         # "how old is the owner of the house" is not "how old is the house"
         and not (measures and part_of_speech(added[0].text) != "r" and not _costs(added))
+        and not (evaluates and part_of_speech(added[0].text) == "a")
     )
 
 

@@ -189,7 +189,6 @@ ad ce
 
 NEGATIONS = word_set(
     "no not never only none nobody nothing nowhere neither nor cannot without except excluding "
-    "impossible "
     "unless hardly barely yet lack lacks lacking fail fails failed refuse refuses refused avoid "
     "avoids dont cant wont isnt arent doesnt didnt wasnt werent couldnt shouldnt wouldnt"
 )
@@ -264,6 +263,7 @@ live lives lived alive born birth : die dies died dead death
 true correct correctly valid : false wrong incorrect incorrectly invalid
 safe safely secure securely : unsafe dangerous insecure
 necessary required mandatory compulsory : unnecessary optional voluntary
+possible able : impossible unable
 useful effective : useless ineffective
 benign : malignant
 positive : negative
@@ -620,6 +620,7 @@ _WORDINGS = tuple(
         (r"what size is\b", "how big is"),
         (_A_WAY, r"how do i \1"),
         (_ALLOWED, r"may \1"),
+        (r"is it possible (?:for me )?to\b", "can i"),
     )
 )
 """Wordings, and others for the same, in which the guard reads what is asked for."""
