@@ -177,6 +177,7 @@ def _difference_of_form(one: Reading, two: Reading, mine: list[int]) -> tuple[st
     if _order_differs(one, two, mine) or _persons_differ(one, two, mine):
         return "order", _listed(one.words), _listed(two.words)
     short = min(len(one.words), len(two.words)) <= _SHORT
+    short = short and one.helped == two.helped
     if short and one.times and two.times and one.times.isdisjoint(two.times):
         return "time", " ".join(sorted(one.times)), " ".join(sorted(two.times))
     return None

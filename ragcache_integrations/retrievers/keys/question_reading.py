@@ -235,7 +235,7 @@ def read(text: str) -> Reading:
         stranded=by or stranded,
         persons="".join(dict.fromkeys(PERSONS[word] for word in plain if word in PERSONS)),
         owner="".join(sorted({PERSONS[word] for word in plain if word in _OWNERS})),
-        times=frozenset(_TIMES[word] for word in plain if word in _TIMES),
+        times=frozenset(_times(plain)),
         acts=not {*plain}.isdisjoint(("i", "we")) or {*plain}.isdisjoint(("me", "us")),
         helped=not {*plain}.isdisjoint({*_DO, *_BE, *MODALS, "has", "have", "had"}),
         does=not {*plain}.isdisjoint(_DO),
@@ -304,6 +304,15 @@ def _refusals(words: Sequence[str]) -> Iterator[Word]:
     for place, word in enumerate(words):
         if word in NEGATIONS and part_of_speech(word) == "v":
             yield _word(word, word, "", "", (place, "", False, *_voice(words, place)))
+
+
+def _times(words: Sequence[str]) -> Iterator[str]:
+    """Yield whether a question says what was or what is: by its auxiliary verbs, or by its verb."""
+    yield from (_TIMES[word] for word in words if word in _TIMES)
+    if {*words}.isdisjoint(_DO | _BE | _HAVE | MODALS.keys()):
+        verb = next((word for word in words if part_of_speech(word) == "v"), "")
+        if verb and not verb.endswith("ing") and verb not in UNCHANGED:
+            yield "past" if verb in _PAST or _is_participle(verb) else "not past"
 
 
 _POSSIBLE = re.compile(r"\b(?:possible|able to)\b", re.IGNORECASE)

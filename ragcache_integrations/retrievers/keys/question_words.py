@@ -646,7 +646,8 @@ _DOES = {"is": "does", "are": "do", "was": "did", "were": "did"}
 def _asked_with_how(found: re.Match[str]) -> str:
     be, short, noun, of = found.groups()
     if noun.lower() == "population":
-        return f"how many people live in {of}"
+        past = (be or "").lower().startswith("w")
+        return found[0] if past else f"how many people live in {of}"
     if noun.lower() == "price":
         return f"how much {_DOES[(be or 'is').lower()]} {of} cost"
     return f"how {_HOW[noun.lower()]} {'is' if short else be} {of}"
