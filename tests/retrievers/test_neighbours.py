@@ -218,4 +218,4 @@ def test_what_is_missing_is_said(make: Any, said: str) -> None:
 def test_a_cache_that_is_no_server_is_named() -> None:
     given = neighbours()["a retriever"]
     with pytest.raises(ConfigurationError, match="cache must be a Redis URL or a RedisServer: url"):
-        langchain.AnswerCache(chain=given, retriever=given, cache="memory")  # type: ignore[arg-type]
+        langchain.AnswerCache(chain=given, retriever=given, cache="memory")
