@@ -58,6 +58,8 @@ _OTHER_TRACES = frozenset(
 """Sentry's part of the baggage."""
 _DRAWN = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 """What OpenTelemetry adds to the name of a key, in each process another one."""
+_PATCHED = re.compile(r"(torch(\.\w+)+)\.ConfigPatch\[\d+\]")
+"""The variable of each patch of torch's settings, which nothing else holds."""
 _SPANS = ("current-span", "suppress")
 """Beginnings of the keys of the current span, and of marks that nothing is to be traced."""
 
@@ -111,10 +113,31 @@ def _is_a_library_s(variable: ContextVar[Any], value: object) -> bool:
         return True
     if kind.__module__.startswith("langchain_core.") and hasattr(kind, "ignore_llm"):
         return True  # a counter of tokens, which each call makes a variable for
+    if _is_a_setting_of_torch(variable):
+        return True
     tracing = getattr(sys.modules.get("opentelemetry.context"), "_RUNTIME_CONTEXT", None)
     logging = getattr(sys.modules.get("structlog.contextvars"), "_CONTEXT_VARS", {})
     owners = [_attributes(tracing), logging, *map(_attributes, _of_a_notebook())]
     return any(held is variable for owner in owners for held in list(owner.values()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_a_setting_of_torch(variable: ContextVar[Any]) -> bool:
+    """Whether a variable holds a setting of torch (``torch.utils._config_module``) or a patch."""
+    patched = _PATCHED.fullmatch(variable.name)
+    if patched is not None and patched[1] in sys.modules:
+        return True
+    settings = (
+        getattr(module, "_config", None)
+        for name, module in sys.modules.copy().items()
+        if name.startswith("torch.")
+    )
+    return any(
+        getattr(entry, "user_override", None) is variable
+        for entries in settings
+        if isinstance(entries, dict)
+        for entry in list(entries.values())
+    )
 
 
 def _attributes(owner: object) -> Mapping[str, Any]:
