@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import warnings
 from collections.abc import Mapping
 from importlib import metadata
 from importlib.resources import as_file, files
@@ -139,7 +140,10 @@ def _compile(*, dry: bool) -> int:
 
 
 def _installer() -> list[str]:
-    if find_spec("pip") is not None:
+    with warnings.catch_warnings():  # of setuptools, if something has imported distutils before
+        warnings.simplefilter("ignore")
+        has_pip = find_spec("pip") is not None
+    if has_pip:
         return [sys.executable, "-m", "pip", "install", "--no-compile"]
     uv = shutil.which("uv")
     if uv is None:

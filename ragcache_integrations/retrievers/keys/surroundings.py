@@ -21,7 +21,6 @@ The module imports no framework, and reads the context variables of those that a
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import re
 import sys
@@ -384,10 +383,18 @@ class Surroundings:
     version: int = 0
     notes: dict[str, None] = dataclasses.field(default_factory=dict)  # an ordered set
 
-    @functools.cached_property
+    @property
     def _handed(self) -> _Watching:
-        """What the step gets. A call that is served needs none of it."""
-        return _Watching(self.watch.ignores, self.note, self.given, self.outer)
+        """What the step gets. A call that is served needs none of it.
+
+        Not a ``cached_property``: before Python 3.12 that has a lock, which a fork may inherit
+        locked. If two threads of one call make one each, the first counts.
+        """
+        handed: _Watching | None = self.__dict__.get("_handed_out")
+        if handed is None:
+            made = _Watching(self.watch.ignores, self.note, self.given, self.outer)
+            handed = self.__dict__.setdefault("_handed_out", made)
+        return handed
 
     def note(self, what: str) -> None:
         """Note something that the step used although the key does not hold it."""
