@@ -118,7 +118,7 @@ def make_modular_engine(
     """
     for name in ("torch", "transformers"):
         require(name, feature='engine="modular"', package="torch transformers")
-    from ragcache_modular import ModularEngine, ModularModel  # noqa: PLC0415 - torch
+    from ragcache_modular import ModularEngine, ModularModel  # noqa: PLC0415 - loads torch
 
     room = {} if kv_cache_gib is None else {"store_bytes": int(kv_cache_gib * GIB)}
     loaded = ModularModel(

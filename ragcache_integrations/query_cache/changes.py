@@ -289,7 +289,7 @@ class Removals(Generic[T]):
         try:
             added, new = self._vectors.of_new(added, vectors)
         except BaseException:
-            self.clear()  # the store has changed, and nobody knows how
+            self.clear()  # the store has changed in an unknown way
             raise
         with contents.lock:
             if new is None:

@@ -446,7 +446,7 @@ class _Call:
         return list(checked_results(found, Document))
 
     def question(self, documents: list[Document]) -> Question | None:
-        """Return the question with all that its answer depends on; ``None``: nobody knows that."""
+        """Return the question with all that its answer depends on; ``None`` if that is unknown."""
         self._documents = documents
         identities = identities_of(documents)
         said = said_besides(input=self._value, question=self._text, turns=self._turns)

@@ -273,7 +273,7 @@ class CachedNode(Runnable[Any, Any]):
         self._calls.flow.core.clear()
 
     @no_type_check  # LangGraph is to see the annotations of the object, not of its method
-    def __call__(self, state, config=None):  # noqa: ANN001, ANN204 - as above
+    def __call__(self, state, config=None):  # noqa: ANN001, ANN204 - LangGraph reads them
         """Answer as a function would; the same as :meth:`invoke`."""
         return self.invoke(state, config)
 

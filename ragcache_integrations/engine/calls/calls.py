@@ -56,7 +56,7 @@ IN_FLIGHT = 32
 """Documents that the engine has at once. More would not fit into a step, and be lost to Ctrl-C."""
 LOOKED_UP = 512
 """Documents after which it is looked up whether they are on disk, so that a full one ends it."""
-NO_ROOM = "disk_cache_gib has no room for them, or somebody has removed their files"
+NO_ROOM = "disk_cache_gib has no room for them, or their files were removed"
 
 Document = TypeVar("Document")
 Render = Callable[[Document], RenderedPrompt | None]

@@ -26,7 +26,7 @@ __all__ = ["CacheAwareRequestQueue", "DocumentFreeQueue", "keep_to_quotas", "top
 def keep_to_quotas(
     scheduler: Any, tree: KnowledgeTree[Any], free_blocks: DocumentFreeQueue, groups: int
 ) -> None:
-    """Charge blocks to tenants, and let nobody's requests take what is within others' quotas.
+    """Charge blocks to tenants, and keep each tenant's requests out of the others' quotas.
 
     A request whose tenant has others running waits until its blocks fit. A tenant's only request
     runs in any case, or one that is longer than its quota never would.

@@ -95,7 +95,7 @@ async def acontrol(
     inbox: asyncio.Queue[Received] = asyncio.Queue()
 
     def receive(received: Received) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop was closed, so no caller waits
             loop.call_soon_threadsafe(inbox.put_nowait, received)
 
     number = process.register(receive, Control(0, operation, argument))

@@ -117,7 +117,7 @@ class VectorPool:
         return np.array(held, dtype=np.int64)
 
     def _add(self, key: DocumentKey, vector: NDArray[np.float32]) -> int:
-        """Keep a vector that nobody references yet; return its row."""
+        """Keep a vector without references; return its row."""
         if self._free:
             row = self._free.pop()
         else:
@@ -130,7 +130,7 @@ class VectorPool:
         return row
 
     def release(self, keys: Iterable[DocumentKey]) -> None:
-        """Give references back; a vector that nobody needs any more goes."""
+        """Give references back; drop each vector that has none left."""
         for key in keys:
             row = self._rows[key]
             self._references[row] -= 1

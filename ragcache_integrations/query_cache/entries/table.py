@@ -45,7 +45,7 @@ Vectors = NDArray[np.float32]
 _HEAD, _HEAD_SHARE = 128, 1 / 6
 _ZERO = np.float32(0)
 _STARTS = 16  # dimensions by which keys are told apart before they are compared
-# From so many numbers on, a scan takes longer than giving Python's lock away and getting it back.
+# Scans of at least this many numbers take longer than releasing and reacquiring the GIL.
 _LONG_SCAN = 1 << 22
 
 

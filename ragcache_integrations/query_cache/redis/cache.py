@@ -377,7 +377,7 @@ class RedisQueryCache(BaseQueryCache[T]):
         try:
             requests = self._operations.changes(removed, added, vectors)
         except BaseException:
-            self.clear()  # the store has changed, and nobody knows how
+            self.clear()  # the store has changed in an unknown way
             raise
         self._deliver(requests)
 
