@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import gc
 import os
 import warnings
@@ -66,6 +68,16 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """``make quick`` leaves out what needs vLLM, by its marker."""
     Forks.allowed = item.get_closest_marker("engine") is not None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Each test has a context of its own: a variable that it sets is not set in the next test.
+
+    pytest-asyncio does the same for its tests.
+    """
+    if pyfuncitem.get_closest_marker("asyncio") is None:
+        pyfuncitem.obj = functools.partial(contextvars.copy_context().run, pyfuncitem.obj)
 
 
 @pytest.hookimpl(trylast=True)
