@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from ragcache_integrations.adaptive.synthesis.prompts import DEFAULT_PROMPTS, NOT_FOUND, SEPARATOR
 from ragcache_workbench.evaluation.datasets.base import SYSTEM
-from ragcache_workbench.evaluation.datasets.pubmedqa import PubMedQA
-from ragcache_workbench.evaluation.datasets.qmsum import QMSum
+from ragcache_workbench.evaluation.datasets.choices import PubMedQA
+from ragcache_workbench.evaluation.datasets.free_answers import QMSum
 
 from .corpus import Asked
 from .layout import Page, Question

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ragcache_workbench.evaluation.datasets.qmsum import chunked
+from ragcache_workbench.evaluation.datasets.published import chunked
 
 from .corpus import Asked, Corpus, nearest, read_lines, read_qamr, read_squad
 

@@ -541,7 +541,7 @@ def test_synthesis_does_not_drop_options(dataset: str, tmp_path: Path) -> None:
         ({"model": Echo(), "policy": "lru"}, "policy cannot be set on a model"),
         ({"retriever": None, "k": 5000}, "k must be at most 1200"),
         ({"sample": 5000}, "sample must be from 1 to the 300 questions"),
-        ({"data": "/no/such/folder"}, "must be a folder that holds questions.jsonl"),
+        ({"data": "/no/such/folder"}, "must be a folder with questions.jsonl.*no such folder"),
     ],
 )
 def test_bad_input_leaves_nothing(arguments: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from ragcache_workbench.evaluation.datasets.base import (
     Scored,
     load_dataset,
 )
-from ragcache_workbench.evaluation.datasets.longbench import SUBSETS
+from ragcache_workbench.evaluation.datasets.free_answers import SUBSETS
 from ragcache_workbench.evaluation.datasets.metrics import exact_match, token_f1
-from ragcache_workbench.evaluation.datasets.qmsum import chunked
+from ragcache_workbench.evaluation.datasets.published import chunked
 from tests.evaluation.datasets.files import LONGBENCH, MUSIQUE
 
 SIZES = {
@@ -212,8 +212,8 @@ def broken(name: str, edit: Callable[[Path], object]) -> Callable[[Path], str]:
     ("make", "words"),
     [
         (lambda _: "trivia", "one of nq, mmlu, .*, finqa, got 'trivia'; did you mean 'triviaqa'"),
-        (lambda _: "nq", "must be a folder that holds questions.jsonl"),
-        (lambda _: "qmsum", "qmsum/"),
+        (lambda _: "nq", "must be a folder with questions.jsonl, also as .gz, .* it has no files"),
+        (lambda _: "qmsum", "with val.jsonl, test.jsonl, train.jsonl.*Yale-LILY/QMSum"),
         (broken("nq", lambda one: (one / "passages.jsonl").unlink()), "must hold passages.jsonl"),
         (broken("nq", lambda one: (one / "questions.jsonl").write_text("{")), "not in its format"),
         (broken("nq", lambda one: (one / "questions.jsonl").write_text("[1]")), "JSON object"),

@@ -17,7 +17,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.evaluation import evaluate, load_dataset
 from ragcache_workbench.evaluation.datasets.base import EvalDocument
 from ragcache_workbench.evaluation.datasets.metrics import k_recall
-from ragcache_workbench.evaluation.datasets.sources import passage_documents
+from ragcache_workbench.evaluation.datasets.published import passage_documents
 from ragcache_workbench.evaluation.systems.corpus import document_embeddings, faiss_index
 from ragcache_workbench.evaluation.systems.langchain import LangChainRetriever, faiss_retriever
 from tests.evaluation.world import Echo

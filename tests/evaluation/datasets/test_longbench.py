@@ -6,7 +6,7 @@ import pytest
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.evaluation.datasets.base import Answer, load_dataset
-from ragcache_workbench.evaluation.datasets.longbench import SUBSETS, class_score
+from ragcache_workbench.evaluation.datasets.free_answers import SUBSETS, class_score
 from tests.evaluation.datasets.files import LONGBENCH, write_lines
 
 

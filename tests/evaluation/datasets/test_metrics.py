@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score  # type: ignore[import-untyped]
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.evaluation.datasets.answers import score_option
 from ragcache_workbench.evaluation.datasets.base import Answer, EvalQuestion, load_dataset
+from ragcache_workbench.evaluation.datasets.choices import MMLU, format_example
 from ragcache_workbench.evaluation.datasets.metrics import (
     choose_option,
     exact_match,
@@ -26,9 +26,9 @@ from ragcache_workbench.evaluation.datasets.metrics import (
     option_in_text,
     option_logprobs,
     rouge_l,
+    score_option,
     token_f1,
 )
-from ragcache_workbench.evaluation.datasets.mmlu import MMLU, format_example
 
 # SQuAD's evaluate-v1.1, written out from its published definition, step by step as it is there.
 

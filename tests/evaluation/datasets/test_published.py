@@ -13,7 +13,7 @@ import pytest
 from ragcache_integrations.core import files
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.evaluation.datasets.base import load_dataset
-from ragcache_workbench.evaluation.datasets.passages import Passages, answering, pieces
+from ragcache_workbench.evaluation.datasets.published import Passages, answering, pieces
 from tests.evaluation.datasets.files import (
     HOTPOTQA,
     LONGBENCH,

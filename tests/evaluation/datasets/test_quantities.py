@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_workbench.evaluation.datasets.quantities import (
+from ragcache_workbench.evaluation.datasets.finance import (
     UNITS,
     Quantity,
     read_quantity,

@@ -9,10 +9,12 @@ from .base import (
     EvalPrompt,
     EvalQuestion,
     Scored,
+    check_dataset,
+    checked_metrics,
+    checked_score,
     digest_of,
     load_dataset,
 )
-from .contract import check_dataset, checked_metrics, checked_score
 from .metrics import exact_match, k_recall, token_f1
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Metrics of answers and of retrieval, in their usual definitions.
+"""Metrics of answers and of retrieval, in their usual definitions, and scores made of them.
 
 Natural Questions, SQuAD and similar data sets: exact match and F1 of SQuAD's ``evaluate-v1.1``, or
 what the authors of a data set changed in it.
@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ragcache_integrations.errors import ConfigurationError
 
+from .base import Answer, EvalQuestion, Scored
+
 __all__ = [
     "MISSING_LOGPROB",
     "choose_option",
@@ -26,6 +28,7 @@ __all__ = [
     "option_in_text",
     "option_logprobs",
     "rouge_l",
+    "score_option",
     "token_f1",
     "token_f1_or_empty",
     "token_f1_or_yes_no",
@@ -221,6 +224,26 @@ def k_recall(returned: Sequence[str], nearest: Collection[str], k: int) -> float
         msg = f"recall needs k of at least 1 and a document, got k={k} and {len(nearest)} documents"
         raise ConfigurationError(msg)
     return (Counter(returned[:k]) & Counter(nearest)).total() / count
+
+
+def score_option(question: EvalQuestion, answer: Answer) -> Scored:
+    """Score a choice: accuracy 1 if the likeliest option is right, else 0.
+
+    The likeliest option is found by the options' log-probabilities as first tokens. If none of them
+    is among the likeliest tokens, or the model returned no log-probabilities, it is the option that
+    the answer names first. If the answer names none, MMLU's own rule applies: the first option for
+    equal log-probabilities, and no option without log-probabilities.
+    """
+    logprobs = option_logprobs(answer.likeliest, question.options)
+    chosen: int | None
+    if max(logprobs) > MISSING_LOGPROB:
+        chosen = choose_option(logprobs)
+    else:
+        chosen = option_in_text(answer.text, question.options)
+        if chosen is None and answer.likeliest:
+            chosen = choose_option(logprobs)
+    prediction = None if chosen is None else question.options[chosen]
+    return Scored({"accuracy": float(prediction in question.answers)}, prediction)
 
 
 def _some(references: Sequence[str]) -> Sequence[str]:
