@@ -19,7 +19,7 @@ from ragcache_workbench.evaluation.datasets.base import EvalDocument
 from ragcache_workbench.evaluation.datasets.metrics import k_recall
 from ragcache_workbench.evaluation.datasets.published import passage_documents
 from ragcache_workbench.evaluation.systems.corpus import document_embeddings, faiss_index
-from ragcache_workbench.evaluation.systems.langchain import LangChainRetriever, faiss_retriever
+from ragcache_workbench.evaluation.systems.langchain import faiss_retriever
 from tests.evaluation.world import Echo
 
 IDS = st.lists(st.sampled_from("abc"), min_size=1, max_size=6)
@@ -97,7 +97,7 @@ async def test_the_default_retriever(cache: dict[str, Any] | None) -> None:
     ]
     documents.insert(2, documents[0])
     index = faiss_index(document_embeddings(documents))
-    retriever: LangChainRetriever = faiss_retriever(documents, index, k=4, cache=cache)
+    retriever = faiss_retriever(documents, index, k=4, cache=cache)
     for _ in range(2):
         found = await retriever.retrieve("a red apple")
         assert Counter(document.id for document in found.documents) == Counter("aabc")

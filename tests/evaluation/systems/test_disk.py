@@ -19,8 +19,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.evaluation.datasets import load_dataset
 from ragcache_workbench.evaluation.settings import EvalSettings
 from ragcache_workbench.evaluation.systems import Builder
-from ragcache_workbench.evaluation.systems.corpus import faiss_index
-from ragcache_workbench.evaluation.systems.disk import INDEX, index_on_disk
+from ragcache_workbench.evaluation.systems.corpus import INDEX, faiss_index, index_on_disk
 from tests.support.room import room_for
 
 K = 10

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,25 +108,23 @@ def evaluate(
         MissingExtraError: A package that is needed is not installed.
         Exception: The retriever or the model raised it. The run can be resumed.
     """
-    runs = _until_done(
-        lambda: aevaluate_grid(
-            dataset,
-            {},
-            retriever=retriever,
-            model=model,
-            reference=reference,
-            random_weights=random_weights,
-            out=out,
-            prices=prices,
-            fresh=fresh,
-            checkpoint_seconds=checkpoint_seconds,
-            show_progress=show_progress,
-            label=label,
-            command=command,
-            **knobs,
-        )
+    (run,) = evaluate_grid(
+        dataset,
+        {},
+        retriever=retriever,
+        model=model,
+        reference=reference,
+        random_weights=random_weights,
+        out=out,
+        prices=prices,
+        fresh=fresh,
+        checkpoint_seconds=checkpoint_seconds,
+        show_progress=show_progress,
+        label=label,
+        command=command,
+        **knobs,
     )
-    return runs[0]
+    return run
 
 
 async def aevaluate(dataset: str | EvalDataset, **arguments: Any) -> EvalRun:
@@ -153,67 +151,33 @@ def evaluate_grid(
 
 
 async def aevaluate_grid(
-    dataset: str | EvalDataset,
-    sweep: Mapping[str, Sequence[Any]],
-    *,
-    retriever: Any = None,
-    model: Any = None,
-    reference: Any = None,
-    random_weights: bool | None = None,
-    out: str | Path = OUT,
-    prices: PriceTable | Mapping[str, float] | None = None,
-    fresh: bool = False,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    show_progress: bool = False,
-    label: str = "",
-    command: str = "",
-    **knobs: Any,
+    dataset: str | EvalDataset, sweep: Mapping[str, Sequence[Any]], **arguments: Any
 ) -> list[EvalRun]:
-    """Async version of :func:`evaluate_grid`; arguments as :func:`evaluate` has them."""
-    if isinstance(retriever, str):
-        knobs["retriever"], retriever = retriever, None
-    if isinstance(model, str | Path):
-        knobs["model"], model = str(model), None
+    """Async version of :func:`evaluate_grid`; arguments and errors as there."""
+    names = {argument.name for argument in fields(_Evaluation)}
+    own = {name: value for name, value in arguments.items() if name in names}
+    knobs = {name: value for name, value in arguments.items() if name not in names}
+    # A name is a setting; an object, or a function that makes one, is none.
+    for name, kinds in (("retriever", str), ("model", str | Path)):
+        if isinstance(own.get(name), kinds):
+            knobs[name] = str(own.pop(name))
     if isinstance(dataset, str):
         check_choice("dataset", dataset, list(DATASETS))
     else:
         check_dataset(dataset)
     name = dataset if isinstance(dataset, str) else dataset.name
     configurations = grid(EvalSettings(dataset=name).set(**knobs), sweep)
-    return await aevaluate_configurations(
-        dataset,
-        configurations,
-        [run_name(settings, sorted(sweep), label) for settings in configurations],
-        retriever=retriever,
-        model=model,
-        reference=reference,
-        random_weights=random_weights,
-        out=out,
-        prices=prices,
-        fresh=fresh,
-        checkpoint_seconds=checkpoint_seconds,
-        show_progress=show_progress,
-        label=label,
-        command=command,
-    )
+    folders = [
+        run_name(settings, sorted(sweep), own.get("label", "")) for settings in configurations
+    ]
+    return await aevaluate_configurations(dataset, configurations, folders, **own)
 
 
 async def aevaluate_configurations(
     dataset: str | EvalDataset,
     configurations: Sequence[EvalSettings],
     names: Sequence[str],
-    *,
-    retriever: Any = None,
-    model: Any = None,
-    reference: Any = None,
-    random_weights: bool | None = None,
-    out: str | Path = OUT,
-    prices: PriceTable | Mapping[str, float] | None = None,
-    fresh: bool = False,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    show_progress: bool = False,
-    label: str = "",
-    command: str = "",
+    **arguments: Any,
 ) -> list[EvalRun]:
     """Run configurations one after another, each as a run in a folder of ``out``.
 
@@ -221,51 +185,24 @@ async def aevaluate_configurations(
         dataset: As for :func:`evaluate`.
         configurations: The configurations, in their order.
         names: Names of their folders, as :func:`run_name` returns them.
-        retriever: A retriever, or a function that makes one; ``None`` for that of the settings.
-        model: A model, or a function that makes one; ``None`` for that of the settings.
-        reference: As for :func:`evaluate`, like all that follow.
-        random_weights: As there.
-        out: As there.
-        prices: As there.
-        fresh: As there.
-        checkpoint_seconds: As there.
-        show_progress: As there.
-        label: As there.
-        command: As there.
+        **arguments: As for :func:`evaluate`, without knobs; a retriever or a model is an object, or
+            a function that makes one.
 
     Raises:
         ConfigurationError: As for :func:`evaluate`; of all configurations before the first is run.
         MissingExtraError: As for :func:`evaluate`.
         Exception: As for :func:`evaluate`.
     """
-    check_number("checkpoint_seconds", checkpoint_seconds, 0, unit="seconds")
-    if isinstance(prices, Mapping):
-        prices = PriceTable.from_dict(prices)
-    builder = Builder(
-        dataset=None if isinstance(dataset, str) else dataset,
-        retriever=retriever,
-        model=model,
-        reference=reference,
-        random_weights=random_weights,
-        show_progress=show_progress,
-    )
+    evaluation = _Evaluation(dataset=dataset, **arguments)
+    builder = evaluation.builder
     try:
         for settings in configurations:
             builder.check(settings)
             if settings.synthesis is not None:
                 _check_synthesis(settings, await asyncio.to_thread(builder.dataset, settings))
-        evaluation = _Evaluation(
-            builder=builder,
-            environment=await asyncio.to_thread(describe_environment),
-            label=label,
-            command=command,
-            prices=prices,
-            fresh=fresh,
-            checkpoint_seconds=checkpoint_seconds,
-            show_progress=show_progress,
-        )
+        evaluation.environment = await asyncio.to_thread(describe_environment)
         return [
-            await evaluation.run(settings, Path(out) / name)
+            await evaluation.run(settings, Path(evaluation.out) / name)
             for settings, name in zip(configurations, names, strict=True)
         ]
     finally:
@@ -306,18 +243,36 @@ def digest_name(words: str, content: str) -> str:
     return "-".join([re.sub(r"[^\w.=+-]+", "_", words)[:NAME_LENGTH], digest])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Evaluation:
-    """What the runs of a call have in common."""
+    """What the runs of a call have in common: the arguments that :func:`evaluate` describes."""
 
-    builder: Builder
-    environment: dict[str, Any]
-    label: str
-    command: str
-    prices: PriceTable | None
-    fresh: bool
-    checkpoint_seconds: float
-    show_progress: bool
+    dataset: str | EvalDataset
+    retriever: Any = None
+    model: Any = None
+    reference: Any = None
+    random_weights: bool | None = None
+    out: str | Path = OUT
+    prices: PriceTable | Mapping[str, float] | None = None
+    fresh: bool = False
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    show_progress: bool = False
+    label: str = ""
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        check_number("checkpoint_seconds", self.checkpoint_seconds, 0, unit="seconds")
+        prices = self.prices
+        self.price_table = PriceTable.from_dict(prices) if isinstance(prices, Mapping) else prices
+        self.environment: dict[str, Any] = {}
+        self.builder = Builder(
+            dataset=None if isinstance(self.dataset, str) else self.dataset,
+            retriever=self.retriever,
+            model=self.model,
+            reference=self.reference,
+            random_weights=self.random_weights,
+            show_progress=self.show_progress,
+        )
 
     async def run(self, settings: EvalSettings, path: Path) -> EvalRun:
         plan = await asyncio.to_thread(self._plan, settings)
@@ -334,7 +289,7 @@ class _Evaluation:
                 environment = self.environment | {"command": self.command}
                 await asyncio.to_thread(directory.write_json, "environment.json", environment)
             done = directory.checkpoint.complete and (path / "summary.json").is_file()
-            if done and self.prices is None:
+            if done and self.price_table is None:
                 return await asyncio.to_thread(EvalRun.load, path)
             if not directory.checkpoint.complete:
                 await _warm_up(plan)
@@ -422,9 +377,9 @@ class _Evaluation:
             scores,
             directory.checkpoint,
             random_weights=plan.model.random_weights,
-            prices=self.prices,
+            prices=self.price_table,
         )
-        priced = {} if self.prices is None else {"prices": asdict(self.prices)}
+        priced = {} if self.price_table is None else {"prices": asdict(self.price_table)}
         directory.write_json("summary.json", summary | priced)
 
 

@@ -124,7 +124,7 @@ class EvalSettings:
             ``None`` for a flat index, which compares with all documents.
         store: Where the vectors are: in ``memory``, or on the ``disk``, from which every search
             reads them again
-            (:func:`~ragcache_workbench.evaluation.systems.disk.index_on_disk`).
+            (:func:`~ragcache_workbench.evaluation.systems.corpus.index_on_disk`).
         order: The documents' order in the prompt: ``relevance``, ``reverse``, ``cached_first`` or
             ``auto``.
         synthesis: How chunks become an answer: ``stuff``, ``map_reduce`` or ``map_rerank``

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,11 +17,12 @@ from ragcache_integrations.errors import ConfigurationError
 __all__ = [
     "CACHE_FACTS",
     "CURRENT",
-    "FrameworkRetriever",
-    "NoRetriever",
     "Noted",
     "Retrieved",
     "Retriever",
+    "check_retrievers",
+    "no_retriever",
+    "noting_embedding",
 ]
 
 
@@ -63,25 +65,41 @@ class Retrieved:
     noted: Noted = field(default_factory=Noted)
 
 
-class Retriever(ABC):
+class Retriever:
     """A retriever of either framework, with the state of its query cache.
 
     Args:
         name: A short name for reports.
+        search: Retrieves documents; what hooks do not find in :data:`CURRENT` is put into the
+            object that it is handed.
+        reference: Retrieves the documents of the store itself; ``None`` if unknown.
         cache: The retriever, if it has a query cache of ours; else ``None``.
     """
 
-    def __init__(self, name: str, cache: Any = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        search: Callable[[str, Noted], Awaitable[Sequence[PromptDocument]]],
+        reference: Callable[[str], Sequence[PromptDocument]] | None = None,
+        cache: Any = None,
+    ) -> None:
         self.name = name
+        self._search = search
+        self._reference = reference
         self._cache = cache
 
-    @abstractmethod
     async def retrieve(self, text: str) -> Retrieved:
         """Retrieve documents without blocking the event loop."""
+        noted = Noted()
+        with context_value(CURRENT, noted):
+            documents = await self._search(text, noted)
+        return Retrieved(tuple(documents), noted)
 
-    @abstractmethod
     def reference(self, text: str) -> list[str] | None:
         """Ids of the documents that the store itself returns; ``None`` if unknown."""
+        if self._reference is None:
+            return None
+        return [document.id for document in self._reference(text)]
 
     @property
     def has_state(self) -> bool:
@@ -104,63 +122,35 @@ class Retriever(ABC):
             self._cache.clear()
 
 
-class FrameworkRetriever(Retriever):
-    """What the adapters of both frameworks' retrievers have in common.
-
-    Args:
-        retriever: The retriever.
-        reference: Returns the documents of the store itself; ``None`` if unknown.
-        kind: The framework's class of retrievers.
-        cached: Our class of retrievers with a query cache.
-        expected: Describes ``kind``, for the message.
-
-    Raises:
-        ConfigurationError: ``retriever`` or ``reference`` is not of ``kind``.
-    """
-
-    def __init__(
-        self, retriever: Any, reference: Any, *, kind: type, cached: type, expected: str
-    ) -> None:
-        for part in (retriever, reference):
-            if part is not None and not isinstance(part, kind):
-                msg = f"retriever must be one of {expected}, got {type(part).__name__}"
-                raise ConfigurationError(msg)
-        cache = retriever if isinstance(retriever, cached) else None
-        super().__init__(type(retriever).__name__, cache)
-        self._retriever = retriever
-        self._reference = reference
-
-    @abstractmethod
-    async def _search(self, text: str, noted: Noted) -> Sequence[PromptDocument]:
-        """Retrieve documents; the query cache's facts go into ``noted``."""
-
-    @abstractmethod
-    def _search_reference(self, text: str) -> Sequence[PromptDocument]:
-        """Retrieve the documents of the store itself."""
-
-    async def retrieve(self, text: str) -> Retrieved:
-        """Retrieve documents without blocking the event loop."""
-        noted = Noted()
-        with context_value(CURRENT, noted):
-            documents = await self._search(text, noted)
-        return Retrieved(tuple(documents), noted)
-
-    def reference(self, text: str) -> list[str] | None:
-        """Ids of the documents that the store itself returns; ``None`` if unknown."""
-        if self._reference is None:
-            return None
-        return [document.id for document in self._search_reference(text)]
-
-
-class NoRetriever(Retriever):
+def no_retriever() -> Retriever:
     """Retrieves nothing: the model answers without documents."""
 
-    def __init__(self) -> None:
-        super().__init__("none")
+    async def search(_text: str, _noted: Noted) -> Sequence[PromptDocument]:
+        return ()
 
-    async def retrieve(self, text: str) -> Retrieved:  # noqa: ARG002 - the interface's
-        """Retrieve nothing."""
-        return Retrieved(())
+    return Retriever("none", search)
 
-    def reference(self, text: str) -> None:
-        """There is no store."""
+
+def check_retrievers(kind: type, expected: str, *retrievers: Any) -> None:
+    """Check that retrievers are those of a framework; ``None`` is one that is not there.
+
+    Raises:
+        ConfigurationError: One is not of ``kind``, which ``expected`` describes.
+    """
+    for part in retrievers:
+        if part is not None and not isinstance(part, kind):
+            msg = f"retriever must be one of {expected}, got {type(part).__name__}"
+            raise ConfigurationError(msg)
+
+
+@contextmanager
+def noting_embedding() -> Iterator[None]:
+    """Add the block's time to the record of the question that this context is answering, if any."""
+    begun = time.perf_counter()
+    try:
+        yield
+    finally:
+        noted = CURRENT.get()
+        if noted is not None:
+            seconds = time.perf_counter() - begun
+            noted.embedding_seconds = (noted.embedding_seconds or 0.0) + seconds

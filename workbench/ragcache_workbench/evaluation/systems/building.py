@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import json
 from collections.abc import Callable, Sequence
@@ -16,9 +17,8 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.evaluation.datasets import EvalDataset, EvalDocument, load_dataset
 from ragcache_workbench.evaluation.settings import EvalSettings
 
-from .base import NoRetriever, Retriever
-from .corpus import document_embeddings, faiss_index
-from .disk import index_on_disk
+from .base import Retriever, no_retriever
+from .corpus import document_embeddings, faiss_index, index_on_disk
 from .models import Model
 
 __all__ = ["Builder", "Making"]
@@ -103,12 +103,14 @@ class Builder:
     def retriever(self, settings: EvalSettings, documents: Sequence[EvalDocument]) -> Retriever:
         """Make a retriever of documents, with an empty query cache."""
         if settings.retriever == "none" and self._given_retriever is None:
-            return NoRetriever()
+            return no_retriever()
         if self._given_retriever is not None:
             made = self._given_retriever
             if is_making(made):
                 made = made(settings, documents)
-            return _adapted_retriever(made, self._reference, settings.k)
+            adapters = _adapters_of(made, "retriever")
+            adapted: Retriever = adapters.adapted_retriever(made, self._reference, settings.k)
+            return adapted
         if settings.k > len(documents):
             msg = f"k must be at most {len(documents)}, the documents, got {settings.k}"
             raise ConfigurationError(msg)
@@ -138,10 +140,11 @@ class Builder:
             return self._model[1]
         self.close()
         made = self._given_model(settings, documents) if making else self._given_model
-        if made is not None:
-            model = _adapted_model(made, self._random_weights)
-        else:
+        if made is None:
             model = _own_model(settings)
+        else:
+            adapted = _adapters_of(made, "model").adapted_model
+            model = adapted(made, random_weights=self._random_weights)
         self._model = key, model
         return model
 
@@ -168,46 +171,29 @@ def _model_knobs(settings: EvalSettings) -> set[str]:
 
 
 def _adapters(framework: str) -> ModuleType:
-    if framework == "langchain":
-        require("langchain_core", feature="framework='langchain'", extra="langchain")
-        from ragcache_workbench.evaluation.systems import langchain  # noqa: PLC0415 - a framework
-
-        return langchain
-    require("llama_index.core", feature="framework='llama_index'", extra="llama-index")
-    from ragcache_workbench.evaluation.systems import llama_index  # noqa: PLC0415 - a framework
-
-    return llama_index
+    package, extra = _FRAMEWORKS[framework]
+    require(package, feature=f"framework={framework!r}", extra=extra)
+    return importlib.import_module(f"{__package__}.{framework}")
 
 
-def _framework_of(part: Any, what: str) -> str:
+_FRAMEWORKS = {
+    "langchain": ("langchain_core", "langchain"),
+    "llama_index": ("llama_index.core", "llama-index"),
+}
+"""For each framework's adapters, the package that they need, and the extra that installs it."""
+
+
+def _adapters_of(part: Any, what: str) -> ModuleType:
     """Find out a part's framework by its classes, without importing the other framework."""
     roots = {kind.__module__.partition(".")[0] for kind in type(part).__mro__}
-    if "langchain_core" in roots:
-        return "langchain"
-    if "llama_index" in roots:
-        return "llama_index"
+    for framework, (package, _) in _FRAMEWORKS.items():
+        if package.partition(".")[0] in roots:
+            return _adapters(framework)
     msg = (
         f"{what} must be one of LangChain's or LlamaIndex's, or a function that makes one, "
         f"got {type(part).__name__}"
     )
     raise ConfigurationError(msg)
-
-
-def _adapted_retriever(part: Any, reference: Any, k: int) -> Retriever:
-    framework = _framework_of(part, "retriever")
-    adapters = _adapters(framework)
-    if framework == "langchain":
-        adapted: Retriever = adapters.LangChainRetriever(part, reference, k)
-        return adapted
-    other: Retriever = adapters.LlamaIndexRetriever(part, reference)
-    return other
-
-
-def _adapted_model(part: Any, random_weights: bool | None) -> Model:
-    framework = _framework_of(part, "model")
-    kind = "LangChainModel" if framework == "langchain" else "LlamaIndexModel"
-    adapted: Model = getattr(_adapters(framework), kind)(part, random_weights=random_weights)
-    return adapted
 
 
 def _own_model(settings: EvalSettings) -> Model:
@@ -217,5 +203,8 @@ def _own_model(settings: EvalSettings) -> Model:
     elif has_random_weights(settings.model):
         # Its weights are float32; so a cached answer equals one that was computed without a cache.
         knobs.setdefault("dtype", "float32")
-    model: Model = _adapters(settings.framework).default_model(model=settings.model, **knobs)
+    adapters = _adapters(settings.framework)
+    model: Model = adapters.adapted_model(
+        adapters.OWN_MODEL(model=settings.model, **knobs), owned=True
+    )
     return model

@@ -25,11 +25,12 @@ from ragcache_integrations.retrievers.cached.langchain.retriever import (
 )
 from ragcache_workbench.evaluation.datasets import EvalDocument
 
-from .base import CACHE_FACTS, FrameworkRetriever, Noted
+from .base import CACHE_FACTS, Noted, Retriever, check_retrievers, noting_embedding
 from .models import Model
-from .timed import noting_embedding
 
-__all__ = ["LangChainModel", "LangChainRetriever", "default_model", "faiss_retriever"]
+__all__ = ["OWN_MODEL", "adapted_model", "adapted_retriever", "faiss_retriever"]
+
+OWN_MODEL = ChatRAGCache
 
 
 class _TimedEmbeddings(MiniLMEmbeddings):
@@ -59,8 +60,10 @@ class _Hooks(AsyncCallbackHandler):
                 setattr(self._noted, fact, data[fact])
 
 
-class LangChainRetriever(FrameworkRetriever):
-    """Adapts a retriever, or any Runnable from a question to documents.
+def adapted_retriever(
+    retriever: Runnable[str, Any], reference: Runnable[str, Any] | None = None, k: int | None = None
+) -> Retriever:
+    """Adapt a retriever, or any Runnable from a question to documents.
 
     Args:
         retriever: The retriever.
@@ -71,72 +74,55 @@ class LangChainRetriever(FrameworkRetriever):
     Raises:
         ConfigurationError: ``retriever`` or ``reference`` is no Runnable.
     """
+    check_retrievers(Runnable, "LangChain's retrievers", retriever, reference)
+    cache = retriever if isinstance(retriever, ApproximateCacheRetriever) else None
+    store = reference
+    if reference is None and cache is not None:
+        store = _store_retriever(cache, k)
 
-    def __init__(
-        self,
-        retriever: Runnable[str, Any],
-        reference: Runnable[str, Any] | None = None,
-        k: int | None = None,
-    ) -> None:
-        super().__init__(
-            retriever,
-            reference,
-            kind=Runnable,
-            cached=ApproximateCacheRetriever,
-            expected="LangChain's retrievers",
-        )
-        self._reference = reference or self._store_retriever(k)
-
-    def _store_retriever(self, k: int | None) -> Runnable[str, Any] | None:
-        cache = self._cache
-        if not isinstance(cache, ApproximateCacheRetriever):
-            return None
-        if cache.vectorstore is not None:
-            arguments = {**cache.search_kwargs, **({"k": cache.k or k} if cache.k or k else {})}
-            return cache.vectorstore.as_retriever(search_kwargs=arguments)
-        inner = cache.retriever
-        return inner if isinstance(inner, Runnable) else None
-
-    @override
-    async def _search(self, text: str, noted: Noted) -> Sequence[PromptDocument]:
+    async def search(text: str, noted: Noted) -> Sequence[PromptDocument]:
         config = RunnableConfig(callbacks=[_Hooks(noted)])
-        return _documents(await self._retriever.ainvoke(text, config))
+        return _documents(await retriever.ainvoke(text, config))
 
-    @override
-    def _search_reference(self, text: str) -> Sequence[PromptDocument]:
-        return _documents(self._reference.invoke(text))
+    known = None if store is None else lambda text: _documents(store.invoke(text))
+    return Retriever(type(retriever).__name__, search, known, cache)
 
 
-class LangChainModel(Model):
-    """Adapts a chat model or an LLM.
+def _store_retriever(cache: ApproximateCacheRetriever, k: int | None) -> Runnable[str, Any] | None:
+    if cache.vectorstore is not None:
+        arguments = {**cache.search_kwargs, **({"k": cache.k or k} if cache.k or k else {})}
+        return cache.vectorstore.as_retriever(search_kwargs=arguments)
+    return cache.retriever if isinstance(cache.retriever, Runnable) else None
+
+
+def adapted_model(
+    model: Runnable[Any, Any], *, random_weights: bool | None = None, owned: bool = False
+) -> Model:
+    """Adapt a chat model or an LLM.
 
     Args:
         model: The model.
         random_weights: Whether its answers are noise; ``None`` to find out.
-        owned: Whether :meth:`close` closes it.
+        owned: Whether :meth:`Model.close` closes it.
 
     Raises:
         ConfigurationError: ``model`` is neither.
     """
-
-    def __init__(
-        self, model: Runnable[Any, Any], *, random_weights: bool | None = None, owned: bool = False
-    ) -> None:
-        asker_model = AskerModel(model)
-        super().__init__(
-            functools.partial(LangChainAsker, asker_model),
-            asker_model.own,
-            _name(asker_model.inner),
-            asker_model.fields,
-            random_weights=random_weights,
-            owned=owned,
-            whole_answers=isinstance(asker_model.inner, BaseLLM),
-        )
+    asker_model = AskerModel(model)
+    return Model(
+        functools.partial(LangChainAsker, asker_model),
+        asker_model.own,
+        _name(asker_model.inner),
+        asker_model.fields,
+        random_weights=random_weights,
+        owned=owned,
+        whole_answers=isinstance(asker_model.inner, BaseLLM),
+    )
 
 
 def faiss_retriever(
     documents: Sequence[EvalDocument], index: Any, *, k: int, cache: Mapping[str, Any] | None
-) -> LangChainRetriever:
+) -> Retriever:
     """The default retriever: FAISS with MiniLM embeddings.
 
     Args:
@@ -156,14 +142,8 @@ def faiss_retriever(
     store = FAISS(_TimedEmbeddings(), index, InMemoryDocstore(by_id), ids)
     plain = store.as_retriever(search_kwargs={"k": k})
     if cache is None:
-        return LangChainRetriever(plain, plain)
-    retriever = ApproximateCacheRetriever.from_vectorstore(store, k=k, **cache)
-    return LangChainRetriever(retriever, plain)
-
-
-def default_model(**knobs: Any) -> LangChainModel:
-    """Return the default model, a :class:`ChatRAGCache` with these arguments."""
-    return LangChainModel(ChatRAGCache(**knobs), owned=True)
+        return adapted_retriever(plain, plain)
+    return adapted_retriever(ApproximateCacheRetriever.from_vectorstore(store, k=k, **cache), plain)
 
 
 def _documents(output: Any) -> list[PromptDocument]:

@@ -31,11 +31,12 @@ from ragcache_integrations.retrievers.cached.llama_index.retriever import (
 )
 from ragcache_workbench.evaluation.datasets import EvalDocument
 
-from .base import CACHE_FACTS, CURRENT, FrameworkRetriever, Noted
+from .base import CACHE_FACTS, CURRENT, Noted, Retriever, check_retrievers, noting_embedding
 from .models import Model
-from .timed import noting_embedding
 
-__all__ = ["LlamaIndexModel", "LlamaIndexRetriever", "default_model", "faiss_retriever"]
+__all__ = ["OWN_MODEL", "adapted_model", "adapted_retriever", "faiss_retriever"]
+
+OWN_MODEL = RAGCacheLLM
 
 
 class _TimedEmbeddings(MiniLMEmbeddings):
@@ -72,8 +73,10 @@ class _Hooks(BaseEventHandler):
 instrument.get_dispatcher().add_event_handler(_Hooks())  # type: ignore[attr-defined]  # re-exported
 
 
-class LlamaIndexRetriever(FrameworkRetriever):
-    """Adapts a retriever.
+def adapted_retriever(
+    retriever: BaseRetriever, reference: BaseRetriever | None = None, _k: int | None = None
+) -> Retriever:
+    """Adapt a retriever.
 
     Args:
         retriever: The retriever.
@@ -82,55 +85,44 @@ class LlamaIndexRetriever(FrameworkRetriever):
     Raises:
         ConfigurationError: ``retriever`` or ``reference`` is no retriever.
     """
+    check_retrievers(BaseRetriever, "LlamaIndex's retrievers", retriever, reference)
 
-    def __init__(self, retriever: BaseRetriever, reference: BaseRetriever | None = None) -> None:
-        super().__init__(
-            retriever,
-            reference,
-            kind=BaseRetriever,
-            cached=ApproximateCacheRetriever,
-            expected="LlamaIndex's retrievers",
-        )
-
-    @override
-    async def _search(self, text: str, noted: Noted) -> Sequence[PromptDocument]:
+    async def search(text: str, _noted: Noted) -> Sequence[PromptDocument]:
         # The handler of this module finds the object in CURRENT.
-        return [_document(node) for node in await self._retriever.aretrieve(text)]
+        return [_document(node) for node in await retriever.aretrieve(text)]
 
-    @override
-    def _search_reference(self, text: str) -> Sequence[PromptDocument]:
-        return [_document(node) for node in self._reference.retrieve(text)]
+    def known(text: str) -> Sequence[PromptDocument]:
+        return [_document(node) for node in reference.retrieve(text)] if reference else []
+
+    cache = retriever if isinstance(retriever, ApproximateCacheRetriever) else None
+    return Retriever(type(retriever).__name__, search, known if reference else None, cache)
 
 
-class LlamaIndexModel(Model):
-    """Adapts an LLM.
+def adapted_model(model: LLM, *, random_weights: bool | None = None, owned: bool = False) -> Model:
+    """Adapt an LLM.
 
     Args:
         model: The LLM.
         random_weights: Whether its answers are noise; ``None`` to find out.
-        owned: Whether :meth:`close` closes it.
+        owned: Whether :meth:`Model.close` closes it.
 
     Raises:
         ConfigurationError: ``model`` is no LLM.
     """
-
-    def __init__(
-        self, model: LLM, *, random_weights: bool | None = None, owned: bool = False
-    ) -> None:
-        LlamaIndexAsker(model)  # raises an error if it is none
-        super().__init__(
-            functools.partial(LlamaIndexAsker, model),
-            model if isinstance(model, LLMKnobs) else None,
-            str(getattr(model, "model", type(model).__name__)),
-            type(model).model_fields,
-            random_weights=random_weights,
-            owned=owned,
-        )
+    LlamaIndexAsker(model)  # raises an error if it is none
+    return Model(
+        functools.partial(LlamaIndexAsker, model),
+        model if isinstance(model, LLMKnobs) else None,
+        str(getattr(model, "model", type(model).__name__)),
+        type(model).model_fields,
+        random_weights=random_weights,
+        owned=owned,
+    )
 
 
 def faiss_retriever(
     documents: Sequence[EvalDocument], index: Any, *, k: int, cache: Mapping[str, Any] | None
-) -> LlamaIndexRetriever:
+) -> Retriever:
     """The default retriever: FAISS with MiniLM embeddings.
 
     Args:
@@ -156,13 +148,8 @@ def faiss_retriever(
     )
     plain = store.as_retriever(similarity_top_k=k)
     if cache is None:
-        return LlamaIndexRetriever(plain, plain)
-    return LlamaIndexRetriever(ApproximateCacheRetriever.from_index(store, k=k, **cache), plain)
-
-
-def default_model(**knobs: Any) -> LlamaIndexModel:
-    """Return the default model, a :class:`RAGCacheLLM` with these arguments."""
-    return LlamaIndexModel(RAGCacheLLM(**knobs), owned=True)
+        return adapted_retriever(plain, plain)
+    return adapted_retriever(ApproximateCacheRetriever.from_index(store, k=k, **cache), plain)
 
 
 def _document(node: NodeWithScore) -> PromptDocument:
