@@ -22,8 +22,7 @@ from ragcache_workbench.evaluation.report.data import (
     Panel,
     Point,
 )
-from ragcache_workbench.evaluation.report.figures import Section, sections
-from ragcache_workbench.evaluation.report.images import png
+from ragcache_workbench.evaluation.report.figures import Section, sections, sweeps
 from ragcache_workbench.evaluation.report.labels import (
     differing_knobs,
     facts_of,
@@ -31,8 +30,7 @@ from ragcache_workbench.evaluation.report.labels import (
     label,
 )
 from ragcache_workbench.evaluation.report.measures import format_figure, main_quality, value_of
-from ragcache_workbench.evaluation.report.plots import drawn, drawn_bars
-from ragcache_workbench.evaluation.report.sweeps import sweeps
+from ragcache_workbench.evaluation.report.plots import bar_axis, drawn, png
 from ragcache_workbench.evaluation.report.tables import numbers_in_words
 from ragcache_workbench.evaluation.scores.scoring import MECHANICS_ONLY
 from ragcache_workbench.reports import PALETTE
@@ -325,10 +323,11 @@ def test_whatever_is_compared_is_on_the_plot(
     values: list[tuple[float, float, float]], *, log: bool
 ) -> None:
     bars = tuple(Bar("", sorted(ends)[1], min(ends), max(ends), "") for ends in values)
-    found = drawn_bars(Bars("title", "axis", bars, 1.0, log=log))
-    assert found.baseline is not None
-    for row in found.rows:
-        assert 0 <= row.low <= row.place <= row.high <= 100
+    axis = bar_axis(Bars("title", "axis", bars, 1.0, log=log))
+    assert axis.low <= 1.0 <= axis.high
+    for value, *ends in values:
+        low, middle, high = map(axis.place, sorted((value, *ends)))
+        assert 0 <= low <= middle <= high <= 100
 
 
 def test_pictures_of_everything_that_can_be_drawn() -> None:

@@ -187,7 +187,7 @@ def test_comparisons_are_those_of_compare(grid: list[EvalRun], page: Path) -> No
     text = HtmlPage(page.read_text()).text
     (section,) = sections(grid, numbers(grid))
     (compared,) = section.compared
-    assert compared.baseline is grid[0]
+    assert compared.figure.runs[0] is grid[0]
     found = {(one.other.name, one.metric): one for _, one in compared.rows}
     expected = [one for one in compare(grid) if (one.other.name, one.metric) in found]
     assert len(expected) == len(found) >= 5 * 6

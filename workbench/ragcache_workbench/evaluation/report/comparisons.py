@@ -29,13 +29,11 @@ class Compared:
     """Runs of the same questions.
 
     Attributes:
-        figure: The figure that compares them.
-        baseline: The run that the others are compared with.
+        figure: The figure that compares them, the baseline first.
         rows: Every comparison, with the other run's label.
     """
 
     figure: Figure
-    baseline: EvalRun
     rows: tuple[tuple[str, Comparison], ...]
 
 
@@ -87,7 +85,7 @@ def _compared(runs: list[EvalRun], numbers: dict[str, int]) -> Compared:
         tuple(runs),
     )
     rows = tuple((labels[str(comparison.other.path)], comparison) for comparison in all_comparisons)
-    return Compared(figure, baseline, rows)
+    return Compared(figure, rows)
 
 
 def _differences(name: str, members: Sequence[Comparison], labels: dict[str, str]) -> Bars:

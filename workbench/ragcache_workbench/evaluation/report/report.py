@@ -14,7 +14,6 @@ from ragcache_workbench.evaluation.scores import MECHANICS_ONLY
 from ragcache_workbench.reports import Tile, render_page
 
 from .figures import Section, sections
-from .images import png
 from .labels import differing_knobs, facts_of, in_order, labels_of
 from .measures import (
     format_figure,
@@ -22,7 +21,7 @@ from .measures import (
     measure,
     value_of,
 )
-from .plots import drawn, drawn_bars
+from .plots import bar_axis, drawn, png
 from .tables import (
     commands_of,
     comparison_table,
@@ -181,8 +180,8 @@ def _page(gathered: Gathered, numbers: dict[str, int], by_dataset: Sequence[Sect
         "evaluation/report/report.html.j2",
         commands=lambda members: commands_of(members, numbers),
         comparisons=comparison_table,
+        bar_axis=bar_axis,
         drawn=drawn,
-        drawn_bars=drawn_bars,
         kind=lambda plot: type(plot).__name__.lower(),
         in_words=lambda members: numbers_in_words(members, len(runs)),
         runs=runs,
