@@ -9,7 +9,7 @@ import inspect
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import Any, Final, Literal, Self, get_args
@@ -85,6 +85,43 @@ MAX_SWEEP = 1000
 
 SUMMARY_WORDS = 100
 """The most words of each summary of ``map_reduce`` where no other number is set."""
+
+
+_MOST = 2**53
+"""The largest whole number: a float holds each up to here."""
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value.strip():
+        msg = f"{name} must be a text that is not empty, got {value!r}"
+        raise ConfigurationError(msg)
+
+
+def _check_whole(name: str, value: object, low: int = 1, *, also: str = "") -> None:
+    check_int(name, check_int(name, value, low, also=also), low, _MOST)
+
+
+def _check_above_zero(name: str, value: object, high: float = math.inf, *, also: str) -> None:
+    check_number(name, value, 0, high, above=True, also=also)
+
+
+def _checked(check: Callable[..., object], *bounds: Any) -> dict[str, Any]:
+    """Metadata of a field: its check, which gets name, value and bounds."""
+    return {"check": check, "bounds": bounds}
+
+
+def _one_of(words: Any) -> dict[str, Any]:
+    """Metadata of a field that has one of the words of a ``Literal``."""
+    return _checked(check_choice, get_args(words))
+
+
+def _plain(value: Any) -> Any:
+    """Replace paths, NumPy's numbers and mappings by values that JSON has."""
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,45 +201,51 @@ class EvalSettings:
         ModelNotFoundError: ``model`` looks like a path and no model is there.
     """
 
-    dataset: str
-    data: str = BUNDLED
-    documents: str | None = None
-    sample: int | None = None
-    corpus: Corpus = "sample"
-    seed: int = 0
-    workload: str = "as_is"
-    length: int | None = None
-    variants: int = 4
-    rephrasing: Rephraser = "medium"
-    exponent: float = 0.8
-    rate: float | None = None
-    minutes: float | None = None
-    users: int = 1
-    framework: Framework = "langchain"
-    retriever: RetrieverKind = "cache"
-    k: int = 5
-    search_ratio: float | None = None
-    store: Store = "memory"
-    order: Order = "relevance"
-    synthesis: Synthesis | None = None
-    intermediate_length: int | None = None
-    method: Method | None = None
-    num_chunks: int | None = None
-    mode: Mode = "adaptive"
-    profiler: ProfilerKind = "llm"
-    latency_budget: float | None = None
-    golden_every: int | None = None
-    answer_once: bool = False
-    max_tokens: int | None = None
-    model: str | None = None
-    base_url: str | None = None
+    dataset: str = field(metadata=_checked(_check_text))
+    data: str = field(default=BUNDLED, metadata=_checked(_check_text))
+    documents: str | None = field(default=None, metadata=_checked(_check_text))
+    sample: int | None = field(default=None, metadata=_checked(_check_whole))
+    corpus: Corpus = field(default="sample", metadata=_one_of(Corpus))
+    seed: int = field(default=0, metadata=_checked(_check_whole, 0))
+    workload: str = field(default="as_is", metadata=_checked(lambda _, kind: check_workload(kind)))
+    length: int | None = field(default=None, metadata=_checked(_check_whole))
+    variants: int = field(default=4, metadata=_checked(_check_whole))
+    rephrasing: Rephraser = field(
+        default="medium", metadata=_checked(check_choice, (*KINDS, BY_MODEL))
+    )
+    exponent: float = field(default=0.8, metadata=_checked(check_number, 0))
+    rate: float | None = field(default=None, metadata=_checked(_check_above_zero))
+    minutes: float | None = field(default=None, metadata=_checked(_check_above_zero))
+    users: int = field(default=1, metadata=_checked(_check_whole))
+    framework: Framework = field(default="langchain", metadata=_one_of(Framework))
+    retriever: RetrieverKind = field(default="cache", metadata=_one_of(RetrieverKind))
+    k: int = field(default=5, metadata=_checked(_check_whole))
+    search_ratio: float | None = field(default=None, metadata=_checked(_check_above_zero, 1.0))
+    store: Store = field(default="memory", metadata=_one_of(Store))
+    order: Order = field(default="relevance", metadata=_one_of(Order))
+    synthesis: Synthesis | None = field(default=None, metadata=_one_of(Synthesis))
+    intermediate_length: int | None = field(default=None, metadata=_checked(_check_whole))
+    method: Method | None = field(default=None, metadata=_one_of(Method))
+    num_chunks: int | None = field(default=None, metadata=_checked(_check_whole))
+    mode: Mode = field(default="adaptive", metadata=_one_of(Mode))
+    profiler: ProfilerKind = field(default="llm", metadata=_one_of(ProfilerKind))
+    latency_budget: float | None = field(default=None, metadata=_checked(_check_above_zero))
+    golden_every: int | None = field(default=None, metadata=_checked(_check_whole))
+    answer_once: bool = field(default=False, metadata=_checked(check_flag))
+    max_tokens: int | None = field(default=None, metadata=_checked(_check_whole))
+    model: str | None = field(default=None, metadata=_checked(_check_text))
+    base_url: str | None = field(default=None, metadata=_checked(_check_text))
     cache: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._store_plain_values()
-        self._check_values()
-        self._check_texts()
+        for setting in fields(self):
+            name, value = setting.name, _plain(getattr(self, setting.name))
+            object.__setattr__(self, name, value)
+            check, optional = setting.metadata.get("check"), setting.default is None
+            if check is not None and not (optional and value is None):
+                also = {"also": "None"} if optional and check is not _check_text else {}
+                check(name, value, *setting.metadata["bounds"], **also)
         self._check_together()
         for name, known in (("cache", CACHE_KNOBS), ("engine", ENGINE_KNOBS)):
             unknown = sorted(set(getattr(self, name)) - set(known))
@@ -211,46 +254,6 @@ class EvalSettings:
         read_knobs({**self.cache, "k": self.k, "seed": self.seed})  # type: ignore[typeddict-item]  # names were checked
         if self.base_url is None:
             engine_settings(self.model, **self.engine)
-
-    def _store_plain_values(self) -> None:
-        """Replace paths and NumPy's numbers by values that JSON has."""
-        for name in ("data", "documents", "model"):
-            value = getattr(self, name)
-            if isinstance(value, PathLike):
-                object.__setattr__(self, name, fspath(value))
-        for name in (*_WHOLE, *_NUMBERS, "exponent"):
-            value = getattr(self, name)
-            if isinstance(value, np.generic):
-                object.__setattr__(self, name, value.item())
-        object.__setattr__(self, "cache", dict(self.cache))
-        object.__setattr__(self, "engine", dict(self.engine))
-
-    def _check_values(self) -> None:
-        for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            if value is not None or name not in _OPTIONAL:
-                check_choice(name, value, allowed)
-        for name, low in _WHOLE.items():
-            value, optional = getattr(self, name), name in _OPTIONAL
-            if value is not None or not optional:
-                number = check_int(name, value, low, also="None" if optional else "")
-                check_int(name, number, low, _MOST)
-        check_flag("answer_once", self.answer_once)
-        check_workload(self.workload)
-        check_number("exponent", self.exponent, 0)
-        for name, high in _NUMBERS.items():
-            value = getattr(self, name)
-            if value is not None:
-                check_number(name, value, 0, high, above=True, also="None")
-
-    def _check_texts(self) -> None:
-        for name in ("dataset", "data", "documents", "model", "base_url"):
-            value = getattr(self, name)
-            if value is None and name not in {"dataset", "data"}:
-                continue
-            if not isinstance(value, str) or not value.strip():
-                msg = f"{name} must be a text that is not empty, got {value!r}"
-                raise ConfigurationError(msg)
 
     def _check_together(self) -> None:
         adaptive = self.synthesis == "adaptive"
@@ -379,37 +382,6 @@ class EvalSettings:
         return cls(**content)
 
 
-_CHOICES: dict[str, Sequence[str]] = {
-    "corpus": get_args(Corpus),
-    "rephrasing": (*KINDS, BY_MODEL),
-    "framework": get_args(Framework),
-    "retriever": get_args(RetrieverKind),
-    "store": get_args(Store),
-    "order": get_args(Order),
-    "synthesis": get_args(Synthesis),
-    "method": get_args(Method),
-    "mode": get_args(Mode),
-    "profiler": get_args(ProfilerKind),
-}
-_MOST = 2**53
-"""The largest whole number: a float holds each up to here."""
-_WHOLE = {
-    "sample": 1,
-    "seed": 0,
-    "length": 1,
-    "variants": 1,
-    "users": 1,
-    "k": 1,
-    "intermediate_length": 1,
-    "num_chunks": 1,
-    "golden_every": 1,
-    "max_tokens": 1,
-}
-_OPTIONAL = {
-    *("synthesis", "method", "sample", "length"),
-    *("intermediate_length", "num_chunks", "golden_every", "max_tokens"),
-}
-_NUMBERS = {"rate": math.inf, "minutes": math.inf, "search_ratio": 1.0, "latency_budget": math.inf}
 _OWN = tuple(
     setting.name
     for setting in fields(EvalSettings)
