@@ -12,8 +12,8 @@ import pytest
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.evaluation.settings import EvalSettings
-from ragcache_workbench.evaluation.workloads import make_workload, query_logs
-from ragcache_workbench.evaluation.workloads.query_logs import query_ranks
+from ragcache_workbench.evaluation.workloads import make_workload, streams
+from ragcache_workbench.evaluation.workloads.streams import query_ranks
 
 TEXTS = tuple(f"question {number}?" for number in range(20))
 
@@ -114,9 +114,9 @@ def test_a_bad_record_is_named_with_its_line(tmp_path: Path, line: str, words: s
 
 def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "log.json", [record("a")] * 50)
-    monkeypatch.setattr(query_logs, "MOST_SEARCHES", 30)
+    monkeypatch.setattr(streams, "MOST_SEARCHES", 30)
     assert len(query_ranks(path, 9)) == 30
-    monkeypatch.setattr(query_logs, "LONGEST_LINE", 200)
+    monkeypatch.setattr(streams, "LONGEST_LINE", 200)
     write(path, [record("a" * 300)])
     with pytest.raises(ConfigurationError, match="at most 200 bytes"):
         query_ranks(path, 9)
@@ -127,7 +127,7 @@ def test_lines_that_are_no_searches_have_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes
 ) -> None:
     """A few packed bytes can hold any number of them."""
-    monkeypatch.setattr(query_logs, "MOST_LINES", 100)
+    monkeypatch.setattr(streams, "MOST_LINES", 100)
     path, search = tmp_path / "log.json.gz", b'{"Keywords": "a"}\n'
     path.write_bytes(gzip.compress(99 * line + search))
     assert query_ranks(path, 9) == [0]

@@ -151,7 +151,7 @@ class Answerer:
             RAGCacheError: The model failed.
         """
         if self._adaptive is not None:
-            return await _answered_adaptively(self._adaptive.astream(text, retrieve))
+            return await _timed(self._adaptive.astream(text, retrieve))
         documents = await retrieve(text, 0)
         if self._known is None:
             return await self._ask(question, text, documents)
@@ -189,7 +189,7 @@ class Answerer:
     ) -> Answered:
         if self._config is not None:
             pieces = astream_synthesis(self._asker, text, documents, self._config, self._synthesis)
-            answered = await _synthesised(pieces)
+            answered = await _timed(pieces)
             if self._config.method == "stuff" and answered.usage is not None:
                 answered.streamed_tokens = answered.usage.completion_tokens
             return answered
@@ -235,9 +235,10 @@ def _again(prompt: str, text: str, likeliest: Mapping[str, float]) -> Answered:
     )
 
 
-async def _answered_adaptively(
-    pieces: AsyncGenerator[Explanation | str | AdaptiveAnswer],
+async def _timed(
+    pieces: AsyncGenerator[Explanation | str | AdaptiveAnswer | Synthesised],
 ) -> Answered:
+    """Read the pieces of an answer of several calls, and measure when they come."""
     answered = Answered(time.perf_counter())
     async with aclosing(pieces) as stream:
         async for piece in stream:
@@ -250,25 +251,15 @@ async def _answered_adaptively(
             answered.ended = moment
             if answered.first is None:
                 answered.first = moment
-            if isinstance(piece, AdaptiveAnswer):
+            if isinstance(piece, Synthesised):
+                answered.text, answered.usage = piece.text, piece.usage
+            elif isinstance(piece, AdaptiveAnswer):
                 # Not when the explanation came: of ``gradual`` it comes after the first answer.
                 # At most the first token: the answer's end was a moment before it came here.
                 answered.called = min(answered.first, moment - piece.cost.synthesis_seconds)
                 usages = (piece.cost.usage, piece.cost.profile_usage)
                 answered.text = piece.text
                 answered.usage = add_usage([usage for usage in usages if usage is not None])
-    return answered
-
-
-async def _synthesised(pieces: AsyncGenerator[str | Synthesised]) -> Answered:
-    answered = Answered(time.perf_counter())
-    async with aclosing(pieces) as stream:
-        async for piece in stream:
-            answered.ended = time.perf_counter()
-            if answered.first is None:
-                answered.first = answered.ended
-            if isinstance(piece, Synthesised):
-                answered.text, answered.usage = piece.text, piece.usage
     return answered
 
 

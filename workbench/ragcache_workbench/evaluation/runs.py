@@ -6,16 +6,17 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, NotRequired, Self
 
 from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from ragcache_integrations.core.files import open_regular
 from ragcache_integrations.errors import ConfigurationError
 
-from .contents import check_contents
-from .records import Record, read_checkpoint, read_json_file, reason
+from .records import Number, Record, Whole, read_checkpoint, read_json_file, reason
 from .scores import (
     LATENCIES,
     MECHANICS_ONLY,
@@ -90,7 +91,7 @@ class EvalRun:
             read_json_file(path / f"{name}.json") for name in ("config", "summary", "environment")
         )
         try:
-            check_contents(config, summary, environment)
+            _check_contents(config, summary, environment)
             with open_regular(path / "scores.jsonl", links=False) as file:
                 lines = file.read().split(b"\n")
             scores = [_SCORES.validate_json(line, strict=True) for line in lines if line]
@@ -347,3 +348,90 @@ def throughputs(runs: Sequence[EvalRun], *, factor: float = 5.0) -> list[Through
         rate = throughput_under_limit(points, factor=factor)
         measured.append(Throughput(json.loads(key), tuple(points), factor * points[0][1], rate))
     return measured
+
+
+# What the JSON files of a run's folder hold, as far as a report reads them.
+
+Figures = dict[str, Number]
+
+
+class _Dataset(TypedDict):
+    name: str
+    title: str
+    source: str
+    questions: Whole
+    documents: Whole
+    of_documents: NotRequired[Whole]
+
+
+class _Workload(TypedDict):
+    questions: Whole
+    digest: str
+    refused: NotRequired[dict[str, Whole]]
+
+
+class _Config(TypedDict):
+    format: Literal[1]
+    label: NotRequired[str]
+    settings: dict[str, Any]
+    dataset: _Dataset
+    workload: _Workload
+    given: NotRequired[list[str]]
+    retriever: str
+    model: str
+    random_weights: bool
+
+
+class _Environment(TypedDict):
+    time: NotRequired[str]
+    command: NotRequired[str]
+    packages: NotRequired[dict[str, str]]
+
+
+class _Session(TypedDict):
+    started: str
+    before: Whole
+    environment: NotRequired[_Environment]
+
+
+class _Summary(TypedDict):
+    figures: Figures
+    quality: str | dict[str, Number | dict[str, Figures]]
+    configurations: NotRequired[dict[str, Whole]]
+    sessions: list[_Session]
+    breaks: list[Whole]
+
+
+class _Contents(TypedDict):
+    config: _Config
+    summary: _Summary
+    environment: _Environment
+
+
+@cache
+def _reader() -> TypeAdapter[_Contents]:
+    return TypeAdapter(_Contents)
+
+
+def _check_contents(config: Any, summary: Any, environment: Any) -> None:
+    """Check the content of ``config.json``, ``summary.json`` and ``environment.json``.
+
+    The folder may be damaged or somebody else's, so a run is read only if all is there that a
+    report reads.
+
+    Raises:
+        ValueError: Something that a report reads is missing, of another type or out of its range.
+    """
+    contents = {"config": config, "summary": summary, "environment": environment}
+    quality = _reader().validate_python(contents, strict=True)["summary"]["quality"]
+    wrong = quality != MECHANICS_ONLY
+    if isinstance(quality, dict):
+        means = {name: value for name, value in quality.items() if name != "by_group"}
+        groups = quality.get("by_group", {})
+        metrics = [set(group) for group in groups.values()] if isinstance(groups, dict) else [set()]
+        wrong = any(isinstance(value, dict) for value in means.values()) or any(
+            names != metrics[0] or not names for names in metrics
+        )
+    if wrong:
+        msg = "summary.quality: it must have metrics, and the same ones for each part of the data"
+        raise ValueError(msg)
