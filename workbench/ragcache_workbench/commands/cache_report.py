@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
 from ragcache_integrations.cli.options import add_json, check_file
+
+from .shared import present
 
 __all__ = ["add_cache_report"]
 
@@ -49,25 +49,10 @@ def add_cache_report(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 
 def _report(options: argparse.Namespace) -> None:
-    report = None
-    if options.report is not None:
-        report = check_file("--report", options.report)
-    from rich.console import Console  # noqa: PLC0415 - an extra
-
-    from ragcache_workbench.cache_report.console import show  # noqa: PLC0415 - an extra
+    report = None if options.report is None else check_file("--report", options.report)
     from ragcache_workbench.cache_report.run import (  # noqa: PLC0415 - no other command needs it
         report_on_log,
     )
 
-    console = Console()
     findings = report_on_log(options.log, options.error, show_progress=True)
-    show(findings, console)
-    if report is not None:
-        from ragcache_workbench.cache_report.report import (  # noqa: PLC0415 - an extra
-            write_report,
-        )
-
-        write_report(findings, report)
-        console.print(f"\nReport: {report}", highlight=False, soft_wrap=True)
-    if options.json:
-        sys.stdout.write(json.dumps(findings.as_dict()) + "\n")
+    present(findings, "cache_report", report, as_json=options.json)

@@ -18,6 +18,8 @@ from ragcache_workbench.demo.speculative import (
     run_speculative,
 )
 
+from .shared import present
+
 __all__ = ["add_demo"]
 
 QUICK_QUESTIONS = 4
@@ -85,18 +87,11 @@ def _demo(options: argparse.Namespace) -> None:
     report = check_file("--report", options.report)
     from rich.console import Console  # noqa: PLC0415 - an extra, and seconds to import
 
-    from ragcache_workbench.demo.console import show, show_conditions  # noqa: PLC0415 - slow
-    from ragcache_workbench.demo.report import write_report  # noqa: PLC0415 - slow
+    from ragcache_workbench.demo.console import show_conditions  # noqa: PLC0415 - slow
     from ragcache_workbench.demo.run import run_demo  # noqa: PLC0415 - slow
 
-    console = Console()
-    show_conditions(settings, console)
-    result = run_demo(settings)
-    show(result, console)
-    write_report(result, report)
-    console.print(f"\nReport: {report}", highlight=False, soft_wrap=True)
-    if options.json:
-        sys.stdout.write(json.dumps(result.as_dict()) + "\n")
+    show_conditions(settings, Console())
+    present(run_demo(settings), "demo", report, as_json=options.json)
 
 
 def _speculative(options: argparse.Namespace) -> None:

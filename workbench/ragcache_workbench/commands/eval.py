@@ -12,7 +12,7 @@ from typing import Any
 from ragcache_integrations.cli.options import add_json
 from ragcache_integrations.errors import ConfigurationError
 
-from .user_code import imported
+from .shared import imported
 
 __all__ = ["add_eval", "add_options", "read_options"]
 

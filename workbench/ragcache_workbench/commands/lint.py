@@ -30,7 +30,7 @@ from ragcache_integrations.prompts.lint import (
 from ragcache_integrations.prompts.provider_caches import PROVIDERS
 from ragcache_workbench.logs import read_requests, read_text
 
-from .user_code import imported
+from .shared import imported
 
 __all__ = ["add_lint"]
 

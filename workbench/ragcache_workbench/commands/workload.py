@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from ragcache_integrations.cli.options import at_least, check_file
 from ragcache_integrations.errors import ConfigurationError
+
+from .shared import present
 
 __all__ = ["add_workload"]
 
@@ -87,18 +87,12 @@ def _characterise(options: argparse.Namespace) -> None:
     if flags:
         msg = f"{' and '.join(flags)} would measure a model, which --workload does not"
         raise ConfigurationError(msg)
-    report = None
-    if options.report is not None:
-        report = check_file("--report", options.report)
-    from rich.console import Console  # noqa: PLC0415 - an extra
-
-    from ragcache_workbench.workload_report.console import show  # noqa: PLC0415 - an extra
+    report = None if options.report is None else check_file("--report", options.report)
     from ragcache_workbench.workload_report.run import (  # noqa: PLC0415 - not for measuring
         REQUESTS_PER_DAY,
         characterise_workload,
     )
 
-    console = Console()
     per_day = options.requests_per_day
     findings = characterise_workload(
         options.workload,
@@ -108,13 +102,4 @@ def _characterise(options: argparse.Namespace) -> None:
         requests_per_day=REQUESTS_PER_DAY if per_day is None else per_day,
         show_progress=True,
     )
-    show(findings, console)
-    if report is not None:
-        from ragcache_workbench.workload_report.report import (  # noqa: PLC0415 - an extra
-            write_report,
-        )
-
-        write_report(findings, report)
-        console.print(f"\nReport: {report}", highlight=False, soft_wrap=True)
-    if options.json:
-        sys.stdout.write(json.dumps(findings.as_dict()) + "\n")
+    present(findings, "workload_report", report, as_json=options.json)
