@@ -12,16 +12,11 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.evaluation.records.records import Pending, Record
 from ragcache_workbench.evaluation.scores.figures import (
     PriceTable,
-    cache_hit_rate,
-    certified_share,
-    cost,
     figures_of,
-    money_saved,
     read_prices,
     retrieval_latency,
     throughput_under_limit,
     tier_hit_rates,
-    tokens_saved,
 )
 
 
@@ -48,10 +43,11 @@ def test_hit_rates() -> None:
         record(hit=False),
         record(hit=True),
     ]
-    assert cache_hit_rate(records) == 0.75
-    assert certified_share(records) == pytest.approx(1 / 3)
-    assert cache_hit_rate([record()]) is None
-    assert certified_share([record(hit=False)]) is None
+    figures = figures_of(records, {}, {})
+    assert figures["cache_hit_rate"] == 0.75
+    assert figures["certified_share"] == pytest.approx(1 / 3)
+    assert "cache_hit_rate" not in figures_of([record()], {}, {})
+    assert "certified_share" not in figures_of([record(hit=False)], {}, {})
 
 
 def test_retrieval_latency_is_without_embedding_where_that_is_known() -> None:
@@ -106,12 +102,12 @@ def test_money() -> None:
     prices = PriceTable(input=1.0, cached_input=0.1, output=2.0, search=5.0)
     spent = (1000 * 1.0 + 200 * 1.0 + 800 * 0.1 + 20 * 2.0) / 1e6 + 1 * 5.0 / 1000
     full = (2000 * 1.0 + 20 * 2.0) / 1e6 + 2 * 5.0 / 1000
-    assert cost(RECORDS, prices) == pytest.approx(spent)
-    assert money_saved(RECORDS, prices) == pytest.approx(full - spent)
-    assert tokens_saved(RECORDS) == 800
-    assert cost([record()], prices) is None
-    assert money_saved([record()], prices) is None
-    assert tokens_saved([record()]) is None
+    figures = figures_of(RECORDS, {}, {}, prices)
+    assert figures["cost"] == pytest.approx(spent)
+    assert figures["money_saved"] == pytest.approx(full - spent)
+    assert figures["tokens_saved"] == 800
+    unknown = figures_of([record()], {}, {}, prices)
+    assert not {"cost", "money_saved", "tokens_saved"} & set(unknown)
 
 
 def test_prices_from_a_line_and_from_a_file(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from ragcache_integrations.adaptive import (
     AdaptiveAnswer,
@@ -74,6 +75,29 @@ class Answered:
     configuration: str = ""
     prompt: str = ""
     reused: bool = False
+
+    def facts(self, arrived: float) -> dict[str, Any]:
+        """Return what the record says of this answer, to a question that arrived at that moment."""
+        facts: dict[str, Any] = {
+            "answer": self.text,
+            "likeliest": self.likeliest,
+            "prompt": self.prompt,
+            "reused": self.reused,
+        }
+        if self.reused:
+            return facts
+        facts["configuration"] = self.configuration
+        facts["end_to_end_seconds"] = self.ended - arrived
+        if self.usage is not None:
+            facts["prompt_tokens"] = self.usage.prompt_tokens
+            facts["cached_tokens"] = self.usage.cached_tokens
+            facts["output_tokens"] = self.usage.completion_tokens
+        if self.first is not None:
+            facts["model_ttft_seconds"] = self.first - self.called
+            facts["ttft_seconds"] = self.first - arrived
+            if (tokens := self.streamed_tokens or 0) > 1:
+                facts["tpot_seconds"] = (self.ended - self.first) / (tokens - 1)
+        return facts
 
 
 def full_prompt(prompt: EvalPrompt, documents: Sequence[PromptDocument]) -> Prompt:

@@ -353,22 +353,24 @@ class _Evaluation:
         }
 
     def _finish(self, plan: Plan, directory: RunDirectory) -> None:
-        with tqdm(
-            desc="Scoring",
-            total=len(directory.records),
-            unit="question",
-            leave=False,
-            disable=not self.show_progress,
-        ) as bar:
-            scores = scores_of(
-                plan.dataset,
-                plan.questions,
-                directory.records,
-                k=plan.settings.k,
-                reference=plan.retriever.reference,
-                doubted=self.builder.has_reference,
-                done=bar.update,
+        scored = scores_of(
+            plan.dataset,
+            plan.questions,
+            directory.records,
+            k=plan.settings.k,
+            reference=plan.retriever.reference,
+            doubted=self.builder.has_reference,
+        )
+        scores = list(
+            tqdm(
+                scored,
+                desc="Scoring",
+                total=len(directory.records),
+                unit="question",
+                leave=False,
+                disable=not self.show_progress,
             )
+        )
         directory.write_json_lines("scores.jsonl", [asdict(score) for score in scores])
         summary = summarise(
             plan.dataset,

@@ -22,7 +22,7 @@ from ragcache_integrations.errors import GenerationTimeoutError, PromptTooLongEr
 from ragcache_integrations.knowledge_tree import TreeStats
 from ragcache_integrations.prompts.order import DocumentOrder
 
-from .asking import Answered, Answerer
+from .asking import Answerer
 from .datasets import EvalDataset, EvalDocument, EvalQuestion
 from .records import Checkpoint, Pending, Record, RunDirectory, now
 from .settings import EvalSettings
@@ -189,7 +189,19 @@ class Runner:
         except GenerationTimeoutError as failure:
             error = f"GenerationTimeoutError: {failure}"
         pending, paused = retrieved[0]
-        record = self._record(item, question, pending, answered, arrived, error, paused=paused)
+        record = Record(
+            number=item.number,
+            question=question.id,
+            text=item.text,
+            session=len(self._sessions),
+            sequence=pending.sequence,
+            documents=tuple(name for name, _ in pending.documents),
+            retrieval_seconds=pending.retrieval_seconds,
+            error=error,
+            disturbed=paused or item.number in self._broken,
+            **pending.noted,
+            **({} if answered is None else answered.facts(arrived)),
+        )
         # No await between these two: a checkpoint sees the question in one place or the other.
         del self._pending[item.number]
         self._directory.append(record)
@@ -217,58 +229,6 @@ class Runner:
             self._sequence += 1
             self._pending[item.number] = pending
         return pending, paused
-
-    def _record(
-        self,
-        item: WorkloadItem,
-        question: EvalQuestion,
-        pending: Pending,
-        answered: Answered | None,
-        arrived: float,
-        error: str,
-        *,
-        paused: bool,
-    ) -> Record:
-        times: dict[str, Any] = {}
-        if answered is not None and answered.reused:
-            times = {"answer": answered.text, "likeliest": answered.likeliest, "reused": True}
-        elif answered is not None:
-            usage = answered.usage
-            first = answered.first
-            times = {
-                "answer": answered.text,
-                "configuration": answered.configuration,
-                "likeliest": answered.likeliest,
-                "end_to_end_seconds": answered.ended - arrived,
-            }
-            if usage is not None:
-                times |= {
-                    "prompt_tokens": usage.prompt_tokens,
-                    "cached_tokens": usage.cached_tokens,
-                    "output_tokens": usage.completion_tokens,
-                }
-            if first is not None:
-                times |= {
-                    "model_ttft_seconds": first - answered.called,
-                    "ttft_seconds": first - arrived,
-                }
-                tokens = answered.streamed_tokens or 0
-                if tokens > 1:
-                    times["tpot_seconds"] = (answered.ended - first) / (tokens - 1)
-        return Record(
-            number=item.number,
-            question=question.id,
-            text=item.text,
-            prompt="" if answered is None else answered.prompt,
-            session=len(self._sessions),
-            sequence=pending.sequence,
-            documents=tuple(name for name, _ in pending.documents),
-            retrieval_seconds=pending.retrieval_seconds,
-            error=error,
-            disturbed=paused or item.number in self._broken,
-            **pending.noted,
-            **times,
-        )
 
     async def _checkpoint(self, *, complete: bool = False) -> None:
         self._checkpointing = True

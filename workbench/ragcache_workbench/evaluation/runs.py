@@ -290,17 +290,16 @@ def series(run: EvalRun, metric: str) -> list[float | None]:
         latency = LATENCIES[metric]
         times = [None if record.disturbed else latency(record) for record in run.records]
         return [None if seconds is None else 1000 * seconds for seconds in times]
-    of_record: dict[str, Callable[[Record], float | None]] = {
-        "cache_hit_rate": lambda record: None if record.hit is None else float(record.hit),
-        "cached_tokens": lambda record: record.cached_tokens,
-    }
-    if metric in of_record:
-        return [of_record[metric](record) for record in run.records]
-    if metric == "k_recall":
-        return [score.recall for score in run.scores]
-    if metric == "gold_recall":
-        return [score.gold_recall for score in run.scores]
-    return [score.scores.get(metric) for score in run.scores]
+    value = _SERIES.get(metric, lambda _, score: score.scores.get(metric))
+    return [value(*each) for each in zip(run.records, run.scores, strict=True)]
+
+
+_SERIES: dict[str, Callable[[Record, Score], float | None]] = {
+    "cache_hit_rate": lambda record, _: None if record.hit is None else float(record.hit),
+    "cached_tokens": lambda record, _: record.cached_tokens,
+    "k_recall": lambda _, score: score.recall,
+    "gold_recall": lambda _, score: score.gold_recall,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from .published import (
     Published,
     PublishedDataset,
     bundled_rows,
-    passage_documents,
     passages_in,
     sample_passages,
     texts_of,
@@ -91,7 +90,7 @@ class MMLU(PublishedDataset):
                     number += 1
         path = content.path
         source = content.source if path is None else f"{path.absolute().parent.name}/*_test.csv"
-        chosen = cls.documents_beside(path, Passages(cls.name), documents)
+        chosen = cls._documents(documents, path, Passages(cls.name))
         return cls(questions, chosen, source, examples)
 
     @classmethod
@@ -101,11 +100,7 @@ class MMLU(PublishedDataset):
 
     @classmethod
     @override
-    def documents_beside(
-        cls, path: Path | None, passages: Passages, documents: Path | None
-    ) -> Sequence[EvalDocument]:
-        if documents is not None:
-            return passage_documents(documents)
+    def documents_beside(cls, path: Path | None) -> Sequence[EvalDocument]:
         beside = None if path is None else passages_in(path.parent.parent / "nq")
         return sample_passages() if beside is None else beside
 

@@ -37,7 +37,6 @@ from .published import (
     answering,
     bundled_rows,
     chunked,
-    passage_documents,
     passages_in,
     sample_passages,
     some_texts,
@@ -118,11 +117,7 @@ class NaturalQuestions(PublishedDataset):
 
     @classmethod
     @override
-    def documents_beside(
-        cls, path: Path | None, passages: Passages, documents: Path | None
-    ) -> Sequence[EvalDocument]:
-        if documents is not None:
-            return passage_documents(documents)
+    def documents_beside(cls, path: Path | None) -> Sequence[EvalDocument]:
         if path is None:
             return sample_passages()
         beside = passages_in(path.parent)

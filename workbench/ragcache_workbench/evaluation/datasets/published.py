@@ -187,8 +187,8 @@ class PublishedDataset(EvalDataset):
             with reading(content.source, cls.published.expected):
                 questions += cls.questions_of(content, passages)
             contents.append(content)
-        chosen = cls.documents_beside(contents[0].path, passages, documents)
-        return cls(questions, chosen, ", ".join(content.source for content in contents))
+        source = ", ".join(content.source for content in contents)
+        return cls(questions, cls._documents(documents, contents[0].path, passages), source)
 
     @classmethod
     @abstractmethod
@@ -200,18 +200,23 @@ class PublishedDataset(EvalDataset):
         """
 
     @classmethod
-    def documents_beside(
-        cls, path: Path | None, passages: Passages, documents: Path | None
+    def _documents(
+        cls, documents: Path | None, path: Path | None, passages: Passages
     ) -> Sequence[EvalDocument]:
-        """Return the documents to retrieve from.
+        """Return the user's own documents, else those that belong to the file of the questions."""
+        if documents is not None:
+            return passage_documents(documents)
+        return passages.documents or cls.documents_beside(path)
+
+    @classmethod
+    def documents_beside(cls, path: Path | None) -> Sequence[EvalDocument]:
+        """Return the documents where none came with the questions.
 
         Args:
             path: The file of the questions; ``None`` for the bundled sample and the hub.
-            passages: What came with the questions.
-            documents: The user's own, as for :meth:`load`.
         """
         del path
-        return passages.documents if documents is None else passage_documents(documents)
+        return ()
 
     @override
     def score(self, question: EvalQuestion, answer: Answer) -> Scored:

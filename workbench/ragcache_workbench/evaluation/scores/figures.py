@@ -18,38 +18,15 @@ __all__ = [
     "LATENCIES",
     "PriceTable",
     "all_asked",
-    "cache_hit_rate",
-    "certified_share",
-    "cost",
     "figures_of",
-    "money_saved",
     "read_prices",
     "retrieval_latency",
     "throughput_under_limit",
     "tier_hit_rates",
-    "tokens_saved",
 ]
 
 SLO_FACTOR = 5.0
 MILLION = 1_000_000
-
-
-def cache_hit_rate(records: Sequence[Record]) -> float | None:
-    """Share of the questions that the query cache answered (Proximity §4.2.4).
-
-    Returns:
-        ``None`` if there is no query cache.
-    """
-    return _mean([record.hit for record in records if record.hit is not None])
-
-
-def certified_share(records: Sequence[Record]) -> float | None:
-    """Share of the query cache's answers that are proven to be the store's own.
-
-    Returns:
-        ``None`` without a hit.
-    """
-    return _mean([(record.recall_bound or 0.0) >= 1 for record in records if record.hit])
 
 
 def retrieval_latency(record: Record) -> float | None:
@@ -58,15 +35,6 @@ def retrieval_latency(record: Record) -> float | None:
     The time to embed the question is subtracted if it is known (Proximity §4.2.4).
     """
     return max(0.0, record.retrieval_seconds - (record.embedding_seconds or 0.0))
-
-
-def tokens_saved(records: Sequence[Record]) -> int | None:
-    """Prompt tokens whose KV cache was reused.
-
-    Returns:
-        ``None`` if the model does not report them, or was not asked every question.
-    """
-    return _total(record.cached_tokens for record in all_asked(records))
 
 
 def tier_hit_rates(counts: Mapping[str, int]) -> dict[str, float]:
@@ -187,22 +155,12 @@ def read_prices(text: str) -> PriceTable:
         raise ConfigurationError(msg) from error
 
 
-def cost(records: Sequence[Record], prices: PriceTable) -> float | None:
-    """Cost of the questions.
+def _cost(records: Sequence[Record], prices: PriceTable, *, cached: bool) -> float | None:
+    """Cost of the questions; without caches that of every search, and of every token in full.
 
     Returns:
         ``None`` if the model does not report its tokens, or was not asked every question.
     """
-    return _cost(records, prices, cached=True)
-
-
-def money_saved(records: Sequence[Record], prices: PriceTable) -> float | None:
-    """Additional cost of the questions without caches: every search, and every token in full."""
-    spent, full = _cost(records, prices, cached=True), _cost(records, prices, cached=False)
-    return None if spent is None or full is None else full - spent
-
-
-def _cost(records: Sequence[Record], prices: PriceTable, *, cached: bool) -> float | None:
     known = [record for record in all_asked(records) if record.prompt_tokens is not None]
     if not known:
         return None
@@ -241,9 +199,13 @@ def figures_of(
 
     Returns:
         The figures by name. Times are in milliseconds, as ``NAME_ms_mean``, ``_median`` and
-        ``_p99``, without disturbed records. ``k_recall`` is over all questions, ``hit_k_recall``
-        over those that the query cache answered. Tokens and times of answers are left out if the
-        model was not asked every question: those that it was asked are no sample of them.
+        ``_p99``, without disturbed records. ``cache_hit_rate`` is the share of the questions that
+        the query cache answered (Proximity §4.2.4), ``certified_share`` the share of these answers
+        that are proven to be the store's own. ``k_recall`` is over all questions, ``hit_k_recall``
+        over those that the query cache answered. ``tokens_saved`` are the prompt tokens whose KV
+        cache was reused, ``money_saved`` is what the questions would cost more without caches.
+        Tokens and times of answers are left out if the model was not asked every question: those
+        that it was asked are no sample of them.
     """
     hits = [record.number for record in records if record.hit]
     asked = all_asked(records)
@@ -251,15 +213,17 @@ def figures_of(
         "questions": len(records),
         "errors": sum(bool(record.error) for record in records),
         "disturbed": sum(record.disturbed for record in records),
-        "cache_hit_rate": cache_hit_rate(records),
+        "cache_hit_rate": _mean([record.hit for record in records if record.hit is not None]),
         "cache_hits": len(hits) if any(record.hit is not None for record in records) else None,
-        "certified_share": certified_share(records),
+        "certified_share": _mean(
+            [(record.recall_bound or 0.0) >= 1 for record in records if record.hit]
+        ),
         # A mean over misses alone, which are always right, would be no mean over all questions.
         "k_recall": _mean(list(recalls.values())) if set(hits) <= set(recalls) else None,
         "hit_k_recall": _mean([recalls[hit] for hit in hits if hit in recalls]),
         "prompt_tokens": _total(record.prompt_tokens for record in asked),
         "output_tokens": _total(record.output_tokens for record in asked),
-        "tokens_saved": tokens_saved(records),
+        "tokens_saved": _total(record.cached_tokens for record in asked),
     }
     for name, latency in LATENCIES.items():
         timed = records if name == "retrieval" else asked
@@ -271,7 +235,9 @@ def figures_of(
             figures[f"{name}_ms_p99"] = float(np.percentile(known, 99))
     figures |= tier_hit_rates(counts) if asked else {}
     if prices is not None:
-        figures |= {"cost": cost(records, prices), "money_saved": money_saved(records, prices)}
+        spent, full = (_cost(records, prices, cached=cached) for cached in (True, False))
+        figures["cost"] = spent
+        figures["money_saved"] = None if spent is None or full is None else full - spent
     return {name: value for name, value in figures.items() if value is not None}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ragcache_workbench.evaluation.datasets import (
@@ -21,7 +21,7 @@ from ragcache_workbench.evaluation.records import Checkpoint, Number, Record, Sh
 
 from .figures import PriceTable, figures_of
 
-__all__ = ["MECHANICS_ONLY", "Score", "score_record", "scores_of", "summarise"]
+__all__ = ["MECHANICS_ONLY", "Score", "scores_of", "summarise"]
 
 MECHANICS_ONLY = "mechanics only"
 """Replaces the quality of a model with random weights."""
@@ -51,40 +51,6 @@ class Score:
     gold_recall: Share | None = None
 
 
-def score_record(
-    dataset: EvalDataset,
-    question: EvalQuestion,
-    record: Record,
-    *,
-    k: int,
-    nearest: Sequence[str] | None,
-) -> Score:
-    """Score one answer.
-
-    Args:
-        dataset: The data set, which scores answers.
-        question: The question.
-        record: Its record.
-        k: Number of documents per question.
-        nearest: Ids of the documents that the store itself returns; ``None`` if unknown.
-    """
-    scored = (
-        Scored(dict.fromkeys(dataset.metrics, 0.0))
-        if record.error
-        else checked_score(dataset, question, Answer(record.answer, record.likeliest))
-    )
-    gold = set(question.gold_documents)
-    return Score(
-        number=record.number,
-        question=question.id,
-        group=question.group,
-        scores=scored.scores,
-        prediction=scored.prediction,
-        recall=k_recall(record.documents, nearest, k) if nearest else None,
-        gold_recall=len(gold & set(record.documents)) / len(gold) if gold else None,
-    )
-
-
 def scores_of(
     dataset: EvalDataset,
     questions: Sequence[EvalQuestion],
@@ -93,8 +59,7 @@ def scores_of(
     k: int,
     reference: Callable[[str], list[str] | None],
     doubted: bool = False,
-    done: Callable[[], object] = lambda: None,
-) -> list[Score]:
+) -> Iterator[Score]:
     """Score all answers, in the order of the stream.
 
     Documents that were retrieved without a query cache, or on a miss, are the store's own. So only
@@ -108,21 +73,27 @@ def scores_of(
         k: Number of documents per question.
         reference: Returns the ids of the documents that the store itself returns.
         doubted: Whether the user passed a reference for a retriever.
-        done: Called after every record.
     """
     by_id = {question.id: question for question in questions}
     known = {document.id for document in dataset.documents}
-    scores = []
     for record in sorted(records, key=lambda record: record.number):
         question = by_id[record.question]
         compared = record.hit or (record.hit is None and doubted)
         nearest = reference(record.text) if compared else list(record.documents[:k])
-        score = score_record(dataset, question, record, k=k, nearest=nearest)
-        if not set(question.gold_documents) <= known or not record.documents:
-            score = replace(score, gold_recall=None)  # it could not have been retrieved
-        scores.append(score)
-        done()
-    return scores
+        scored = Scored(dict.fromkeys(dataset.metrics, 0.0))  # of an answer that failed
+        if not record.error:
+            scored = checked_score(dataset, question, Answer(record.answer, record.likeliest))
+        gold, retrieved = set(question.gold_documents), set(record.documents)
+        retrievable = gold and gold <= known and retrieved
+        yield Score(
+            number=record.number,
+            question=question.id,
+            group=question.group,
+            scores=scored.scores,
+            prediction=scored.prediction,
+            recall=k_recall(record.documents, nearest, k) if nearest else None,
+            gold_recall=len(gold & retrieved) / len(gold) if retrievable else None,
+        )
 
 
 def summarise(
