@@ -3,7 +3,7 @@
 Both live at once and answer in turns, the order alternating, so that a drifting machine hits both.
 A turn is several questions long, and ours waits until stock vLLM's worker, which spins for a second
 after its last request, has gone to sleep.
-Stock vLLM is ``AsyncLLM`` as it comes (``ragcache_integrations/engine/measurements/stock.py``).
+Stock vLLM is ``AsyncLLM`` as it comes (``ragcache_workbench/demo/engines.py``).
 Prompts are questions over retrieved passages with Zipf popularity, so that some find their prefix
 cached.
 
@@ -25,9 +25,9 @@ import parts  # noqa: F401 - says which model computes
 
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine import Message, Prompt, PromptDocument, RAGCacheEngine
-from ragcache_integrations.engine.measurements import StockEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.resources import load_passages, load_questions
+from ragcache_workbench.demo.engines import StockEngine
 from ragcache_workbench.evaluation.scores.intervals import bootstrap_interval
 from ragcache_workbench.simulation.traces import zipf_ranks
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.engine import Message, Prompt, RAGCacheEngine, SamplingOptions
-from ragcache_integrations.engine.measurements import StockChunk
 from ragcache_integrations.resources import load_questions
 from ragcache_workbench.demo.corpus import Corpus
+from ragcache_workbench.demo.engines import StockChunk
 from ragcache_workbench.demo.langchain import TimedEmbeddings as LangChainEmbeddings
 from ragcache_workbench.demo.langchain import langchain_apps
 from ragcache_workbench.demo.llama_index import TimedEmbeddings as LlamaIndexEmbeddings

@@ -21,7 +21,6 @@ from langchain_core.runnables import Runnable, RunnablePassthrough
 from typing_extensions import override
 
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.measurements import StockEngine
 from ragcache_integrations.langchain import (
     QUERY_CACHE_EVENT,
     ApproximateCacheRetriever,
@@ -30,6 +29,7 @@ from ragcache_integrations.langchain import (
 )
 
 from .corpus import Corpus, passage_text
+from .engines import StockEngine
 from .measures import Moments, Observation
 from .prompts import SYSTEM, user_text
 from .settings import DemoSettings

@@ -42,7 +42,6 @@ from pydantic import PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.measurements import StockEngine
 from ragcache_integrations.llama_index import (
     ApproximateCacheRetriever,
     MiniLMEmbeddings,
@@ -51,6 +50,7 @@ from ragcache_integrations.llama_index import (
 )
 
 from .corpus import Corpus, passage_text
+from .engines import StockEngine
 from .measures import Moments, Observation
 from .prompts import SYSTEM, user_text
 from .settings import DemoSettings

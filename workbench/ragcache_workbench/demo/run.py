@@ -25,13 +25,12 @@ from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.interrupts import remove_when_ended
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.arguments import bundled_dtype
-from ragcache_integrations.engine.measurements import StockEngine
 from ragcache_integrations.engine.tiny_model import default_model_path, has_random_weights
 from ragcache_integrations.errors import EngineStartError
 from ragcache_integrations.resources import Passage, Question, load_questions
 
 from .corpus import Corpus, passage_text
-from .engines import preset
+from .engines import StockEngine, preset
 from .measures import App, Figures, Observation, figures, ttft_ratio
 from .quality import BLOCKS, WAYS, Quality, answer_quality, block_quality, documents_of
 from .quiet import quiet_start

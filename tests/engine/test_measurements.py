@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
-from ragcache_integrations.engine.measurements import measure_prefill
-from ragcache_integrations.engine.measurements.profiling import (
+from ragcache_integrations.engine.measurements import (
     _Bench,
     _completed,
     _doublings,
     _grid,
+    measure_prefill,
 )
 from ragcache_integrations.errors import ConfigurationError, EngineError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, PrefillFormula
