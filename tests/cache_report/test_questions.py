@@ -15,9 +15,10 @@ from ragcache_workbench.cache_report.questions import (
     MAX_DOCUMENTS,
     MAX_QUESTION,
     LoggedQuestion,
-    QuestionLog,
+    questions_of,
     read_questions,
 )
+from ragcache_workbench.logs import Log
 from tests.prompts.lint.test_files import FORMS
 
 ENTRY = {"question": "who?", "answer": "The Homer."}
@@ -25,10 +26,10 @@ ASKED = [{"role": "user", "content": "Hello"}]
 
 
 def read(entry: object) -> LoggedQuestion:
-    log = QuestionLog()
+    log = Log(questions_of)
     log.add(entry, "line 1")
     assert log.remarks == []
-    return log.questions[0]
+    return log[0]
 
 
 def written(path: Path, entries: list[Any]) -> Path:
@@ -98,10 +99,10 @@ def test_times_are_in_utc(time: object) -> None:
     ],
 )
 def test_a_bad_line_is_skipped_and_counted(entry: object, reason: str) -> None:
-    log = QuestionLog()
+    log = Log(questions_of)
     log.add(entry, "line 1")
 
-    assert log.questions == []
+    assert list(log) == []
     assert log.skipped == 1
     assert log.remarks[0].startswith("line 1")
     assert log.remarks[0].count("line 1") == 1
@@ -110,7 +111,7 @@ def test_a_bad_line_is_skipped_and_counted(entry: object, reason: str) -> None:
 
 @pytest.mark.parametrize("form", [form for form in FORMS if "token" not in form])
 def test_forms_that_the_linter_reads_are_questions(form: str, tmp_path: Path) -> None:
-    questions = read_questions(written(tmp_path / "log.jsonl", [FORMS[form]] * 40)).questions
+    questions = read_questions(written(tmp_path / "log.jsonl", [FORMS[form]] * 40))
 
     assert questions
     assert all(question.text for question in questions)
@@ -186,9 +187,9 @@ def test_what_a_request_holds_before_the_question_is_its_scope() -> None:
 def test_questions_are_in_the_order_of_their_times_if_all_have_one(tmp_path: Path) -> None:
     entries = [{"question": f"q{number}", "time": 100 - number} for number in range(40)]
     path = written(tmp_path / "log.jsonl", entries)
-    assert read_questions(path).questions[0].text == "q39"
+    assert read_questions(path)[0].text == "q39"
     path = written(tmp_path / "other.jsonl", [*entries, {"question": "x"}])
-    assert read_questions(path).questions[0].text == "q0"
+    assert read_questions(path)[0].text == "q0"
 
 
 def test_a_damaged_and_compressed_file_is_read(tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_a_damaged_and_compressed_file_is_read(tmp_path: Path) -> None:
 
     assert len(log) >= 40
     assert log.skipped >= 1
-    assert log.questions[0].text == "q0 \ufffd"
+    assert log[0].text == "q0 \ufffd"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.cache_report.questions import QuestionLog, read_questions
+from ragcache_workbench.cache_report.questions import questions_of, read_questions
+from ragcache_workbench.logs import Log
 from tests.support.sizes import examples
 
 from .bounds import bounded
@@ -39,10 +40,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @examples(300)
 def test_any_json_is_a_question_or_skipped(value: Any, name: str) -> None:
     for entry in (value, ENTRY | {name: value}, {"question": value}, {"input": "x", name: value}):
-        log = QuestionLog()
+        log = Log(questions_of)
         log.add(entry, "line 1")
-        assert log.questions or log.skipped
-        for question in log.questions:
+        assert log or log.skipped
+        for question in log:
             assert question.text.encode()
             assert question.tenant.encode() is not None
             hash(question)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.lint import requests as lint_requests
 from ragcache_integrations.prompts.lint.jinja import jinja_pieces
 from ragcache_integrations.prompts.lint.lint import lint_prompt
 from ragcache_integrations.prompts.lint.mustache import mustache_pieces
-from ragcache_integrations.prompts.lint.requests import recorded_requests
 from ragcache_integrations.prompts.lint.templates import Template, TemplateVariable, pieces_of
 from ragcache_workbench.logs import read_requests
+from ragcache_workbench.logs import requests as lint_requests
+from ragcache_workbench.logs.requests import recorded_requests
 from tests.prompts.lint.test_files import FORMS
 from tests.support.sizes import examples
 

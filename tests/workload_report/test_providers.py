@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts import PROVIDERS
-from ragcache_integrations.prompts.lint import provider_cost
-from ragcache_integrations.prompts.lint.requests import RecordedRequest
+from ragcache_integrations.prompts.provider_caches import provider_cost
+from ragcache_workbench.logs.requests import RecordedRequest
 from ragcache_workbench.simulation import Trace, TraceRequest
 from ragcache_workbench.workload_report.providers import ProviderShare, provider_shares
 

@@ -1,30 +1,29 @@
-"""The prompt linter: its rules, and the files and logs that it reads."""
+"""The prompt linter: its rules, and the templates that it reads."""
 
 from .jinja import jinja_pieces
-from .lint import Finding, lint_prompt
+from .lint import lint_prompt
 from .mustache import mustache_pieces
-from .providers import ProviderCost, provider_cost
-from .requests import RecordedRequest, RequestLog, export_entries, recorded_requests
-from .rules import MIN_TOKENS, LintReport
+from .rules import MIN_TOKENS, REMEDIES, Finding, LintReport, Matter, Stretch, break_findings
 from .templates import Template, TemplatePiece, pieces_of
-from .tokens import CountTokens, approximate_tokens
+from .tokens import CountTokens, approximate_tokens, common_length, excerpt, printable
 
 __all__ = [
     "MIN_TOKENS",
+    "REMEDIES",
     "CountTokens",
     "Finding",
     "LintReport",
-    "ProviderCost",
-    "RecordedRequest",
-    "RequestLog",
+    "Matter",
+    "Stretch",
     "Template",
     "TemplatePiece",
     "approximate_tokens",
-    "export_entries",
+    "break_findings",
+    "common_length",
+    "excerpt",
     "jinja_pieces",
     "lint_prompt",
     "mustache_pieces",
     "pieces_of",
-    "provider_cost",
-    "recorded_requests",
+    "printable",
 ]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import TypedDict
 
 from ragcache_integrations.core.checks import check_int
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.errors import ConfigurationError, MissingExtraError
 from ragcache_integrations.prompts.layout import Flow, PromptLayout, check_flow
 
-from .requests import RecordedRequest, RequestLog, recorded_requests
 from .rules import MIN_TOKENS, Finding, LintReport
 from .templates import (
     Template,
@@ -22,9 +21,11 @@ from .templates import (
     pieces_of_layout,
 )
 from .tokens import CountTokens, approximate_tokens
-from .traffic import MIN_REQUESTS, lint_traffic
 
 __all__ = ["Finding", "LintOptions", "LintReport", "lint_prompt"]
+
+ENTRY_POINTS = "ragcache.lint"
+"""What distributions lint besides templates; ragcache-workbench lints recorded ``requests``."""
 
 
 class LintOptions(TypedDict, total=False):
@@ -38,7 +39,7 @@ class LintOptions(TypedDict, total=False):
 
 
 def lint_prompt(
-    source: str | PromptLayout | Template | RequestLog | Sequence[object],
+    source: str | PromptLayout | Template | Sequence[object],
     *,
     flow: Flow | None = None,
     variables: Mapping[str, str] | None = None,
@@ -57,8 +58,8 @@ def lint_prompt(
         source: A template: text with ``{variables}``, a
             :class:`~ragcache_integrations.prompts.layout.layout.PromptLayout`, or ``(role, text)``
             pairs in the order of the prompt, where ``("placeholder", "{history}")`` inserts
-            messages. Or traffic: a list of at least two requests as they were sent, see
-            :func:`~ragcache_integrations.prompts.lint.requests.recorded_requests`, or a log that
+            messages. Or traffic, which needs ragcache-workbench: a list of at least two requests as
+            they were sent, see :func:`~ragcache_workbench.logs.recorded_requests`, or a log that
             :func:`~ragcache_workbench.logs.read_requests` read.
         flow: ``"single_turn"`` or ``"conversation"``; ``None`` means a conversation if there is a
             history.
@@ -74,6 +75,7 @@ def lint_prompt(
 
     Raises:
         ConfigurationError: The source is neither, or an argument doesn't apply to it.
+        MissingExtraError: The source is traffic, and ragcache-workbench is not installed.
     """
     check_flow(flow)
     min_tokens = check_int("min_tokens", min_tokens, 1, unit="tokens")
@@ -90,12 +92,14 @@ def lint_prompt(
     if variables or lengths:
         msg = "traffic has no variables: leave out variables= and lengths="
         raise ConfigurationError(msg)
-    log = source if isinstance(source, RequestLog) else _as_log(source)
-    if log.skipped and len(log.requests) < MIN_REQUESTS:
-        msg = f"a log must have at least {MIN_REQUESTS} requests that can be read: {log.remarks[0]}"
+    if not isinstance(source, list | tuple):
+        msg = f"pass a template or a list of requests to lint, got a {type(source).__name__}"
         raise ConfigurationError(msg)
-    report = lint_traffic(log.requests, flow=flow, count_tokens=count_tokens, min_tokens=min_tokens)
-    return replace(report, skipped=log.skipped, remarks=tuple(log.remarks))
+    for entry in entry_points(group=ENTRY_POINTS, name="requests"):
+        lint: Callable[..., LintReport] = entry.load()
+        return lint(source, flow=flow, count_tokens=count_tokens, min_tokens=min_tokens)
+    feature = "linting recorded requests"
+    raise MissingExtraError(feature, "eval")
 
 
 def _template_pieces(source: object) -> Sequence[TemplatePiece] | None:
@@ -125,16 +129,3 @@ def _is_pair(turn: object) -> bool:
         and len(turn) == pair
         and all(isinstance(text, str) for text in turn)
     )
-
-
-def _as_log(source: object) -> RequestLog:
-    if not isinstance(source, list | tuple):
-        msg = f"pass a template or a list of requests to lint, got a {type(source).__name__}"
-        raise ConfigurationError(msg)
-    requests: list[RecordedRequest] = []
-    for number, entry in enumerate(source, 1):
-        if isinstance(entry, RecordedRequest):
-            requests.append(entry)
-        else:
-            requests += recorded_requests(entry, f"request {number}")
-    return RequestLog(requests)

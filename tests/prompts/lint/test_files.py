@@ -11,9 +11,9 @@ import pytest
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.lint.lint import lint_prompt
-from ragcache_integrations.prompts.lint.requests import MAX_PROMPTS, recorded_requests
-from ragcache_workbench import logs as lint_files
+from ragcache_workbench.logs import files as lint_files
 from ragcache_workbench.logs import read_requests, read_text
+from ragcache_workbench.logs.requests import MAX_PROMPTS, recorded_requests
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 MESSAGES = [SYSTEM, {"role": "user", "content": "Hello"}]
@@ -250,11 +250,11 @@ def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_prompt_of_all_characters_together(tmp_path: Path) -> None:
-    log = lint_files._RequestEntries(_room=30)
+    log = lint_files.Log(recorded_requests, room=30)
     log.add("x" * 20, "line 1")
     with pytest.raises(Exception, match="characters together"):
         log.add("x" * 20, "line 2")
-    assert len(log.requests) == 1
+    assert len(log) == 1
 
 
 @pytest.mark.parametrize(

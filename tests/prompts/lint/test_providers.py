@@ -12,7 +12,7 @@ import pytest
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts import PROVIDERS, ProviderCache, ProviderCost, provider_cost
-from ragcache_integrations.prompts.lint.requests import recorded_requests
+from ragcache_workbench.logs.requests import recorded_requests
 
 CACHE = ProviderCache(
     name="a", min_tokens=10, step=4, lifetime=300, read_price=0.1, write_price=1.25

@@ -19,15 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.lint import alignment as lint_matching
-from ragcache_integrations.prompts.lint import traffic as lint_traffic
-from ragcache_integrations.prompts.lint.alignment import (
+from ragcache_integrations.prompts.lint.lint import lint_prompt
+from ragcache_workbench.logs import alignment as lint_matching
+from ragcache_workbench.logs import traffic as lint_traffic
+from ragcache_workbench.logs.alignment import (
     common_runs,
     cutter,
     longest_block,
     matching_blocks,
 )
-from ragcache_integrations.prompts.lint.lint import lint_prompt
 
 RULES = "You are a careful assistant who answers from the context alone."
 

@@ -20,8 +20,9 @@ from llama_index.core.prompts import PromptTemplate as LlamaIndexPrompt
 from llama_index.core.prompts import RichPromptTemplate, SelectorPromptTemplate
 
 from ragcache_integrations import langchain, llama_index
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.errors import ConfigurationError, MissingExtraError
 from ragcache_integrations.prompts.layout.layout import PARTS, Change, PromptLayout, PromptPart
+from ragcache_integrations.prompts.lint import lint as lint_module
 from ragcache_integrations.prompts.lint.lint import lint_prompt
 from ragcache_integrations.prompts.lint.rules import Matter, Stretch, break_findings
 from ragcache_integrations.prompts.lint.templates import matter_of
@@ -192,6 +193,15 @@ def test_pairs_of_role_and_text() -> None:
 
 
 # The frameworks' prompts
+
+
+def test_recorded_requests_need_the_workbench(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [{"prompt": "Why?"}, {"prompt": "How?"}]
+    assert lint_prompt(requests).requests == 2
+    monkeypatch.setattr(lint_module, "entry_points", lambda **_: ())
+    with pytest.raises(MissingExtraError, match=r"linting recorded requests .*pip .*workbench"):
+        lint_prompt(requests)
+    assert lint_prompt("Why {date}?").requests == 0
 
 
 @pytest.mark.parametrize("lint", [langchain.lint_prompt, llama_index.lint_prompt])

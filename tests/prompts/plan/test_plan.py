@@ -13,9 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.lint import provider_cost, recorded_requests
 from ragcache_integrations.prompts.plan import LAYOUTS, FlowPart, FlowStep, PrefixPlan, Traffic
-from ragcache_integrations.prompts.provider_caches import DAY, PROVIDERS, ProviderCache
+from ragcache_integrations.prompts.provider_caches import (
+    DAY,
+    PROVIDERS,
+    ProviderCache,
+    provider_cost,
+)
+from ragcache_workbench.logs import recorded_requests
 from tests.support.sizes import examples
 
 CHECK, ANSWER = FlowPart("check", 700, "never"), FlowPart("answer", 300, "never")

@@ -18,7 +18,7 @@ from ragcache_integrations.langchain import (
     RAGPromptTemplate,
     documents_once,
 )
-from ragcache_integrations.prompts.lint.requests import text_of
+from ragcache_workbench.logs.requests import text_of
 
 
 def words(text: str) -> int:

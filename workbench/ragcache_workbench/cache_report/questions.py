@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,11 @@ from ragcache_integrations.answers import plain_answer
 from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.core.texts import content_id, without_surrogates
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.lint import recorded_requests
-from ragcache_workbench.logs import EntryLog, read_log
+from ragcache_workbench.logs import Log, read_log, recorded_requests
 
 from .recorded_answers import recorded_answer
 
-__all__ = ["LEAST_QUESTIONS", "LoggedQuestion", "QuestionLog", "read_questions"]
+__all__ = ["LEAST_QUESTIONS", "LoggedQuestion", "questions_of", "read_questions"]
 
 LEAST_QUESTIONS = 30
 """Fewer show nothing about traffic."""
@@ -76,30 +75,14 @@ class LoggedQuestion:
     cost: float | None = None
 
 
-@dataclass(slots=True)
-class QuestionLog(EntryLog[LoggedQuestion]):
-    """The questions of a log.
-
-    Attributes:
-        questions: The questions, in the order of the log.
-        skipped: Number of lines or entries that could not be read.
-        remarks: Why the first of them could not be read, and what else was left out.
-    """
-
-    questions: list[LoggedQuestion] = field(default_factory=list)
-
-    def read(self, value: object, where: str) -> list[LoggedQuestion]:
-        """Return the questions of a line or an entry; see :class:`.EntryLog`."""
-        if isinstance(value, Mapping) and "question" in value:
-            return [_question(value, value["question"], "", _answer(value.get("answer")))]
-        return _requested(value, where)
-
-    def taken(self) -> list[LoggedQuestion]:
-        """Return the questions."""
-        return self.questions
+def questions_of(value: object, where: str) -> list[LoggedQuestion]:
+    """Return the questions of a line or an entry; see :class:`.Log`."""
+    if isinstance(value, Mapping) and "question" in value:
+        return [_question(value, value["question"], "", _answer(value.get("answer")))]
+    return _requested(value, where)
 
 
-def read_questions(path: Path) -> QuestionLog:
+def read_questions(path: Path) -> Log[LoggedQuestion]:
     """Read a log; the module's docstring has its form.
 
     Questions are sorted by their time, if all have one.
@@ -107,8 +90,7 @@ def read_questions(path: Path) -> QuestionLog:
     Raises:
         ConfigurationError: The file cannot be read, or has fewer than 30 questions.
     """
-    log = QuestionLog()
-    read_log(path, log)
+    log = read_log(path, questions_of)
     if len(log) < LEAST_QUESTIONS:
         why = f"; {log.skipped} entries were skipped: {log.remarks[0]}" if log.remarks else ""
         msg = (
@@ -116,8 +98,8 @@ def read_questions(path: Path) -> QuestionLog:
             f"{LEAST_QUESTIONS}{why}"
         )
         raise ConfigurationError(msg)
-    if all(question.time is not None for question in log.questions):
-        log.questions.sort(key=lambda question: question.time or datetime.max.replace(tzinfo=UTC))
+    if all(question.time is not None for question in log):
+        log.sort(key=lambda question: question.time or datetime.max.replace(tzinfo=UTC))
     return log
 
 

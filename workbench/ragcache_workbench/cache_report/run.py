@@ -38,8 +38,7 @@ def report_on_log(path: Path, error: float = 0.01, *, show_progress: bool = Fals
         MissingExtraError: The extra ``embeddings`` is not installed.
     """
     error = check_number("error", error, LEAST_ERROR, 0.5)
-    log = read_questions(path)
-    questions = log.questions
+    questions = read_questions(path)
     texts = list(dict.fromkeys(question.text for question in questions))
     model = MiniLM()
     embedded = model.embed_batch(texts, show_progress=show_progress)
@@ -70,8 +69,8 @@ def report_on_log(path: Path, error: float = 0.01, *, show_progress: bool = Fals
         error=error,
         guarded=rule(partial(_guarded_key, judge), guard),
         plain=rule(attrgetter("tenant")),
-        skipped=log.skipped,
-        remarks=log.remarks,
+        skipped=questions.skipped,
+        remarks=questions.remarks,
     )
 
 

@@ -17,7 +17,6 @@ from ragcache_integrations.prompts.lint import (
     MIN_TOKENS,
     CountTokens,
     LintReport,
-    RequestLog,
     Template,
     TemplatePiece,
     approximate_tokens,
@@ -25,10 +24,9 @@ from ragcache_integrations.prompts.lint import (
     lint_prompt,
     mustache_pieces,
     pieces_of,
-    provider_cost,
 )
-from ragcache_integrations.prompts.provider_caches import PROVIDERS
-from ragcache_workbench.logs import read_requests, read_text
+from ragcache_integrations.prompts.provider_caches import PROVIDERS, provider_cost
+from ragcache_workbench.logs import Log, read_requests, read_text
 
 from .shared import imported
 
@@ -132,7 +130,7 @@ def _lint(options: argparse.Namespace) -> int:
         else:
             content[source] = report.as_dict()
             _write(sys.stdout, f"{source}: {report}")
-            if options.provider and isinstance(prompt, RequestLog):
+            if options.provider and isinstance(prompt, Log):
                 cost = provider_cost(
                     prompt.requests,
                     PROVIDERS[options.provider],

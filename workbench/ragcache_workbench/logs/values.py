@@ -9,9 +9,13 @@ from dataclasses import dataclass, replace
 
 from ragcache_integrations.core.texts import split_words, token_weight, word_spans
 from ragcache_integrations.prompts.layout import Change, Flow
-
-from .rules import Matter, Stretch
-from .tokens import CountTokens, common_length, excerpt
+from ragcache_integrations.prompts.lint import (
+    CountTokens,
+    Matter,
+    Stretch,
+    common_length,
+    excerpt,
+)
 
 __all__ = ["Values", "classify_values", "rank_costs", "remove_ranks"]
 

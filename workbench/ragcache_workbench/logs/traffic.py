@@ -13,32 +13,26 @@ from ragcache_integrations.core.prompt import PromptDocument, part_text
 from ragcache_integrations.core.texts import content_id, split_words, word_spans
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout import Change, Flow
-from ragcache_integrations.prompts.rendering import stable_json
-from ragcache_integrations.prompts.repeats import Repeats
-
-from .alignment import common_runs, cutter
-from .requests import RecordedRequest
-from .rules import (
+from ragcache_integrations.prompts.lint import (
     MIN_TOKENS,
     REMEDIES,
+    CountTokens,
     Finding,
     LintReport,
     Stretch,
-    break_findings,
-)
-from .tokens import (
-    CountTokens,
     approximate_tokens,
+    break_findings,
     common_length,
     excerpt,
     printable,
 )
-from .values import (
-    Values,
-    classify_values,
-    rank_costs,
-    remove_ranks,
-)
+from ragcache_integrations.prompts.rendering import stable_json
+from ragcache_integrations.prompts.repeats import Repeats
+
+from .alignment import common_runs, cutter
+from .files import Log
+from .requests import RecordedRequest, recorded_requests
+from .values import Values, classify_values, rank_costs, remove_ranks
 
 __all__ = ["MIN_REQUESTS", "lint_traffic"]
 
@@ -75,7 +69,7 @@ _JSON_BEGINS = re.compile(r"\{\s*\"|\[\s*[\"{\[]")
 
 
 def lint_traffic(
-    requests: Sequence[RecordedRequest],
+    entries: Sequence[object],
     *,
     flow: Flow | None = None,
     count_tokens: CountTokens = approximate_tokens,
@@ -83,19 +77,29 @@ def lint_traffic(
 ) -> LintReport:
     """Lint recorded requests, in the order in which they were sent.
 
+    :func:`~ragcache_integrations.prompts.lint_prompt` finds this function by its entry point.
     Requests of one model belong to one template if they have much text in common, or begin with the
     same words.
 
     Args:
-        requests: At least two requests; dozens show more.
+        entries: At least two requests, or entries that :func:`recorded_requests` reads; dozens show
+            more.
         flow: ``"single_turn"`` or ``"conversation"``; ``None`` means a conversation if there is a
             history.
         count_tokens: Counts the tokens of a text.
         min_tokens: The fewest recomputed tokens per request that are reported.
 
     Raises:
-        ConfigurationError: There are fewer than two requests.
+        ConfigurationError: There are fewer than two requests, or an entry cannot be read.
     """
+    requests: list[RecordedRequest] = []
+    for number, entry in enumerate(entries, 1):
+        is_read = isinstance(entry, RecordedRequest)
+        requests += [entry] if is_read else recorded_requests(entry, f"request {number}")
+    skipped, remarks = (entries.skipped, entries.remarks) if isinstance(entries, Log) else (0, ())
+    if skipped and len(requests) < MIN_REQUESTS:
+        msg = f"a log must have at least {MIN_REQUESTS} requests that can be read: {remarks[0]}"
+        raise ConfigurationError(msg)
     if len(requests) < MIN_REQUESTS:
         msg = f"traffic must have at least {MIN_REQUESTS} requests, got {len(requests)}"
         raise ConfigurationError(msg)
@@ -123,6 +127,8 @@ def lint_traffic(
         prompt_tokens=round(sum(lengths) / len(requests)),
         requests=len(requests),
         shared_prefix=shared / sum(lengths) if sum(lengths) else 0.0,
+        skipped=skipped,
+        remarks=tuple(remarks),
     )
 
 

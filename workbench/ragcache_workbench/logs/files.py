@@ -13,22 +13,16 @@ import itertools
 import json
 import re
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Generic, Protocol, TypeVar, cast
+from typing import IO, Any, Protocol, TypeAlias, TypeVar, cast
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.lint import (
-    RecordedRequest,
-    RequestLog,
-    export_entries,
-    recorded_requests,
-)
 
-__all__ = ["EntryLog", "read_log", "read_requests", "read_text"]
+from .requests import RecordedRequest, export_entries, recorded_requests
+
+__all__ = ["Log", "RequestLog", "read_log", "read_requests", "read_text"]
 
 MAX_LINE = 16 * 2**20
 """The most characters of a line; a prompt of a million tokens has about four million."""
@@ -64,40 +58,32 @@ class _Logged(Protocol):
 
 
 E = TypeVar("E", bound=_Logged)
+"""What is kept of an entry."""
 
 
-@dataclass(slots=True)
-class EntryLog(ABC, Generic[E]):
-    """What is read from a log, entry by entry.
+class Log(list[E]):
+    """The entries of a log, in its order.
+
+    Args:
+        read: Returns what is needed from a line or an entry, whose name in errors is the second
+            argument; raises a :class:`ConfigurationError` if it cannot be read.
+        room: The most characters of all entries together.
 
     Attributes:
         skipped: Number of lines or entries that could not be read.
         remarks: Why the first of them could not be read, and what else was left out.
     """
 
-    skipped: int = field(default=0, kw_only=True)
-    remarks: list[str] = field(default_factory=list, kw_only=True)
-    _room: int = field(default=MAX_TEXT, kw_only=True)
+    def __init__(self, read: Callable[[object, str], Iterable[E]], *, room: int = MAX_TEXT) -> None:
+        super().__init__()
+        self.skipped = 0
+        self.remarks: list[str] = []
+        self._read, self._room = read, room
 
-    @abstractmethod
-    def read(self, value: object, where: str) -> Iterable[E]:
-        """Return what is needed from a line or an entry.
-
-        Args:
-            value: The line or the entry.
-            where: Names it in errors.
-
-        Raises:
-            ConfigurationError: It cannot be read.
-        """
-
-    @abstractmethod
-    def taken(self) -> list[E]:
-        """Return the list of all that was taken."""
-
-    def __len__(self) -> int:
-        """How many requests were taken."""
-        return len(self.taken())
+    @property
+    def requests(self) -> list[E]:
+        """The entries themselves."""
+        return self
 
     def add(self, value: object, where: str) -> None:
         """Take what is needed from a line or an entry, or skip it.
@@ -107,14 +93,17 @@ class EntryLog(ABC, Generic[E]):
             where: Names it in errors.
         """
         try:
-            entries = self.read(value, where)
+            entries = self._read(value, where)
         except ConfigurationError as error:
             message = str(error)
             self.skip(message if message.startswith(where) else f"{where}: {message}")
             return
         for entry in entries:
-            self.make_room(len(entry.text))
-            self.taken().append(entry)
+            self._room -= len(entry.text)
+            if self._room < 0 or len(self) >= MAX_REQUESTS:
+                msg = f"at most {MAX_REQUESTS} are, of {MAX_TEXT} characters together"
+                raise _Full(msg)
+            self.append(entry)
 
     def skip(self, reason: str) -> None:
         """Count a line or an entry that cannot be read."""
@@ -122,29 +111,9 @@ class EntryLog(ABC, Generic[E]):
         if self.skipped <= SHOWN:
             self.remarks.append(reason)
 
-    def make_room(self, characters: int) -> None:
-        """Ask for room for one more request; where there is none, reading ends here.
 
-        Args:
-            characters: That are kept of it.
-        """
-        self._room -= characters
-        if self._room < 0 or len(self) >= MAX_REQUESTS:
-            msg = f"at most {MAX_REQUESTS} are, of {MAX_TEXT} characters together"
-            raise _Full(msg)
-
-
-@dataclass(slots=True)
-class _RequestEntries(EntryLog[RecordedRequest]):
-    requests: list[RecordedRequest] = field(default_factory=list)
-
-    def read(self, value: object, where: str) -> list[RecordedRequest]:
-        """Return the requests of a line or an entry; see :class:`EntryLog`."""
-        return recorded_requests(value, where)
-
-    def taken(self) -> list[RecordedRequest]:
-        """Return the requests."""
-        return self.requests
+RequestLog: TypeAlias = Log[RecordedRequest]
+"""What :func:`read_requests` returns."""
 
 
 class _Full(Exception):  # noqa: N818 - no error: the rest of the log is not needed
@@ -162,35 +131,35 @@ def read_requests(path: Path) -> RequestLog:
     Raises:
         ConfigurationError: The file cannot be read, or has no requests.
     """
-    log = _RequestEntries()
-    read_log(path, log)
-    return RequestLog(log.requests, log.skipped, log.remarks)
+    return read_log(path, recorded_requests)
 
 
-def read_log(path: Path, log: EntryLog[Any]) -> None:
+def read_log(path: Path, read: Callable[[object, str], Iterable[E]]) -> Log[E]:
     """Read the entries of a log; :func:`read_requests` has the forms of a file.
 
     Args:
         path: The file.
-        log: Takes them.
+        read: Reads an entry; see :class:`Log`.
 
     Raises:
         ConfigurationError: The file cannot be read, or has no requests.
     """
+    log = Log(read)
     try:
         with _open(path) as file:
             _read_file(file, log)
     except _Full as full:
         log.remarks.append(f"only the first {len(log)} requests are read: {full}")
     except _READ_ERRORS as error:
-        if not len(log):
+        if not log:
             msg = f"cannot read {path}: {error}"
             raise ConfigurationError(msg) from error
         log.skip(f"the file cannot be read to its end: {error}")
-    if not len(log):
+    if not log:
         reason = log.remarks[0] if log.remarks else "it is empty"
         msg = f"{path} holds no request that can be read: {reason}"
         raise ConfigurationError(msg)
+    return log
 
 
 def read_text(path: Path) -> str:
@@ -230,7 +199,7 @@ def _open(path: Path) -> Iterator[io.TextIOWrapper]:
         )
 
 
-def _read_file(file: io.TextIOWrapper, log: EntryLog[Any]) -> None:
+def _read_file(file: io.TextIOWrapper, log: Log[Any]) -> None:
     lines = ((number, line) for number, line in _lines(file) if line is None or line.strip())
     head = list(itertools.islice(lines, 2))
     texts = [line for _, line in head if line is not None]
@@ -276,12 +245,12 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _add_all(entries: Iterable[object], log: EntryLog[Any], before: str = "") -> None:
+def _add_all(entries: Iterable[object], log: Log[Any], before: str = "") -> None:
     for number, entry in enumerate(entries, 1):
         log.add(entry, f"{before}entry {number}")
 
 
-def _read_document(text: str, log: EntryLog[Any]) -> None:
+def _read_document(text: str, log: Log[Any]) -> None:
     """Read values that take several lines each."""
     cut = len(text) > MAX_DOCUMENT
     try:
@@ -295,7 +264,7 @@ def _read_document(text: str, log: EntryLog[Any]) -> None:
         )
 
 
-def _entries(text: str, log: EntryLog[Any]) -> Iterator[object]:
+def _entries(text: str, log: Log[Any]) -> Iterator[object]:
     """The entries of a text, in an array, in an object, or one after the other.
 
     After an error the text is skipped up to the next line that begins a value. No character is

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ragcache_integrations.core.texts import content_id, without_surrogates
@@ -16,7 +16,6 @@ from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
     "RecordedRequest",
-    "RequestLog",
     "Turn",
     "dump_json",
     "export_entries",
@@ -199,21 +198,6 @@ class RecordedRequest:
         turns = [("tools", self.tools), ("system", self.system), *self.history]
         turns += [("user", self.last), *self.rest]
         return "".join(f"<{role}>{text}" for role, text in turns if text)
-
-
-@dataclass(slots=True)
-class RequestLog:
-    """The requests of a log.
-
-    Attributes:
-        requests: The requests, in the order of the log.
-        skipped: Number of lines or entries that could not be read.
-        remarks: Why the first of them could not be read, and what else was left out.
-    """
-
-    requests: list[RecordedRequest]
-    skipped: int = 0
-    remarks: list[str] = field(default_factory=list)
 
 
 def recorded_requests(entry: object, where: str = "the request") -> list[RecordedRequest]:
