@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from .compiled import CompiledSchema
 from .markup import (
@@ -16,7 +17,6 @@ from .markup import (
     Characters,
     Element,
     Limits,
-    Where,
     attributes_of,
     markup_error,
     name_hint,
@@ -90,7 +90,14 @@ class Schema(SchemaTree):
         Raises:
             MarkupError: It is not a valid schema; the message says where, and what was expected.
         """
-        return cls(*read_schema(text, limits=limits, source=source))
+        root = parse_markup(text, limits=limits or DEFAULT_LIMITS, source=source)
+        if root.tag != "schema":
+            msg = f'expected <schema name="...">, found <{root.tag}>'
+            raise markup_error(msg, root.where)
+        (name,) = attributes_of(root, "name")
+        scaffolds = [child for child in root.children if _is_scaffold(child)]
+        others = [child for child in root.children if not _is_scaffold(child)]
+        return cls(name, _children(others), tuple(map(_scaffold, scaffolds)), root.where)
 
     def to_pml(self) -> str:
         """The schema as markup, which reads back as an equal schema.
@@ -98,7 +105,12 @@ class Schema(SchemaTree):
         Raises:
             MarkupError: A text has a character that markup cannot contain.
         """
-        return write_schema(self)
+        head = tuple(
+            f'<scaffold modules="{to_markup(" ".join(scaffold.modules), attribute=True)}"/>'
+            for scaffold in self.scaffolds
+        )
+        name = to_markup(self.name, attribute=True)
+        return _element_markup("schema", f' name="{name}"', self.children, 0, head)
 
     def compile(self, tokenizer: Tokenizer) -> CompiledSchema:
         """Lay the schema out for a model: tokens and positions of each module (§3.3).
@@ -118,28 +130,6 @@ class Schema(SchemaTree):
 
 
 _TAGS = ("module", "param", "union", *ROLES)
-
-
-def read_schema(
-    text: str, *, limits: Limits | None = None, source: str | None = None
-) -> tuple[str, tuple[Node, ...], tuple[Scaffold, ...], Where]:
-    """Read a schema: its name, children, scaffolds, and place in the source.
-
-    See :meth:`.schema.Schema.from_pml`.
-    """
-    root = parse_markup(text, limits=limits or DEFAULT_LIMITS, source=source)
-    if root.tag != "schema":
-        msg = f'expected <schema name="...">, found <{root.tag}>'
-        raise markup_error(msg, root.where)
-    (name,) = attributes_of(root, "name")
-    scaffolds = []
-    others: list[Element | Characters] = []
-    for child in root.children:
-        if isinstance(child, Element) and child.tag == "scaffold":
-            scaffolds.append(_scaffold(child))
-        else:
-            others.append(child)
-    return name, _children(others), tuple(scaffolds), root.where
 
 
 def _children(children: Sequence[Element | Characters], *, turn: bool = False) -> tuple[Node, ...]:
@@ -172,11 +162,8 @@ def _element(element: Element) -> Node:
 def _slot(element: Element) -> Slot:
     name, length = attributes_of(element, "name", "len")
     _must_be_empty(element)
-    try:
-        # int() is slow for very many digits, and no allowed length has as many as ten.
-        number = int(length) if length.isascii() and length.isdigit() and len(length) < 10 else 0  # noqa: PLR2004
-    except ValueError:
-        number = 0
+    # int() is slow for very many digits, and no allowed length has as many as ten.
+    number = int(length) if length.isascii() and length.isdigit() and len(length) < 10 else 0  # noqa: PLR2004
     if not number:
         msg = f"the len of param {name!r} must be a whole number of tokens, got {length!r:.40}"
         raise markup_error(msg, element.where)
@@ -196,6 +183,10 @@ def _union(element: Element) -> Union:
     return Union(tuple(members), element.where)
 
 
+def _is_scaffold(item: Element | Characters) -> TypeGuard[Element]:
+    return isinstance(item, Element) and item.tag == "scaffold"
+
+
 def _scaffold(element: Element) -> Scaffold:
     (modules,) = attributes_of(element, "modules")
     _must_be_empty(element)
@@ -206,16 +197,6 @@ def _must_be_empty(element: Element) -> None:
     if element.children:
         msg = f"<{element.tag}> must be empty: expected <{element.tag} .../>"
         raise markup_error(msg, element.where)
-
-
-def write_schema(schema: SchemaTree) -> str:
-    """See :meth:`.schema.Schema.to_pml`."""
-    head = tuple(
-        f'<scaffold modules="{to_markup(" ".join(scaffold.modules), attribute=True)}"/>'
-        for scaffold in schema.scaffolds
-    )
-    name = to_markup(schema.name, attribute=True)
-    return _element_markup("schema", f' name="{name}"', schema.children, 0, head)
 
 
 def _node(node: Node, level: int | None) -> str:

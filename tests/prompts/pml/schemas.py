@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_integrations.prompts.pml.assembling import Scope
-from ragcache_integrations.prompts.pml.compiled import CompiledSchema
+from ragcache_integrations.prompts.pml.compiled import CompiledSchema, Scope
 from ragcache_integrations.prompts.pml.layout import Assembly, Fresh
 from ragcache_integrations.prompts.pml.nodes import (
     Node,

@@ -10,8 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError, MarkupError
-from ragcache_integrations.prompts.pml.assembling import Scope
-from ragcache_integrations.prompts.pml.compiled import CompiledSchema
+from ragcache_integrations.prompts.pml.compiled import CompiledSchema, Scope
 from ragcache_integrations.prompts.pml.layout import Fresh, Module, Placed
 from ragcache_integrations.prompts.pml.prompt import Import, Prompt
 from ragcache_integrations.prompts.pml.schema import (
