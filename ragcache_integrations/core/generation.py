@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from ragcache_integrations.errors import ConfigurationError
 
-from .checks import check_flag, check_seconds, check_text, check_type
+from .checks import (
+    check_field,
+    check_flag,
+    check_int,
+    check_number,
+    check_seconds,
+    check_text,
+    check_type,
+    or_none,
+)
 from .prompt import ToolCall, ToolCallPiece
 from .schemas import copy_schema
 
@@ -87,22 +95,15 @@ class Sampling:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None:
-            _check_number("max_tokens", self.max_tokens, 1, whole=True)
-        _check_number("temperature", self.temperature, 0)
-        _check_number("top_p", self.top_p, 0, 1)
-        _check_number("top_k", self.top_k, 0, whole=True)
-        _check_number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
-        _check_number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
-        _check_number("repetition_penalty", self.repetition_penalty, 0)
-        for name in ("top_p", "repetition_penalty"):
-            if getattr(self, name) == 0:
-                msg = f"{name} must be above 0, got 0"
-                raise ConfigurationError(msg)
-        if self.seed is not None:
-            _check_number("seed", self.seed, -(2**63), 2**63 - 1, whole=True)
-        if self.logprobs is not None:
-            _check_number("logprobs", self.logprobs, 0, MAX_LOGPROBS, whole=True)
+        check_field(self, or_none(check_int), "max_tokens", 1)
+        check_field(self, check_number, "temperature", 0)
+        check_field(self, check_number, "top_p", 0, 1, above=True)
+        check_field(self, check_int, "top_k", 0)
+        check_field(self, check_number, "frequency_penalty", -MAX_PENALTY, MAX_PENALTY)
+        check_field(self, check_number, "presence_penalty", -MAX_PENALTY, MAX_PENALTY)
+        check_field(self, check_number, "repetition_penalty", 0, above=True)
+        check_field(self, or_none(check_int), "seed", -(2**63), 2**63 - 1)
+        check_field(self, or_none(check_int), "logprobs", 0, MAX_LOGPROBS)
         object.__setattr__(self, "stop", _strings("stop", self.stop))
 
 
@@ -176,22 +177,6 @@ def plain(text: str) -> str:
     Values of other types stay, and are refused later.
     """
     return str.__str__(text) if isinstance(text, str) else text
-
-
-def _check_number(
-    name: str, value: object, low: float, high: float = math.inf, *, whole: bool = False
-) -> None:
-    kinds = int if whole else (int, float)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, kinds)
-        or not math.isfinite(value)
-        or not low <= value <= high
-    ):
-        kind = "a whole number" if whole else "a number"
-        limits = f"at least {low}" if math.isinf(high) else f"from {low} to {high}"
-        msg = f"{name} must be {kind} {limits}, got {value!r}"
-        raise ConfigurationError(msg)
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:

@@ -417,7 +417,7 @@ def test_sync_and_async_go_together(kind: type) -> None:
         ({"top_k": 1.5}, "top_k"),
         ({"frequency_penalty": 3}, "frequency_penalty"),
         ({"presence_penalty": math.nan}, "presence_penalty"),
-        ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be a number above 0"),
         ({"stop": [""]}, "stop"),
         ({"logprobs": 21}, "logprobs"),
         ({"seed": "1"}, "seed"),
