@@ -30,7 +30,7 @@ from ragcache_integrations.core.generation import TokenLogprob
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.llms.handover import backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.prompts.completion.langchain import (
+from ragcache_integrations.prompts.langchain import (
     CompletionPromptValue,
     message_content,
 )

@@ -39,7 +39,7 @@ from ragcache_integrations.llms.headers import hidden, hides_headers
 from ragcache_integrations.llms.knobs import CALL_NAMES, LLMKnobs
 from ragcache_integrations.llms.openai import usage_fields
 from ragcache_integrations.llms.steps import StepHint
-from ragcache_integrations.prompts.completion.langchain import BlocksPromptValue
+from ragcache_integrations.prompts.langchain import BlocksPromptValue
 from ragcache_integrations.prompts.recognition import UNKNOWN
 from ragcache_integrations.prompts.recognition.langchain import run_around, watch_retrievers
 

@@ -61,7 +61,7 @@ from ragcache_integrations.llms.structured import (
     whole_json,
 )
 from ragcache_integrations.llms.tool_calls import call_arguments
-from ragcache_integrations.prompts.completion.langchain import block_document
+from ragcache_integrations.prompts.langchain import block_document
 
 from .errors import langchain_errors
 

@@ -25,7 +25,7 @@ from pydantic import (
 from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_type
-from ragcache_integrations.prompts.fixed_settings import assignment_error
+from ragcache_integrations.core.knobs import assignment_error
 from ragcache_integrations.prompts.repeats.llama_index import documents_once, shown_text
 
 from .base import (

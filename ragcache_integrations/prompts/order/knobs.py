@@ -16,8 +16,8 @@ from pydantic import (
     model_validator,
 )
 
+from ragcache_integrations.core.knobs import CheckedSettings
 from ragcache_integrations.core.texts import content_id, estimate_tokens
-from ragcache_integrations.prompts.fixed_settings import CheckedSettings
 
 from .order import DocumentOrder, OrderStats, SharedOrders
 from .settings import Order, TreeSource, Uncached, order_arguments

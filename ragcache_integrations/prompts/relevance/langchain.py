@@ -17,14 +17,13 @@ from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.generation import SamplingOptions
-from ragcache_integrations.core.knobs import settings_of
+from ragcache_integrations.core.knobs import CheckedSettings, settings_of
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.completion.langchain import (
+from ragcache_integrations.prompts.langchain import (
     CompletionPromptValue,
     message_content,
 )
-from ragcache_integrations.prompts.fixed_settings import CheckedSettings
 
 from .check import (
     INSTRUCTION,

@@ -18,10 +18,9 @@ from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation
 from typing_extensions import override
 
 from ragcache_integrations.core.generation import SamplingOptions
-from ragcache_integrations.core.knobs import settings_of
+from ragcache_integrations.core.knobs import CheckedSettings, settings_of
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.fixed_settings import CheckedSettings
 from ragcache_integrations.prompts.recognition import mark_documents
 
 from .check import (

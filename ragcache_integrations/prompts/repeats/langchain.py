@@ -8,7 +8,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage, ToolMessage
 
 from ragcache_integrations.core.prompt import Part, PromptDocument, part_text
-from ragcache_integrations.prompts.completion.langchain import block_document, part_block
+from ragcache_integrations.prompts.langchain import block_document, part_block
 
 from .repeats import HELD, MIN_WORDS, Repeats, dump_parts, held_parts, is_in_full
 

@@ -1,1 +1,0 @@
-"""Prompts for models that complete text."""
