@@ -26,7 +26,7 @@ from ragcache_integrations.errors import (
 )
 from ragcache_integrations.llms.knobs import SAMPLING_KNOBS, LLMKnobs
 from ragcache_integrations.llms.openai.server import OpenAIServer
-from ragcache_integrations.prompts.recognition.retrieved import MIN_LENGTH
+from ragcache_integrations.prompts.recognition.requests import MIN_LENGTH
 
 from .doubles import Recorder, StubServer, Tokenising
 

@@ -14,7 +14,7 @@ from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.engine import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts import mark_prompt
-from ragcache_integrations.prompts.recognition.retrieved import MIN_LENGTH, RetrievedDocuments
+from ragcache_integrations.prompts.recognition.requests import MIN_LENGTH, RetrievedDocuments
 from ragcache_integrations.resources import load_passages
 
 PASSAGES = [passage.text.strip() for passage in load_passages()[:40]]
