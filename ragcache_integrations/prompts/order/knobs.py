@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
@@ -20,7 +21,7 @@ from ragcache_integrations.core.knobs import CheckedSettings
 from ragcache_integrations.core.texts import content_id, estimate_tokens
 
 from .order import DocumentOrder, OrderStats, SharedOrders
-from .settings import Order, TreeSource, Uncached, order_arguments
+from .settings import Order, OrderSettings, TreeSource, Uncached
 
 __all__ = ["OrderKnobs", "RequestDocuments", "request_documents"]
 
@@ -94,7 +95,8 @@ class OrderKnobs(CheckedSettings):
 
     @model_validator(mode="after")
     def _make_core(self) -> Self:
-        self._core = DocumentOrder(**order_arguments(self), shared=self.shared_state)
+        knobs = {field.name: getattr(self, field.name) for field in fields(OrderSettings)}
+        self._core = DocumentOrder(**knobs, shared=self.shared_state)
         return self
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:

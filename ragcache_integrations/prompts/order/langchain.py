@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from pydantic import ConfigDict
-from typing_extensions import TypedDict, override
+from typing_extensions import override
 
 from ragcache_integrations.errors import ConfigurationError
 
@@ -17,21 +17,14 @@ from .knobs import (
     RequestDocuments,
     request_documents,
 )
-from .settings import Order, TreeSource, Uncached
+from .settings import Order, OrderArguments
 
 __all__ = ["OrderDocuments", "order_documents"]
 
 
-class _Knobs(TypedDict, total=False):
+class _Knobs(OrderArguments, total=False):
     """The knobs besides ``order``, for type checkers."""
 
-    max_displacement: int | None
-    pin_top: int
-    uncached: Uncached
-    cache_tokens: int | None
-    engine: TreeSource | None
-    refresh_seconds: float
-    min_saved_share: float
     namespace: str
 
 

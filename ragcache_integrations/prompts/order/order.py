@@ -9,15 +9,13 @@ repeats; ``cached_first`` begins with the longest path of documents that is cach
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
@@ -28,10 +26,9 @@ from .batch import ScheduledRequest, schedule_requests
 from .paths import PathModel, cached_documents
 from .settings import (
     Order,
+    OrderArguments,
     OrderSettings,
     TreeSource,
-    Uncached,
-    order_arguments,
     within_limit,
 )
 
@@ -184,29 +181,13 @@ class DocumentOrder:
         self,
         order: Order = "relevance",
         *,
-        max_displacement: int | None = None,
-        pin_top: int = 0,
-        uncached: Uncached = "auto",
-        cache_tokens: int | None = None,
-        engine: TreeSource | None = None,
-        refresh_seconds: float = 30.0,
-        min_saved_share: float = 0.2,
         shared: SharedOrders | None = None,
+        **knobs: Unpack[OrderArguments],
     ) -> None:
-        self._settings = OrderSettings(
-            order,
-            max_displacement,
-            pin_top,
-            uncached,
-            cache_tokens,
-            engine,
-            refresh_seconds,
-            min_saved_share,
-        )
+        self._settings = OrderSettings(order, **knobs)
         self.order = order
-        self._engine = engine
-        self._shared = SharedOrders() if shared is None else shared
-        self._cache = self._shared.cache_state(self._settings)
+        self._engine = self._settings.engine
+        self._cache = (shared or SharedOrders()).cache_state(self._settings)
 
     def arrange(
         self,
@@ -384,19 +365,6 @@ class DocumentOrder:
                 self._cache.model.tokens,
                 self._cache.moved,
             )
-
-    def __copy__(self) -> DocumentOrder:
-        return DocumentOrder(**order_arguments(self._settings), shared=self._shared)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> DocumentOrder:
-        shared = copy.deepcopy(self._shared, memo)
-        duplicate = DocumentOrder(**order_arguments(self._settings), shared=shared)
-        memo[id(self)] = duplicate
-        return duplicate
-
-    def __reduce__(self) -> tuple[Callable[[], DocumentOrder], tuple[()]]:
-        # Another process has another cache, about which nothing is known.
-        return partial(DocumentOrder, **{**order_arguments(self._settings), "engine": None}), ()
 
     def _arrange(
         self,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol, get_args
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypedDict, get_args
 
 from ragcache_integrations.core.checks import check_choice, check_int, check_number
 from ragcache_integrations.engine.protocol import EngineStats
@@ -13,11 +13,11 @@ from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
 __all__ = [
     "Order",
+    "OrderArguments",
     "OrderSettings",
     "TreeSource",
     "Uncached",
     "may_follow",
-    "order_arguments",
     "within_limit",
 ]
 
@@ -71,6 +71,18 @@ def within_limit(
 
 Order = Literal["relevance", "reverse", "cached_first", "auto"]
 Uncached = Literal["auto", "relevance", "popularity"]
+
+
+class OrderArguments(TypedDict, total=False):
+    """The fields of :class:`OrderSettings` except the order, as keyword arguments."""
+
+    max_displacement: int | None
+    pin_top: int
+    uncached: Uncached
+    cache_tokens: int | None
+    engine: TreeSource | None
+    refresh_seconds: float
+    min_saved_share: float
 
 
 class TreeSource(Protocol):
@@ -133,8 +145,3 @@ class OrderSettings:
         tree = self.engine.stats().tree
         host_blocks = tree.host_blocks if tree is not None else 0
         return self.engine.total_kv_tokens + host_blocks * self.engine.block_size
-
-
-def order_arguments(settings: object) -> dict[str, Any]:
-    """The attributes of an object that are arguments of a document order, by name."""
-    return {field.name: getattr(settings, field.name) for field in fields(OrderSettings)}

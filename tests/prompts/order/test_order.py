@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import pickle
 import random
 import sys
 import threading
@@ -539,21 +537,6 @@ def test_many_threads_keep_the_books_right() -> None:
     for node in model._used:
         assert node.parent is not None
         assert node.parent.children[node.document] is node
-
-
-def test_deep_copies_go_on_by_themselves_and_another_process_begins_anew() -> None:
-    order = DocumentOrder("cached_first", max_displacement=3, cache_tokens=20)
-    arrange(order, "abc")
-    again = copy.deepcopy(order)
-    assert again.stats() == order.stats()
-    assert arrange(again, "xcba") == "abcx" == arrange(copy.copy(again), "xcba")
-    assert order.stats().requests == 1
-    arrange(again, "".join(chr(ord("A") + number) for number in range(20)))
-    assert arrange(order, "cba") == "abc"
-    sent = pickle.loads(pickle.dumps(order))
-    assert sent.stats().requests == 0
-    assert sent._settings == order._settings
-    assert arrange(sent, "xcba") == "xcba"
 
 
 def test_orders_of_the_same_cache_share_what_is_known_of_it() -> None:
