@@ -13,10 +13,13 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import Field, PrivateAttr, SkipValidation
 
 from ragcache_integrations.core.checks import check_choice, check_int, check_text
 from ragcache_integrations.core.generation import SamplingOptions
+from ragcache_integrations.core.knobs import CheckedSettings
 from ragcache_integrations.core.prompt import (
     LiteralText,
     MarkedText,
@@ -34,6 +37,7 @@ __all__ = [
     "Judge",
     "Layout",
     "RelevanceCheck",
+    "RelevanceKnobs",
     "RelevanceSettings",
     "Verdict",
     "mark_question",
@@ -91,6 +95,19 @@ class RelevanceSettings:
         if self.mode == "shared":
             msg = "max_document_tokens needs mode='parallel': mode='shared' keeps all documents"
             raise ConfigurationError(msg)
+
+
+class RelevanceKnobs(CheckedSettings):
+    """The knobs that both frameworks' filters have; their docstrings say what they mean."""
+
+    mode: Literal["parallel", "shared"] = "parallel"
+    instruction: str = INSTRUCTION
+    min_documents: int = 0
+    max_document_tokens: int | None = Field(default=None, strict=True)
+    count_tokens: Annotated[CountTokens | None, SkipValidation] = None
+    separator: str = "\n\n"
+
+    _check: RelevanceCheck = PrivateAttr()
 
 
 @dataclass(frozen=True, slots=True)

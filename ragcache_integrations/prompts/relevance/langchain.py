@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from langchain_core.callbacks import Callbacks
 from langchain_core.documents import BaseDocumentCompressor, Document
@@ -12,12 +12,12 @@ from langchain_core.language_models import BaseLanguageModel, BaseLLM, LanguageM
 from langchain_core.messages import BaseMessage, ChatMessage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
-from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation
+from pydantic import ConfigDict, SkipValidation
 from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.generation import SamplingOptions
-from ragcache_integrations.core.knobs import CheckedSettings, settings_of
+from ragcache_integrations.core.knobs import settings_of
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.langchain import (
@@ -26,10 +26,9 @@ from ragcache_integrations.prompts.langchain import (
 )
 
 from .check import (
-    INSTRUCTION,
-    CountTokens,
     Layout,
     RelevanceCheck,
+    RelevanceKnobs,
     RelevanceSettings,
     Verdict,
     mark_question,
@@ -41,9 +40,7 @@ __all__ = ["RelevanceFilter"]
 Values = dict[str, Any]
 
 
-class RelevanceFilter(
-    CheckedSettings, RunnableSerializable[Values, Values], BaseDocumentCompressor
-):
+class RelevanceFilter(RelevanceKnobs, RunnableSerializable[Values, Values], BaseDocumentCompressor):
     """Asks a model which documents help to answer a question.
 
     It is a Runnable between a retriever and the prompt, whose input and output are the prompt's
@@ -80,17 +77,9 @@ class RelevanceFilter(
 
     # Not validated: pydantic treats a generic class with another parameter as another class.
     llm: Annotated[BaseLanguageModel[Any], SkipValidation]
-    mode: Literal["parallel", "shared"] = "parallel"
     prompt: Annotated[BasePromptTemplate[Any] | None, SkipValidation] = None
-    instruction: str = INSTRUCTION
-    min_documents: int = 0
-    max_document_tokens: int | None = Field(default=None, strict=True)
-    count_tokens: Annotated[CountTokens | None, SkipValidation] = None
     documents_key: str = "context"
     query_key: str = "question"
-    separator: str = "\n\n"
-
-    _check: RelevanceCheck = PrivateAttr()
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)

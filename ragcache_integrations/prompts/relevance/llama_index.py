@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms.llm import LLM
@@ -14,19 +14,18 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
-from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation
+from pydantic import ConfigDict
 from typing_extensions import override
 
 from ragcache_integrations.core.generation import SamplingOptions
-from ragcache_integrations.core.knobs import CheckedSettings, settings_of
+from ragcache_integrations.core.knobs import settings_of
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import mark_documents
 
 from .check import (
-    INSTRUCTION,
-    CountTokens,
     RelevanceCheck,
+    RelevanceKnobs,
     RelevanceSettings,
     Verdict,
     sampling_arguments,
@@ -38,7 +37,7 @@ MAX_THREADS = 32
 """The most requests of a check that are sent at the same time."""
 
 
-class RelevanceFilter(CheckedSettings, BaseNodePostprocessor):
+class RelevanceFilter(RelevanceKnobs, BaseNodePostprocessor):
     """Asks a model which nodes help to answer a question.
 
     It is a postprocessor of a query engine::
@@ -71,15 +70,7 @@ class RelevanceFilter(CheckedSettings, BaseNodePostprocessor):
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     llm: LLM
-    mode: Literal["parallel", "shared"] = "parallel"
     prompt: BasePromptTemplate | None = None
-    instruction: str = INSTRUCTION
-    min_documents: int = 0
-    max_document_tokens: int | None = Field(default=None, strict=True)
-    count_tokens: Annotated[CountTokens | None, SkipValidation] = None
-    separator: str = "\n\n"
-
-    _check: RelevanceCheck = PrivateAttr()
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
