@@ -6,7 +6,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -15,15 +14,23 @@ from numpy.typing import ArrayLike, NDArray
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.errors import CacheFileError
 
-from .base import BaseQueryCache
-from .certificates import UNIT_SLACK
-from .changes import Insertions, Removals
-from .entries import NOWHERE, Contents, DocumentVectors, Entry
+from .certificates import UNIT_SLACK, known_radius
+from .entries import (
+    NEVER,
+    NOWHERE,
+    Contents,
+    DocumentKey,
+    DocumentVectors,
+    Entry,
+    EntryTable,
+    NewEntry,
+    check_candidates,
+    document_keys,
+)
 from .files import capture, check_arguments, read, write
 from .kernels import kernels
-from .lookup import Answers, Conclusions, Decisions, Learning, Look, Match
-from .settings import Settings
-from .tolerance import AdaptiveTolerance, TenantTolerances
+from .lookup import Decisions, Look, Match
+from .settings import BaseQueryCache, Settings
 from .types import (
     Candidate,
     Eviction,
@@ -34,7 +41,7 @@ from .types import (
     VectorSource,
     Wording,
 )
-from .validation import as_query, check_key, check_vector, check_vectors
+from .validation import as_query, check_ids, check_key, check_vector, check_vectors
 
 __all__ = ["QueryCache"]
 
@@ -134,44 +141,17 @@ class QueryCache(BaseQueryCache[T]):
         tag: str = "",
         seed: int = 0,
     ) -> None:
-        settings = Settings(
-            dim=dim,
-            capacity=capacity,
-            tolerance=tolerance,
-            index=index,
-            eviction=eviction,
-            metric=metric,
-            num_hyperplanes=num_hyperplanes,
-            bucket_capacity=bucket_capacity,
-            rerank_factor=rerank_factor,
-            guarantee=guarantee,
-            ttl=ttl,
-            vectors=vectors,
-            multi_probe=multi_probe,
-            max_rerank_factor=max_rerank_factor,
-            exact_search=exact_search,
-            unit_vectors=unit_vectors,
-            longest=longest,
-            target_recall=target_recall,
-            max_violation=max_violation,
-            start_tolerance=start_tolerance,
-            unranked_tolerance=unranked_tolerance,
-            tenant_of=tenant_of,
-            tag=tag,
-            seed=seed,
-        )
-        self._settings = settings
+        arguments = dict(locals())  # by the names of the settings
+        del arguments["self"]
+        self._settings = settings = Settings(**arguments)
         self._kernels = kernels()
         self._contents = Contents[T](settings, self._kernels)
         self._vectors = DocumentVectors(settings, self._kernels)
-        self._answers = Answers[T](settings, self._kernels)
-        self._decisions = Decisions(settings, self._answers, _learnt_tolerances(settings))
-        self._conclusions = Conclusions(settings, self._contents, self._answers, self._decisions)
-        learning = Learning(settings, self._answers, self._decisions)
-        self._insertions = Insertions(
-            settings, self._contents, self._vectors, self._decisions, learning
-        )
-        self._removals = Removals(self._contents, self._vectors, self._decisions)
+        self._decisions = Decisions[T](settings, self._kernels)
+        # Nothing but the distance decides.
+        self._simple = self._decisions.learnt is None and settings.guarantee is None
+        self._next_expiry = 0
+        self._nothing = np.empty((0, settings.dim), dtype=np.float32)
         # Squared lengths that a query may have.
         self._shortest_query, self._longest_query = 0.0, math.inf
         if settings.unit and settings.metric == "l2":
@@ -237,11 +217,11 @@ class QueryCache(BaseQueryCache[T]):
         # 1. A key was being written while the scan read it. ``written`` is read before the scan and
         #    set after each write: a later sequence number may belong to half a key.
         # 2. The slot got another entry, or lost it, between the scan and the look at the entry.
-        #    ``conclude`` compares sequence numbers, which are never used twice.
+        #    ``_conclude`` compares sequence numbers, which are never used twice.
         # 3. Documents were taken out of the entry since the scan: it no longer serves k, or has
         #    fewer candidates than the kernel ranked.
         # 4. The entry or the whole table was replaced while the answer was made, for instance by
-        #    a change of the store. ``conclude`` looks again under the lock, where it counts.
+        #    a change of the store. ``_conclude`` looks again under the lock, where it counts.
         # Arrays that grow are replaced, never moved; ``_held`` keeps alive those whose addresses
         # are in ``packed``, which a writer may replace at any time. ``ranks`` says whether the
         # kernel also ranks the candidates of what it finds, into ``ranked``; it ranks none of an
@@ -279,8 +259,8 @@ class QueryCache(BaseQueryCache[T]):
                 continue
             look, distance = Look(table, query, k, now), math.sqrt(square)
             if wording is not None and not self._accepts(table.entries[slot], sequence, wording):
-                return self._conclusions.of_other_words(look, partition, wording)
-            valid, hit = self._conclusions.conclude(look, slot, sequence, distance, ranked, count)
+                return self._answer_other_words(look, partition, wording)
+            valid, hit = self._conclude(look, slot, sequence, distance, ranked, count)
             if valid:
                 return hit
 
@@ -289,6 +269,91 @@ class QueryCache(BaseQueryCache[T]):
         if entry is None or entry.sequence != sequence:
             return True
         return self._settings.required_bound == 1.0 or wording.accepts(entry.text)
+
+    def _conclude(
+        self,
+        look: Look[T],
+        slot: int,
+        sequence: int,
+        distance: float,
+        ranked: NDArray[np.float64] | None = None,
+        count: int = -1,
+    ) -> tuple[bool, Hit[T] | None]:
+        """Return whether the match is still valid, and its answer.
+
+        Args:
+            look: The lookup.
+            slot: Place of the entry in the table.
+            sequence: Number of its insertion.
+            distance: From the query to its key.
+            ranked: What the kernel ranked.
+            count: Of how many candidates; -1 where it ranked none.
+        """
+        contents, table = self._contents, look.table
+        entry = table.entries[slot]
+        if entry is None or entry.sequence != sequence:
+            return False, None
+        if len(entry.candidates) < look.k and not entry.complete:  # documents went since the scan
+            return False, None
+        match = Match(slot, entry, distance)
+        too_far = entry.readable is None and distance > self._decisions.limit_of(entry)
+        if not self._simple or table.disturbed or too_far:
+            return self._weigh(look, match)
+        if count < 0:
+            hit = self._decisions.answer_from(look, match)
+        elif count == len(entry.candidates):
+            assert ranked is not None  # noqa: S101 - something was ranked
+            hit = self._decisions.answer_from_ranked(look, match, ranked)
+        else:  # documents went since the scan
+            return False, None
+        with contents.lock:
+            if table is not contents.table or table.entries[slot] is not entry:
+                return False, None
+            contents.counts["lookups"] += 1
+            contents.counts["hits"] += 1
+            if hit.recall_bound == 1.0:
+                contents.counts["proven"] += 1
+            table.keys.touch(slot)
+        return True, hit
+
+    def _answer_other_words(self, look: Look[T], partition: int, wording: Wording) -> Hit[T] | None:
+        """Answer from the nearest entry whose words may be answered alike, and count that."""
+        contents = self._contents
+        while True:
+            with contents.lock:
+                match = None
+                if look.table is contents.table:
+                    match = self._decisions.next_accepted(look, partition, wording)
+                if match is None:
+                    contents.counts["lookups"] += 1
+                    return None
+            valid, hit = self._weigh(look, match)
+            if valid:
+                return hit
+
+    def _weigh(self, look: Look[T], match: Match[T]) -> tuple[bool, Hit[T] | None]:
+        """Version of :meth:`_conclude` for caches in which more than the distance decides."""
+        contents, table = self._contents, look.table
+        hit, fresh, used = self._decisions.decide(look, match)
+        with contents.lock:
+            if table is not contents.table or any(
+                table.entry(slot) is not was for slot, was in used
+            ):
+                return False, None
+            contents.counts["lookups"] += 1
+            if hit is None:
+                if not fresh or self._settings.guarantee is not None:
+                    contents.counts["unproven" if fresh else "stale"] += 1
+                return True, None
+            contents.counts["hits"] += 1
+            if hit.recall_bound == 1.0:
+                contents.counts["proven"] += 1
+            learnt = self._decisions.learnt
+            if learnt is not None and not self._decisions.suffices(hit):
+                tenant = self._decisions.tenant(match.entry.key)
+                hit.check = learnt.wants_check(tenant, match.distance)
+            table.keys.touch(match.slot)
+        return True, hit
 
     def lookup_batch(self, queries: ArrayLike, k: int, key: Hashable = None) -> list[Hit[T] | None]:
         """Batched version of :meth:`lookup`, which takes less time per query.
@@ -323,7 +388,7 @@ class QueryCache(BaseQueryCache[T]):
             valid, hit = False, None
             if sequence <= written:
                 look = Look(table, query, k, now)
-                valid, hit = self._conclusions.conclude(look, slot, sequence, distance)
+                valid, hit = self._conclude(look, slot, sequence, distance)
             hits.append(hit if valid else self.lookup(query, k, key))
         return hits
 
@@ -388,17 +453,103 @@ class QueryCache(BaseQueryCache[T]):
             Exception: Any error of ``vectors`` other than a ``LookupError``. In either case
                 nothing was changed.
         """
-        return self._insertions.insert(
-            q,
-            candidates,
-            key,
-            k,
-            store_version,
-            vectors,
-            complete=complete,
-            ranked=ranked,
-            wording=wording,
-        )
+        contents = self._contents
+        query = self._vectors.prepare_query(q)
+        checked = check_candidates(candidates, complete=complete)
+        check_key(key)
+        if k is not None:
+            k = check_int("k", k, 1)
+        version = contents.changes.version
+        if store_version is not None:
+            version = check_int("store_version", store_version, 0, version)
+        documents = document_keys(checked)
+        held = tuple(dict.fromkeys(documents))
+        known = None
+        if ranked and vectors is not None:
+            known = self._usable(vectors, documents, held)
+        reads = ranked and vectors is None and self._settings.vectors is not None
+        while True:
+            table = contents.table
+            # With what came along, nothing is missing, whatever the pool keeps by then.
+            missing, fetched = self._read_missing(table, held) if reads else (held, known)
+            with contents.lock:
+                if table is not contents.table:  # cleared in the meantime
+                    contents.counts["dropped"] += 1
+                    return False
+                readable = None
+                if fetched is not None:
+                    rows = table.pool.acquire_all(held, missing, fetched)
+                    if rows is None:
+                        continue
+                    readable = table.rank(query, documents, rows)
+                text = "" if wording is None else wording.text
+                entry = Entry(key, checked, readable, complete, contents.clock(), 0, ranked, text)
+                if self._decisions.learnt is not None and version == contents.changes.version:
+                    look = Look(table, query, k or max(len(checked), 1), contents.clock())
+                    self._decisions.learn(look, entry, wording, served=False)
+                return self._put(query, entry, version)
+
+    def _usable(
+        self, vectors: ArrayLike, documents: Sequence[DocumentKey], held: Sequence[DocumentKey]
+    ) -> Vectors | None:
+        """Return vectors that came along with documents, one for each of those to be held."""
+        known = self._vectors.usable(vectors, len(documents))
+        if known is None or len(held) == len(documents):
+            return known
+        rows = {key: row for row, key in reversed(list(enumerate(documents)))}
+        return known[[rows[key] for key in held]]
+
+    def _read_missing(
+        self, table: EntryTable[T], held: Sequence[DocumentKey]
+    ) -> tuple[Sequence[DocumentKey], Vectors | None]:
+        """Return which of some documents are not in the pool, and their vectors.
+
+        None of them is referenced meanwhile: an insertion of a document that changes while vectors
+        are read must not get its old vector.
+        """
+        missing = table.pool.missing(held)
+        among = [key[0] for key in held]
+        if not missing and len(set(among)) == len(among):
+            return missing, self._nothing
+        return missing, self._vectors.read([key[0] for key in missing], among=among)
+
+    def _put(self, query: Vectors, entry: Entry[T], version: int) -> bool:
+        """Put an entry into the table, up to date; return whether that could be."""
+        contents = self._contents
+        table, metric, lifetime = contents.table, self._settings.metric, self._settings.lifetime
+        held = () if entry.readable is None else entry.readable.documents
+        caught_up = contents.changes.catch_up(entry, query, version, metric)
+        if caught_up is None:
+            table.pool.release(held)
+            contents.counts["dropped"] += 1
+            return False
+        left, newest = caught_up
+        distances = None
+        if left.readable is not None:
+            # Of what is left: the others' vectors may be those of after the search.
+            distances = left.readable.distances
+            if left is not entry:
+                table.pool.release(set(held).difference(left.readable.documents))
+        radius = known_radius(distances, query, metric, table.longest, complete=entry.complete)
+        expires = NEVER
+        if lifetime is not None:
+            self._expire(table, lifetime)
+            expires = entry.born + lifetime
+        new = NewEntry(query, left, min(radius, newest), newest, expires)
+        contents.counts["evictions"] += table.put(new)
+        contents.counts["insertions"] += 1
+        return True
+
+    def _expire(self, table: EntryTable[T], lifetime: int) -> None:
+        """Take ended entries out of memory now and then; lookups no longer find them."""
+        contents = self._contents
+        now = contents.clock()
+        if now < self._next_expiry:
+            return
+        self._next_expiry = now + lifetime // 8
+        for slot in table.keys.expired(now):
+            table.remove(slot)
+            contents.counts["expired"] += 1
 
     def report(
         self,
@@ -424,11 +575,29 @@ class QueryCache(BaseQueryCache[T]):
             Whether the answer had at least ``target_recall``; ``None`` where the entry is gone or
             the tolerance is fixed.
         """
-        return self._insertions.report(q, k, candidates, key, wording)
+        query = self._vectors.prepare_query(q)
+        k = check_int("k", k, 1)
+        if self._decisions.learnt is None:
+            return None
+        contents = self._contents
+        with contents.lock:
+            table, readable = contents.table, None
+            documents = document_keys(candidates)
+            if self._settings.vectors is not None and not table.pool.missing(documents):
+                readable = table.rank(query, documents)
+            entry = Entry(key, tuple(candidates), readable, complete=False, born=0, sequence=0)
+            look = Look(table, query, k, contents.clock())
+            return self._decisions.learn(look, entry, wording, served=True)
 
     def delete(self, q: ArrayLike, key: Hashable = None) -> bool:
         """Drop the entry of exactly this embedding and key; return whether there was one."""
-        return self._removals.delete(q, key)
+        contents, query = self._contents, self._vectors.prepare_query(q)
+        with contents.lock:
+            slot = contents.table.keys.same(query, contents.partition(key))
+            if slot is None:
+                return False
+            contents.table.remove(slot)
+            return True
 
     def guess(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
         """Guess what the store will return for a query that misses, from documents seen before.
@@ -455,7 +624,7 @@ class QueryCache(BaseQueryCache[T]):
             match = Match(slot, entry, distance)
             if self._decisions.decide(look, match)[0] is not None:
                 return None
-            candidates = self._answers.guess(look, partition)
+            candidates = self._decisions.guess(look, partition)
             age = (look.now - entry.born) / 1e9
         return Hit(candidates, distance, age, reranked=True) if candidates else None
 
@@ -467,7 +636,21 @@ class QueryCache(BaseQueryCache[T]):
             k: As for :meth:`lookup`.
             key: As for :meth:`lookup`.
         """
-        return self._removals.forget(q, k, key)
+        contents, query = self._contents, self._vectors.prepare_query(q)
+        k = min(check_int("k", k, 1), sys.maxsize)
+        count = 0
+        with contents.lock:
+            table = contents.table
+            while True:
+                partition = contents.partition(key)
+                slot, distance = table.keys.nearest(query, partition, k, contents.clock())
+                entry = table.entry(slot) if slot >= 0 else None
+                if entry is None or distance > self._decisions.limit_of(entry):
+                    break
+                table.remove(slot)
+                count += 1
+            contents.changes.clear()
+        return count
 
     def discard(self, matches: Callable[[Hashable, Sequence[Candidate[T]], float], bool]) -> int:
         """Drop entries; searches that began before are not inserted any more.
@@ -479,11 +662,24 @@ class QueryCache(BaseQueryCache[T]):
         Returns:
             How many entries were dropped.
         """
-        return self._removals.discard(matches)
+        contents = self._contents
+        with contents.lock:
+            now, table = contents.clock(), contents.table
+            slots = [
+                slot
+                for slot, entry in enumerate(table.entries)
+                if entry is not None
+                and matches(entry.key, entry.candidates, (now - entry.born) / 1e9)
+            ]
+            for slot in slots:
+                table.remove(slot)
+            contents.changes.clear()
+        return len(slots)
 
     def clear(self) -> None:
         """Drop every entry; searches that began before are not inserted any more."""
-        self._removals.clear()
+        with self._contents.lock:
+            self._contents.clear()
 
     def save(
         self,
@@ -577,19 +773,18 @@ class QueryCache(BaseQueryCache[T]):
     def _change(
         self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None
     ) -> None:
-        self._removals.follow(removed, added, vectors)
-
-
-def _learnt_tolerances(settings: Settings) -> TenantTolerances | None:
-    if settings.tolerance != "auto":
-        return None
-    return TenantTolerances(
-        partial(
-            AdaptiveTolerance,
-            target_recall=settings.target_recall,
-            max_violation=settings.max_violation,
-            start=settings.start_tolerance,
-            largest=2.0 if settings.unit else math.inf,
-            seed=settings.seed,
-        )
-    )
+        check_ids((*removed, *added))
+        contents = self._contents
+        try:
+            added, new = self._vectors.of_new(added, vectors)
+        except BaseException:
+            self.clear()  # the store has changed in an unknown way
+            raise
+        with contents.lock:
+            if new is None:
+                contents.clear()
+                return
+            contents.changes.note(removed, added, new)
+            ended = contents.table.drop_documents(removed)
+            ended += contents.table.add_documents(added, new)
+            contents.counts["invalidated"] += ended

@@ -1,7 +1,6 @@
 """Lookups: the answer of an entry to a query, its proof, and the decision whether it is a hit.
 
-A scan finds a match without the lock, so the decision under the lock looks again at what may have
-changed. ``tolerance="auto"`` learns here, too, from answers that are compared with the store's.
+``tolerance="auto"`` learns here, too, from answers that are compared with the store's.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Hashable
+from functools import partial
 from types import ModuleType
 from typing import Generic, NamedTuple, TypeVar
 
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.core.checks import as_number
 from ragcache_integrations.query_cache.certificates import nothing_nearer, proven, proven_unit
-from ragcache_integrations.query_cache.entries import NOWHERE, Contents, Entry, EntryTable
+from ragcache_integrations.query_cache.entries import NOWHERE, Entry, EntryTable
 from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.query_cache.tolerance import TenantTolerances
+from ragcache_integrations.query_cache.tolerance import AdaptiveTolerance, TenantTolerances
 from ragcache_integrations.query_cache.types import (
     Candidate,
     Explanation,
@@ -29,7 +29,7 @@ from ragcache_integrations.query_cache.types import (
     unanswered,
 )
 
-__all__ = ["Answers", "Conclusions", "Decisions", "Learning", "Look", "Match", "Used", "apart"]
+__all__ = ["Decisions", "Look", "Match", "Used", "apart"]
 
 
 T = TypeVar("T")
@@ -74,12 +74,18 @@ _SECOND = 1_000_000_000
 _TOGETHER = 10
 
 
-class Answers(Generic[T]):
-    """Reads a table. What it read may change meanwhile: its caller looks again, under the lock.
+class Decisions(Generic[T]):
+    """Answers from a table, and decides by distance, by what is proven and by what came later.
+
+    What it reads may change meanwhile: its caller looks again, under the lock.
 
     Args:
         settings: The arguments of the cache.
         kernels: The module of compiled or plain loops.
+
+    Attributes:
+        learnt: The tolerance of each tenant; ``None`` if it is fixed.
+        limit: How far keys are looked for.
     """
 
     def __init__(self, settings: Settings, kernels: ModuleType) -> None:
@@ -89,7 +95,11 @@ class Answers(Generic[T]):
         self._unit_keys = settings.metric == "cosine"
         self._inner = settings.metric == "ip"
         self._proves = settings.proves
-        self._required = settings.required_bound or 0.0
+        self._required = settings.required_bound
+        self._fixed = 0.0 if settings.tolerance == "auto" else as_number(settings.tolerance)
+        unranked = settings.unranked_tolerance
+        self._unranked = self._fixed if unranked is None else min(unranked, self._fixed)
+        self.note_learnt(_learnt_tolerances(settings))
 
     def fresh(self, look: Look[T], match: Match[T]) -> bool:
         """Whether no document that came after the entry belongs in its answer."""
@@ -103,7 +113,7 @@ class Answers(Generic[T]):
         last = distances[min(look.k, len(distances)) - 1]
         return bool(2 * table.apart(match.distance) <= newest - last)
 
-    def of_entry(self, look: Look[T], match: Match[T]) -> Hit[T]:
+    def answer_from(self, look: Look[T], match: Match[T]) -> Hit[T]:
         """Answer from one entry."""
         table, query, k, now = look
         _, entry, distance = match
@@ -124,7 +134,9 @@ class Answers(Generic[T]):
         scores = [-value for value in nearest] if self._inner else nearest
         return Hit(best, distance, age, reranked=True, scores=tuple(scores), recall_bound=bound)
 
-    def of_ranked(self, look: Look[T], match: Match[T], ranked: NDArray[np.float64]) -> Hit[T]:
+    def answer_from_ranked(
+        self, look: Look[T], match: Match[T], ranked: NDArray[np.float64]
+    ) -> Hit[T]:
         """Answer from one entry whose candidates the kernel has ranked.
 
         Args:
@@ -180,7 +192,7 @@ class Answers(Generic[T]):
                 candidates |= zip(rows, entry.candidates, strict=True)
         return used, candidates
 
-    def of_several(self, look: Look[T], partition: int) -> tuple[Hit[T] | None, Used[T]]:
+    def answer_from_several(self, look: Look[T], partition: int) -> tuple[Hit[T] | None, Used[T]]:
         """Answer from several entries where all that they know proves what is required.
 
         Args:
@@ -198,7 +210,7 @@ class Answers(Generic[T]):
             return None, used
         rows = np.fromiter(candidates, np.int64, len(candidates))
         order, values = self._rank(query, self._unit_keys, table.pool.vectors, rows, self._inner)
-        needed = math.ceil(self._required * k)
+        needed = math.ceil((self._required or 0.0) * k)
         chosen = [slot for slot, _ in used]
         keys = table.keys.keys(np.array(chosen)).astype(np.float64)
         prepared = table.keys.prepare(query).astype(np.float64)
@@ -213,136 +225,6 @@ class Answers(Generic[T]):
         scores = tuple(values[:k].tolist())
         return Hit(best, distance, age, reranked=True, scores=scores, recall_bound=needed / k), used
 
-
-class Learning(Generic[T]):
-    """Labels answers for the tolerance. Its owner holds the lock.
-
-    Args:
-        settings: The arguments of the cache.
-        answers: Answers from entries.
-        decisions: Has the tolerance that is learnt.
-    """
-
-    def __init__(self, settings: Settings, answers: Answers[T], decisions: Decisions[T]) -> None:
-        self._settings = settings
-        self._answers = answers
-        self._decisions = decisions
-
-    def learn(
-        self, look: Look[T], truth: Entry[T], wording: Wording | None, *, served: bool
-    ) -> bool | None:
-        """Compare what the nearest entry answers with what the store said.
-
-        Args:
-            look: The query.
-            truth: What the store said for it, under its cache key.
-            wording: Its words; an entry of other ones says nothing.
-            served: Whether the cache answered so.
-
-        Returns:
-            Whether the answer was good enough; ``None`` where there is none to learn from.
-        """
-        table, learnt = look.table, self._decisions.learnt
-        partition = table.partitions.get(truth.key, NOWHERE)
-        slot, distance = table.keys.nearest(look.query, partition, look.k, look.now)
-        entry = table.entry(slot) if slot >= 0 else None
-        if learnt is None or entry is None:
-            return None
-        match: Match[T] | None = Match(slot, entry, distance)
-        if wording is not None and not wording.accepts(entry.text):
-            match = self._decisions.next_accepted(look, partition, wording)
-        if match is None:
-            return None
-        (slot, entry, distance), cap = match, table.reach.cap
-        would_be_served = served or distance <= cap[slot]
-        if not would_be_served or not self._answers.fresh(look, match):
-            return None
-        hit = self._answers.of_entry(look, match)
-        violated = _recall(hit, truth, look.k, self._settings.metric) < self._settings.target_recall
-        learnt.observe(self._decisions.tenant(truth.key), distance, violated, served=served)
-        self._decisions.note_learnt(learnt)
-        if violated and served:
-            # Rephrasings of one near-duplicate scatter around its distance.
-            cap[slot] = min(cap[slot], distance / 2)
-        return not violated
-
-
-def _recall(hit: Hit[T], truth: Entry[T], k: int, metric: Metric) -> float:
-    """Return the share of the store's k documents that an answer has.
-
-    A document as near as the last of them counts, too: the store could have returned it as well.
-
-    Args:
-        hit: The answer.
-        truth: What the store said for the same query.
-        k: How many documents were requested.
-        metric: How the cache ranks documents.
-    """
-    right = {(candidate.id, candidate.fingerprint) for candidate in truth.candidates[:k]}
-    if not right:
-        return 1.0
-    furthest = -math.inf
-    if truth.readable is not None and hit.scores is not None:
-        distances = truth.readable.distances
-        last = float(distances[min(k, len(distances)) - 1])
-        furthest = last + 1e-9 * abs(last)
-    scores = hit.scores or [math.nan] * len(hit.candidates)
-    correct = sum(
-        (candidate.id, candidate.fingerprint) in right
-        or (-score if metric == "ip" else score) <= furthest
-        for candidate, score in zip(hit.candidates, scores, strict=True)
-    )
-    return min(correct, len(right)) / len(right)
-
-
-_UNREAD = "its text is another one, and their embeddings may be the same nevertheless"
-_MOST_ASKED = 16
-"""Of the nearest entries, how many have their words compared."""
-
-
-def apart(distance: float, limit: float, wording: Wording, text: str) -> str:
-    """Return in words why an entry that is near does not answer, as its words are other words.
-
-    Args:
-        distance: To its key.
-        limit: How far it may be.
-        wording: The query's words.
-        text: The entry's.
-    """
-    near = f"the nearest entry is at distance {distance:.4g}"
-    why = wording.apart(text)
-    if distance <= limit:
-        return f"{near}, but {why or _UNREAD}"
-    return f"{near}, beyond the tolerance of {limit:.4g}" + ("" if why is None else f", and {why}")
-
-
-class Decisions(Generic[T]):
-    """Decides by distance, by what is proven, and by what came after an entry.
-
-    Args:
-        settings: The arguments of the cache.
-        answers: Reads what entries answer.
-        learnt: What tenants have learnt; ``None`` if the tolerance is fixed.
-
-    Attributes:
-        learnt: The tolerance of each tenant, unless it is fixed.
-        limit: How far keys are looked for.
-    """
-
-    def __init__(
-        self, settings: Settings, answers: Answers[T], learnt: TenantTolerances | None
-    ) -> None:
-        self._answers = answers
-        self._fixed = 0.0 if settings.tolerance == "auto" else as_number(settings.tolerance)
-        unranked = settings.unranked_tolerance
-        self._unranked = self._fixed if unranked is None else min(unranked, self._fixed)
-        self._reranks = settings.vectors is not None
-        self._proves = settings.proves
-        self._required = settings.required_bound
-        self._target = settings.target_recall
-        self._tenant_of = settings.tenant_of
-        self.note_learnt(learnt)
-
     @property
     def tolerance(self) -> float:
         """The largest distance at which an unproven lookup of any tenant hits, now."""
@@ -354,7 +236,8 @@ class Decisions(Generic[T]):
 
     def tenant(self, key: Hashable) -> Hashable:
         """Return whose questions a cache key is for: what they teach holds for no other tenant."""
-        return key if self._tenant_of is None else self._tenant_of(key)
+        tenant_of = self._settings.tenant_of
+        return key if tenant_of is None else tenant_of(key)
 
     def note_learnt(self, learnt: TenantTolerances | None) -> None:
         """Go by what has been learnt by now.
@@ -370,7 +253,8 @@ class Decisions(Generic[T]):
     @property
     def farthest(self) -> float:
         """The largest distance at which any entry answers an unproven lookup, now."""
-        return self.tolerance if self._reranks else self._unranked
+        reranks = self._settings.vectors is not None
+        return self.tolerance if reranks else self._unranked
 
     def limit_of(self, entry: Entry[T]) -> float:
         """How far an unproven lookup may be from the key of an entry to hit."""
@@ -383,10 +267,10 @@ class Decisions(Generic[T]):
         slot, entry, distance = match
         reach = look.table.reach
         used = [(slot, entry)]
-        fresh = self._answers.fresh(look, match)
+        fresh = self.fresh(look, match)
         if self.learnt is None and distance > self.limit_of(entry):
             return None, fresh, used
-        hit = self._answers.of_entry(look, match) if fresh else None
+        hit = self.answer_from(look, match) if fresh else None
         if self._required is not None:
             bound = None if hit is None else hit.recall_bound
             if bound is None or bound < self._required:
@@ -394,7 +278,7 @@ class Decisions(Generic[T]):
                 hit = None
                 # Beyond what the nearest entry knows, the others prove next to nothing.
                 if partition is not None and distance < reach.radius[slot]:
-                    hit, others = self._answers.of_several(look, partition)
+                    hit, others = self.answer_from_several(look, partition)
                     used += others
         elif hit is not None and self.learnt is not None:
             limit = min(self.tolerance_of(entry.key), reach.cap[slot])
@@ -426,7 +310,7 @@ class Decisions(Generic[T]):
             match = other
             entry, distance = match.entry, match.distance
         hit, fresh, _ = self.decide(look, match)
-        plain = self._answers.of_entry(look, match)
+        plain = self.answer_from(look, match)
         reason = self.reason(hit, plain.recall_bound, fresh, match)
         bound = plain.recall_bound if hit is None else hit.recall_bound
         limit = self.limit_of(entry)
@@ -482,7 +366,7 @@ class Decisions(Generic[T]):
 
     def suffices(self, hit: Hit[T]) -> bool:
         """Whether a hit is proven to be no violation, for a tolerance that is learnt."""
-        return hit.recall_bound is not None and hit.recall_bound >= self._target
+        return hit.recall_bound is not None and hit.recall_bound >= self._settings.target_recall
 
     def reason(self, hit: Hit[T] | None, bound: float | None, fresh: bool, match: Match[T]) -> str:
         """Return in words why a lookup hits or misses.
@@ -510,112 +394,104 @@ class Decisions(Generic[T]):
             return f"{near}, but of the recall of {self._required:.2f} asked for, {proved}"
         return f"{near}, but a check of an answer of this entry at such a distance failed"
 
-
-class Conclusions(Generic[T]):
-    """Concludes lookups, and counts them.
-
-    Args:
-        settings: The arguments of the cache.
-        contents: What the cache holds.
-        answers: Answers from entries.
-        decisions: Decides whether a match is a hit.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        contents: Contents[T],
-        answers: Answers[T],
-        decisions: Decisions[T],
-    ) -> None:
-        self._settings = settings
-        self._contents = contents
-        self._answers = answers
-        self._decisions = decisions
-        # Nothing but the distance decides.
-        self._simple = decisions.learnt is None and settings.guarantee is None
-
-    def conclude(
-        self,
-        look: Look[T],
-        slot: int,
-        sequence: int,
-        distance: float,
-        ranked: NDArray[np.float64] | None = None,
-        count: int = -1,
-    ) -> tuple[bool, Hit[T] | None]:
-        """Return whether the match is still valid, and its answer.
+    def learn(
+        self, look: Look[T], truth: Entry[T], wording: Wording | None, *, served: bool
+    ) -> bool | None:
+        """Compare what the nearest entry answers with what the store said.
 
         Args:
-            look: The lookup.
-            slot: Place of the entry in the table.
-            sequence: Number of its insertion.
-            distance: From the query to its key.
-            ranked: What the kernel ranked.
-            count: Of how many candidates; -1 where it ranked none.
+            look: The query.
+            truth: What the store said for it, under its cache key.
+            wording: Its words; an entry of other ones says nothing.
+            served: Whether the cache answered so.
+
+        Returns:
+            Whether the answer was good enough; ``None`` where there is none to learn from.
         """
-        contents, table = self._contents, look.table
-        entry = table.entries[slot]
-        if entry is None or entry.sequence != sequence:
-            return False, None
-        if len(entry.candidates) < look.k and not entry.complete:  # documents went since the scan
-            return False, None
-        match = Match(slot, entry, distance)
-        too_far = entry.readable is None and distance > self._decisions.limit_of(entry)
-        if not self._simple or table.disturbed or too_far:
-            return self._weigh(look, match)
-        if count < 0:
-            hit = self._answers.of_entry(look, match)
-        elif count == len(entry.candidates):
-            assert ranked is not None  # noqa: S101 - something was ranked
-            hit = self._answers.of_ranked(look, match, ranked)
-        else:  # documents went since the scan
-            return False, None
-        with contents.lock:
-            if table is not contents.table or table.entries[slot] is not entry:
-                return False, None
-            contents.counts["lookups"] += 1
-            contents.counts["hits"] += 1
-            if hit.recall_bound == 1.0:
-                contents.counts["proven"] += 1
-            table.keys.touch(slot)
-        return True, hit
+        table, learnt = look.table, self.learnt
+        partition = table.partitions.get(truth.key, NOWHERE)
+        slot, distance = table.keys.nearest(look.query, partition, look.k, look.now)
+        entry = table.entry(slot) if slot >= 0 else None
+        if learnt is None or entry is None:
+            return None
+        match: Match[T] | None = Match(slot, entry, distance)
+        if wording is not None and not wording.accepts(entry.text):
+            match = self.next_accepted(look, partition, wording)
+        if match is None:
+            return None
+        (slot, entry, distance), cap = match, table.reach.cap
+        would_be_served = served or distance <= cap[slot]
+        if not would_be_served or not self.fresh(look, match):
+            return None
+        hit = self.answer_from(look, match)
+        violated = _recall(hit, truth, look.k, self._settings.metric) < self._settings.target_recall
+        learnt.observe(self.tenant(truth.key), distance, violated, served=served)
+        self.note_learnt(learnt)
+        if violated and served:
+            # Rephrasings of one near-duplicate scatter around its distance.
+            cap[slot] = min(cap[slot], distance / 2)
+        return not violated
 
-    def of_other_words(self, look: Look[T], partition: int, wording: Wording) -> Hit[T] | None:
-        """Answer from the nearest entry whose words may be answered alike, and count that."""
-        contents = self._contents
-        while True:
-            with contents.lock:
-                match = None
-                if look.table is contents.table:
-                    match = self._decisions.next_accepted(look, partition, wording)
-                if match is None:
-                    contents.counts["lookups"] += 1
-                    return None
-            valid, hit = self._weigh(look, match)
-            if valid:
-                return hit
 
-    def _weigh(self, look: Look[T], match: Match[T]) -> tuple[bool, Hit[T] | None]:
-        """Version of :meth:`conclude` for caches in which more than the distance decides."""
-        contents, table = self._contents, look.table
-        hit, fresh, used = self._decisions.decide(look, match)
-        with contents.lock:
-            if table is not contents.table or any(
-                table.entry(slot) is not was for slot, was in used
-            ):
-                return False, None
-            contents.counts["lookups"] += 1
-            if hit is None:
-                if not fresh or self._settings.guarantee is not None:
-                    contents.counts["unproven" if fresh else "stale"] += 1
-                return True, None
-            contents.counts["hits"] += 1
-            if hit.recall_bound == 1.0:
-                contents.counts["proven"] += 1
-            learnt = self._decisions.learnt
-            if learnt is not None and not self._decisions.suffices(hit):
-                tenant = self._decisions.tenant(match.entry.key)
-                hit.check = learnt.wants_check(tenant, match.distance)
-            table.keys.touch(match.slot)
-        return True, hit
+def _learnt_tolerances(settings: Settings) -> TenantTolerances | None:
+    if settings.tolerance != "auto":
+        return None
+    return TenantTolerances(
+        partial(
+            AdaptiveTolerance,
+            target_recall=settings.target_recall,
+            max_violation=settings.max_violation,
+            start=settings.start_tolerance,
+            largest=2.0 if settings.unit else math.inf,
+            seed=settings.seed,
+        )
+    )
+
+
+def _recall(hit: Hit[T], truth: Entry[T], k: int, metric: Metric) -> float:
+    """Return the share of the store's k documents that an answer has.
+
+    A document as near as the last of them counts, too: the store could have returned it as well.
+
+    Args:
+        hit: The answer.
+        truth: What the store said for the same query.
+        k: How many documents were requested.
+        metric: How the cache ranks documents.
+    """
+    right = {(candidate.id, candidate.fingerprint) for candidate in truth.candidates[:k]}
+    if not right:
+        return 1.0
+    furthest = -math.inf
+    if truth.readable is not None and hit.scores is not None:
+        distances = truth.readable.distances
+        last = float(distances[min(k, len(distances)) - 1])
+        furthest = last + 1e-9 * abs(last)
+    scores = hit.scores or [math.nan] * len(hit.candidates)
+    correct = sum(
+        (candidate.id, candidate.fingerprint) in right
+        or (-score if metric == "ip" else score) <= furthest
+        for candidate, score in zip(hit.candidates, scores, strict=True)
+    )
+    return min(correct, len(right)) / len(right)
+
+
+_UNREAD = "its text is another one, and their embeddings may be the same nevertheless"
+_MOST_ASKED = 16
+"""Of the nearest entries, how many have their words compared."""
+
+
+def apart(distance: float, limit: float, wording: Wording, text: str) -> str:
+    """Return in words why an entry that is near does not answer, as its words are other words.
+
+    Args:
+        distance: To its key.
+        limit: How far it may be.
+        wording: The query's words.
+        text: The entry's.
+    """
+    near = f"the nearest entry is at distance {distance:.4g}"
+    why = wording.apart(text)
+    if distance <= limit:
+        return f"{near}, but {why or _UNREAD}"
+    return f"{near}, beyond the tolerance of {limit:.4g}" + ("" if why is None else f", and {why}")

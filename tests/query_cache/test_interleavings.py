@@ -81,7 +81,9 @@ def test_documents_that_go_after_they_were_ranked_with_the_scan_are_not_served()
     assert ids(cache.lookup([0.9, 0.1, 0.2], 2)) == ["a", "c"]
 
 
-@pytest.mark.parametrize(("guarantee", "ranks"), [(None, "of_ranked"), (0.5, "of_entry")])
+@pytest.mark.parametrize(
+    ("guarantee", "ranks"), [(None, "answer_from_ranked"), (0.5, "answer_from")]
+)
 def test_documents_that_go_while_they_are_ranked_are_not_served(
     guarantee: float | None, ranks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +93,7 @@ def test_documents_that_go_while_they_are_ranked_are_not_served(
         guarantee=guarantee,
     )  # fmt: skip
     cache.insert([1, 0], [Candidate(one, one) for one in "ab"], complete=True)
-    right = getattr(cache._answers, ranks)
+    right = getattr(cache._decisions, ranks)
 
     def one(*arguments: Any) -> Any:
         monkeypatch.undo()
@@ -99,7 +101,7 @@ def test_documents_that_go_while_they_are_ranked_are_not_served(
         cache.documents_removed(["b"])
         return hit
 
-    monkeypatch.setattr(cache._answers, ranks, one)
+    monkeypatch.setattr(cache._decisions, ranks, one)
     assert ids(cache.lookup([0.9, 0.1], 2)) == ["a"]
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from numpy.typing import ArrayLike
 
-from ragcache_integrations.query_cache.base import BaseQueryCache
+from ragcache_integrations.query_cache.settings import BaseQueryCache
 from ragcache_integrations.query_cache.types import (
     Candidate,
     Eviction,

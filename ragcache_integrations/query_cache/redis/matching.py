@@ -31,7 +31,7 @@ from ragcache_integrations.query_cache.entries import (
     serving,
 )
 from ragcache_integrations.query_cache.kernels import COLUMNS, EXPIRES, SEQUENCE, SERVES
-from ragcache_integrations.query_cache.lookup import Answers, Decisions, Look, Match, apart
+from ragcache_integrations.query_cache.lookup import Decisions, Look, Match, apart
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.types import Candidate, Hit, Wording
 
@@ -153,8 +153,7 @@ class Matching(Generic[T]):
         self._settings = replace(settings, index="flat", capacity=_TOGETHER)
         self._kernels = kernels
         self._documents = documents
-        self._answers = Answers[T](self._settings, kernels)
-        self.decisions = Decisions(self._settings, self._answers, None)
+        self.decisions = Decisions[T](self._settings, kernels)
         self.vectors = DocumentVectors(self._settings, kernels)
         self._no_planes = np.empty((0, settings.dim), dtype=np.float32)
         self._one_bucket = np.zeros(1, dtype=np.int32)
@@ -205,7 +204,7 @@ class Matching(Generic[T]):
                 table.add(read.new)
             outcome.hit, outcome.fresh, _ = self.decisions.decide(look, match)
         if far:
-            plain = self._answers.of_entry(look, match)
+            plain = self.decisions.answer_from(look, match)
             outcome.bound = plain.recall_bound if outcome.hit is None else outcome.hit.recall_bound
             for _ in entries:  # which counts them
                 pass
