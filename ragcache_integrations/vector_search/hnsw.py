@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from .searches import Pace, Part, Selection, StagePlan, Vectors, faiss, reader, whole_search
+from .searches import Pace, Part, Search, Selection, StagePlan, Vectors, faiss, reader
 
 __all__ = ["HNSWSearch", "graph_kernels"]
 
@@ -120,7 +121,7 @@ class _Walk:
         return distances.tolist(), labels.tolist()
 
 
-class HNSWSearch:
+class HNSWSearch(Search):
     """Best-first search over FAISS's own graph, resumable; work is counted in expanded vectors.
 
     Where numba is missing, or the index is set to search by other rules than FAISS's default ones
@@ -132,7 +133,7 @@ class HNSWSearch:
     """
 
     def __init__(self, index: Any) -> None:
-        self._index = index
+        super().__init__(index)
         self._hnsw = index.hnsw  # slow to get
         self._efsearch = reader(self._hnsw, "efSearch")
         self._bounded = reader(self._hnsw, "search_bounded_queue")
@@ -142,24 +143,22 @@ class HNSWSearch:
         self._graph: _Graph | None = None
         self._kernels = _ready_kernels()
 
+    @override
     def changed(self) -> None:
-        """Note that vectors were added."""
         self._graph = None
         self._walks = []
 
-    def whole(self, query: Vectors, k: int, selection: Selection | None) -> Part:
-        """Search as FAISS does."""
-        if selection is None:
-            return whole_search(self._index, query, k, None)
+    @override
+    def _selecting(self, selection: Selection) -> Any:
         hnsw = self._hnsw
-        parameters = faiss().SearchParametersHNSW(
+        return faiss().SearchParametersHNSW(
             sel=selection.selector,
             efSearch=hnsw.efSearch,
             check_relative_distance=hnsw.check_relative_distance,
             bounded_queue=hnsw.search_bounded_queue,
         )
-        return whole_search(self._index, query, k, parameters)
 
+    @override
     def stages(
         self, query: Vectors, k: int, plan: StagePlan, selection: Selection | None
     ) -> Iterator[tuple[Part, bool]]:

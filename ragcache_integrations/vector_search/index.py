@@ -5,13 +5,22 @@ Many read, or one writes.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -133,6 +142,25 @@ class ReadWriteLock:
 _PLAN = StagePlan(number=8)
 _RESTARTS = 2  # then the rest of a search is one stage, which nothing can interrupt
 _MANY_BURIED = 0.2
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _async_version(
+    method: Callable[Concatenate[StagedIndex, P], R],
+) -> Callable[Concatenate[StagedIndex, P], Coroutine[Any, Any, R]]:
+    """Return the async version of a method of an index: it runs in a worker thread."""
+    name = method.__name__
+
+    async def run(self: StagedIndex, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await in_thread(method, self, *args, **kwargs)
+
+    run.__name__, run.__qualname__ = f"a{name}", f"StagedIndex.a{name}"
+    run.__doc__ = f"Async version of :meth:`{name}`; completes even if it is cancelled."
+    run.__signature__ = inspect.signature(method)  # type: ignore[attr-defined] # which help() shows
+    return run
 
 
 class StagedIndex:
@@ -493,15 +521,14 @@ class StagedIndex:
         loaded._set_up(*load_index(directory))
         return loaded
 
-    async def asearch(
-        self,
-        query: ArrayLike,
-        k: int,
-        *,
-        filter: Filter | None = None,  # noqa: A002 - as in search
-    ) -> Found:
-        """Async version of :meth:`search`, in a worker thread."""
-        return await in_thread(self.search, query, k, filter=filter)
+    asearch = _async_version(search)
+    aadd = _async_version(add)
+    adelete = _async_version(delete)
+    aupdate = _async_version(update)
+    acompact = _async_version(compact)
+    ato_faiss = _async_version(to_faiss)
+    avectors = _async_version(vectors)
+    asave = _async_version(save)
 
     async def astages(
         self,
@@ -521,44 +548,6 @@ class StagedIndex:
                 yield stage
         finally:
             stages.close()
-
-    async def aadd(
-        self,
-        ids: Sequence[str],
-        vectors: ArrayLike,
-        metadata: Sequence[Mapping[str, Any] | None] | None = None,
-    ) -> None:
-        """Async version of :meth:`add`; completes even if it is cancelled."""
-        await in_thread(self.add, ids, vectors, metadata)
-
-    async def adelete(self, ids: Sequence[str]) -> None:
-        """Async version of :meth:`delete`; completes even if it is cancelled."""
-        await in_thread(self.delete, ids)
-
-    async def aupdate(
-        self,
-        ids: Sequence[str],
-        vectors: ArrayLike,
-        metadata: Sequence[Mapping[str, Any] | None] | None = None,
-    ) -> None:
-        """Async version of :meth:`update`; completes even if it is cancelled."""
-        await in_thread(self.update, ids, vectors, metadata)
-
-    async def acompact(self) -> None:
-        """Async version of :meth:`compact`; completes even if it is cancelled."""
-        await in_thread(self.compact)
-
-    async def ato_faiss(self) -> tuple[Any, list[str]]:
-        """Async version of :meth:`to_faiss`, in a worker thread."""
-        return await in_thread(self.to_faiss)
-
-    async def avectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
-        """Async version of :meth:`vectors`, in a worker thread."""
-        return await in_thread(self.vectors, ids)
-
-    async def asave(self, directory: str | os.PathLike[str]) -> None:
-        """Async version of :meth:`save`; completes even if it is cancelled."""
-        await in_thread(self.save, directory)
 
     @classmethod
     async def aload(cls, directory: str | os.PathLike[str]) -> StagedIndex:

@@ -12,8 +12,7 @@ import numpy as np
 from ragcache_integrations.errors import ConfigurationError
 
 from .hnsw import HNSWSearch
-from .ivf import IVFSearch
-from .searches import FlatSearch, Labels, Search, Vectors, faiss, reader
+from .searches import IVFSearch, Labels, Search, Vectors, faiss, reader
 
 __all__ = ["Kind", "Opened", "open_index"]
 
@@ -30,7 +29,7 @@ _KINDS: dict[str, Kind] = {
     "IndexHNSWFlat": "hnsw",
 }
 _SEARCHES: dict[Kind, Callable[[Any], Search]] = {
-    "flat": FlatSearch,
+    "flat": Search,
     "ivf": IVFSearch,
     "hnsw": HNSWSearch,
 }

@@ -19,7 +19,7 @@ import pytest
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.vector_search import Stage, StagedIndex, StagePlan
 from ragcache_integrations.vector_search.index import ReadWriteLock
-from ragcache_integrations.vector_search.ivf import IVFSearch
+from ragcache_integrations.vector_search.searches import IVFSearch
 from tests.support.sizes import scaled
 
 from .worlds import CONNECTED, DIM, Vectors, assert_same, cloud, last, names, staged
