@@ -6,16 +6,15 @@ from .cache import (
     RedisServer,
     SharedCacheStats,
 )
-from .link import Link, UnreachableError
+from .link import Call, Channel, UnreachableError
 from .scripts import EVICT_OLDEST, Script
 from .server import as_server, shared_settings
-from .shards import Debts
 
 __all__ = [
     "EVICT_OLDEST",
-    "Debts",
+    "Call",
+    "Channel",
     "DocumentSource",
-    "Link",
     "RedisQueryCache",
     "RedisServer",
     "Script",

@@ -9,14 +9,30 @@ a cache in memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar
+import inspect
+import logging
+import sys
+from collections.abc import (
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Hashable,
+    Iterable,
+    Sequence,
+)
+from functools import partial, wraps
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+from ragcache_integrations.core.checks import as_number, check_int
+from ragcache_integrations.query_cache.entries import check_candidates
+from ragcache_integrations.query_cache.kernels import kernels
 from ragcache_integrations.query_cache.settings import BaseQueryCache
 from ragcache_integrations.query_cache.types import (
+    COUNTED,
     Candidate,
     Eviction,
     Explanation,
@@ -25,20 +41,87 @@ from ragcache_integrations.query_cache.types import (
     VectorSource,
     Wording,
 )
-from ragcache_integrations.query_cache.validation import check_ids
+from ragcache_integrations.query_cache.validation import as_query, check_ids, check_key
 
-from .link import Link, UnreachableError
-from .matching import DocumentSource
-from .operations import Operations, Plan, advance
-from .records import Names
-from .requests import Request
+from .link import Channel, UnreachableError
+from .matching import DocumentSource, Fetched, Matching, Outcome
+from .records import Names, Record, decode_record, encode_record
+from .requests import Request, Requests
 from .server import RedisServer, SharedCacheStats, as_server, shared_settings
-from .shards import Debts
 
 __all__ = ["DocumentSource", "RedisQueryCache", "RedisServer", "SharedCacheStats"]
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 R = TypeVar("R")
+P = ParamSpec("P")
+C = TypeVar("C", bound="RedisQueryCache[Any]")
+Vectors = NDArray[np.float32]
+
+Plan = Generator[list[Request], list[Any], R]
+"""An operation. It yields the requests to send, is sent their replies or thrown an
+:class:`~.link.UnreachableError`, and returns its result. It does no I/O, but may read the store."""
+
+_NO_TIME = b"0" * 16
+_UNREAD = "A shared entry's documents could not be read"
+
+
+def _advance(resume: Callable[[], list[Request]]) -> tuple[list[Request] | None, Any]:
+    """Resume a plan; return the requests that it asks for, or ``None`` and its result."""
+    try:
+        return resume(), None
+    except StopIteration as end:  # which no future of a thread could hold
+        return None, end.value
+
+
+def _operation(plan: Callable[Concatenate[C, P], Plan[R]]) -> Callable[Concatenate[C, P], R]:
+    """Return the method that carries out a plan."""
+
+    @wraps(plan)
+    def run(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        steps = plan(self, *args, **kwargs)
+        requests, result = _advance(partial(next, steps))
+        while requests is not None:
+            try:
+                resume = partial(steps.send, self._channel.send(requests))
+            except UnreachableError as error:
+                resume = partial(steps.throw, error)
+            requests, result = _advance(resume)
+        done: R = result
+        return done
+
+    signature = inspect.signature(plan)  # help() shows the result's type instead of the plan's
+    returns = str(signature.return_annotation).removeprefix("Plan[").removesuffix("]")
+    run.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
+    return run
+
+
+def _async_version(
+    method: Callable[Concatenate[C, P], R],
+) -> Callable[Concatenate[C, P], Coroutine[Any, Any, R]]:
+    """Return the async version of an operation. What may wait for the store runs in a thread."""
+    plan: Callable[..., Plan[R]] = inspect.unwrap(method)
+
+    async def run(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        steps = plan(self, *args, **kwargs)
+        requests, result = _advance(partial(next, steps))
+        while requests is not None:
+            try:
+                resume = partial(steps.send, await self._channel.asend(requests))
+            except UnreachableError as error:
+                resume = partial(steps.throw, error)
+            if self._reads:
+                requests, result = await asyncio.to_thread(_advance, resume)
+            else:
+                requests, result = _advance(resume)
+        done: R = result
+        return done
+
+    run.__name__, run.__qualname__ = f"a{plan.__name__}", f"RedisQueryCache.a{plan.__name__}"
+    run.__doc__ = f"Async version of :meth:`{plan.__name__}`."
+    run.__signature__ = inspect.signature(method)  # type: ignore[attr-defined] # which help() shows
+    return run
 
 
 class RedisQueryCache(BaseQueryCache[T]):
@@ -112,35 +195,23 @@ class RedisQueryCache(BaseQueryCache[T]):
         marks: Callable[[Hashable], Iterable[Hashable]] | None = None,
         seed: int = 0,
     ) -> None:
-        settings = shared_settings(
-            dim=dim,
-            tolerance=tolerance,
-            eviction=eviction,
-            metric=metric,
-            num_hyperplanes=num_hyperplanes,
-            bucket_capacity=bucket_capacity,
-            rerank_factor=rerank_factor,
-            guarantee=guarantee,
-            ttl=ttl,
-            vectors=vectors,
-            multi_probe=multi_probe,
-            exact_search=exact_search,
-            unranked_tolerance=unranked_tolerance,
-            tag=tag,
-            seed=seed,
-        )
+        arguments = dict(locals())  # by the names of the settings
+        for own in ("self", "server", "documents", "marks"):
+            del arguments[own]
+        self._settings = settings = shared_settings(**arguments)
         server = as_server(server)
-        names = Names(settings, server.prefix, server.number_of_shards)
-        self._settings = settings
-        self._names = names
-        self._link = Link(server)
-        self._operations = Operations[T](settings, names, documents, server.where, marks)
-        self._debts = Debts(self._link, self._operations.requests.clearing)
+        self._names = Names(settings, server.prefix, server.number_of_shards)
+        self._matching = Matching[T](settings, kernels(), documents)
+        self._requests = Requests(settings, self._names, kernels(), marks)
+        self._channel = Channel(server, self._requests.clearing)
+        # Whether reading a reply may wait for the store.
+        self._reads = settings.vectors is not None or documents is not None
+        self._warned = False
 
     @property
     def tolerance(self) -> float:
         """The largest distance at which a lookup hits."""
-        return self._operations.matching.decisions.tolerance
+        return self._matching.decisions.tolerance
 
     @property
     def fingerprint(self) -> str:
@@ -154,7 +225,7 @@ class RedisQueryCache(BaseQueryCache[T]):
         Lookups receive changes. Read it after a lookup and before the search, and pass it to
         :meth:`insert`.
         """
-        return self._operations.requests.shards.number
+        return self._requests.shards.number
 
     def fetch_count(self, k: int, q: ArrayLike | None = None, key: Hashable = None) -> int:
         """Return how many candidates to fetch on a miss: rho times k. Asks nobody.
@@ -169,15 +240,24 @@ class RedisQueryCache(BaseQueryCache[T]):
 
     def stats(self) -> SharedCacheStats:
         """Return what this process did. Touches memory alone."""
-        return self._operations.stats(len(self._debts))
+        settings = self._settings
+        return SharedCacheStats(
+            entries=0,
+            capacity=settings.bucket_capacity << settings.num_hyperplanes,
+            vectors=0,
+            tolerance=self.tolerance,
+            learning=None,
+            **dict.fromkeys(COUNTED, 0) | self._channel.counts(),
+        )
 
     def clear_soon(self) -> None:
         """Have a thread drop every entry; from now on this process gets no older answers."""
-        self._debts.add(range(self._names.shards))
+        self._channel.owe(range(self._names.shards))
 
+    @_operation
     def lookup(
         self, q: ArrayLike, k: int, key: Hashable = None, *, wording: Wording | None = None
-    ) -> Hit[T] | None:
+    ) -> Plan[Hit[T] | None]:
         """Find what was fetched for a query close to ``q``. One round trip.
 
         Of a Redis Cluster with ``multi_probe``, one to each shard that has one of the buckets.
@@ -194,17 +274,40 @@ class RedisQueryCache(BaseQueryCache[T]):
         Raises:
             ConfigurationError: ``q``, ``k`` or ``key`` cannot be used.
         """
-        return self._run(self._operations.lookup(q, k, key, wording))
+        query, k, requests = self._ask(q, k, key)
+        try:
+            outcome = self._find(query, k, requests, (yield requests), wording)
+        except UnreachableError as error:
+            self._channel.count(lookups=1, **{error.counted_as: 1})
+            return None
+        if outcome is None:
+            self._channel.count(lookups=1, failed=1)
+            return None
+        for entry in (*outcome.corrupt, *outcome.ended):
+            self._requests.drop(entry)
+        self._channel.note_corrupt(len(outcome.corrupt))
+        counted = {
+            "lookups": 1,
+            "expired": len(outcome.ended),
+            "invalidated": len(outcome.outdated),
+        }
+        if outcome.hit is not None and outcome.matched is not None:
+            self._requests.touch(outcome.matched)
+            counted |= {"hits": 1, "proven": int(outcome.hit.recall_bound == 1.0)}
+        elif outcome.matched is not None:
+            if not outcome.fresh:
+                counted["stale"] = 1
+            elif self._settings.guarantee is not None:
+                counted["unproven"] = 1
+        self._channel.count(**counted)
+        return outcome.hit
 
-    async def alookup(
-        self, q: ArrayLike, k: int, key: Hashable = None, *, wording: Wording | None = None
-    ) -> Hit[T] | None:
-        """Async version of :meth:`lookup`."""
-        return await self._arun(self._operations.lookup(q, k, key, wording))
+    alookup = _async_version(lookup)
 
+    @_operation
     def explain(
         self, q: ArrayLike, k: int, key: Hashable = None, *, wording: Wording | None = None
-    ) -> Explanation:
+    ) -> Plan[Explanation]:
         """Explain why a query hits or misses. Is not counted as a lookup.
 
         Args:
@@ -213,14 +316,30 @@ class RedisQueryCache(BaseQueryCache[T]):
             key: As for :meth:`lookup`.
             wording: As for :meth:`lookup`.
         """
-        return self._run(self._operations.explain(q, k, key, wording))
+        query, k, requests = self._ask(q, k, key, noting=False)
+        try:
+            outcome = self._find(query, k, requests, (yield requests), wording, far=True)
+        except UnreachableError:
+            outcome = None
+        if outcome is None:
+            outcome = Outcome(reason="Redis does not answer, or not in a way that can be used")
+        elif outcome.distance is None:
+            outcome.reason = "no entry in the buckets searched serves this many documents"
+            if wording is not None:
+                outcome.reason += ". The guard has it look only at questions with the same marks"
+        tolerance = self.tolerance if outcome.tolerance is None else outcome.tolerance
+        return Explanation(
+            outcome.hit is not None,
+            outcome.reason,
+            outcome.distance,
+            tolerance,
+            outcome.bound,
+            outcome.served,
+        )
 
-    async def aexplain(
-        self, q: ArrayLike, k: int, key: Hashable = None, *, wording: Wording | None = None
-    ) -> Explanation:
-        """Async version of :meth:`explain`."""
-        return await self._arun(self._operations.explain(q, k, key, wording))
+    aexplain = _async_version(explain)
 
+    @_operation
     def insert(
         self,
         q: ArrayLike,
@@ -231,7 +350,7 @@ class RedisQueryCache(BaseQueryCache[T]):
         complete: bool = False,
         store_version: int | None = None,
         wording: Wording | None = None,
-    ) -> bool:
+    ) -> Plan[bool]:
         """Remember what a search found. An entry of the same embedding and key is replaced.
 
         Args:
@@ -252,35 +371,57 @@ class RedisQueryCache(BaseQueryCache[T]):
             ConfigurationError: An argument cannot be used, or ``vectors`` gave unusable ones.
             Exception: Any error of ``vectors`` other than a ``LookupError``.
         """
-        plan = self._operations.insert(
-            q, candidates, key, k, store_version, wording, complete=complete
-        )
-        return self._run(plan)
+        query = self._matching.vectors.prepare_query(q)
+        checked = check_candidates(candidates, complete=complete)
+        check_key(key)
+        self._names.partition(key)
+        if k is not None:
+            check_int("k", k, 1)
+        shards, shard = self._requests.shards, self._requests.shard_of(query)
+        if store_version is not None:
+            check_int("store_version", store_version, 0, shards.number)
+        # Without a version from the caller, the one that Redis has now is asked for where none is
+        # known. Otherwise nothing is sent, and the rest runs where it may wait for the store.
+        asks = store_version is None and not shards.known(shard).generation
+        first = [self._requests.first(shard)] if asks else []
+        reply: Any = [0, 0]
+        try:
+            self._take(first, (yield first))
+            state = shards.version_at(
+                shard, shards.number if store_version is None else store_version
+            )
+            if state is not None:
+                generation, version = state
+                radius = self._matching.radius(query, checked, complete=complete)
+                documents = tuple((one.id, one.fingerprint, _score(one)) for one in checked)
+                text = "" if wording is None else wording.text
+                record = Record(query, documents, complete, version, radius, text)
+                encoded = encode_record(record)
+                # One that is too large, for example, no process would accept as an entry.
+                if decode_record(_NO_TIME + encoded, self._settings.dim) is not None:
+                    (reply,) = yield [self._requests.insertion(record, encoded, key, generation)]
+        except UnreachableError:
+            return self._lose()
+        match reply:
+            case [int(done), int(evicted)] if min(done, evicted) >= 0:
+                counted = {"insertions": 1, "evictions": evicted} if done else {"dropped": 1}
+                self._channel.count(**counted)
+                return bool(done)
+        return self._lose()  # not an answer of our script
 
-    async def ainsert(
-        self,
-        q: ArrayLike,
-        candidates: Sequence[Candidate[T]],
-        key: Hashable = None,
-        *,
-        k: int | None = None,
-        complete: bool = False,
-        store_version: int | None = None,
-        wording: Wording | None = None,
-    ) -> bool:
-        """Async version of :meth:`insert`."""
-        plan = self._operations.insert(
-            q, candidates, key, k, store_version, wording, complete=complete
-        )
-        return await self._arun(plan)
+    ainsert = _async_version(insert)
 
-    def delete(self, q: ArrayLike, key: Hashable = None) -> bool:
+    @_operation
+    def delete(self, q: ArrayLike, key: Hashable = None) -> Plan[bool]:
         """Drop the entry of exactly this embedding and key; return whether there was one."""
-        return self._run(self._operations.delete(q, key))
+        query = self._matching.vectors.prepare_query(q)
+        check_key(key)
+        try:
+            return (yield [self._requests.deletion(query, key)]) == [1]
+        except UnreachableError:
+            return self._lose()
 
-    async def adelete(self, q: ArrayLike, key: Hashable = None) -> bool:
-        """Async version of :meth:`delete`."""
-        return await self._arun(self._operations.delete(q, key))
+    adelete = _async_version(delete)
 
     async def adocuments_added(self, ids: Sequence[str], vectors: ArrayLike | None = None) -> None:
         """Async version of :meth:`documents_added`."""
@@ -296,17 +437,21 @@ class RedisQueryCache(BaseQueryCache[T]):
         """Async version of :meth:`documents_updated`."""
         await self._achange(tuple(ids), tuple(ids), vectors)
 
-    def clear(self) -> None:
+    @_operation
+    def clear(self) -> Plan[None]:
         """Drop every entry of all processes, of every cache key."""
-        self._deliver(self._operations.requests.clearings())
+        yield self._requests.clearings()
 
+    aclear = _async_version(clear)
+
+    @_operation
     def discard(
         self,
         marks: Iterable[Hashable] = (),
         *,
         ids: Collection[str] | None = None,
         before: float | None = None,
-    ) -> None:
+    ) -> Plan[None]:
         """Drop entries of all processes: those for which everything holds that is given.
 
         It is passed on as a change of the store is: one short note for each shard, which lookups
@@ -318,19 +463,12 @@ class RedisQueryCache(BaseQueryCache[T]):
             ids: They hold one of these documents.
             before: They were inserted before this moment, in seconds since 1970.
         """
-        self._deliver(self._operations.requests.forgettings(marks, ids, before))
+        yield self._requests.forgettings(marks, ids, before)
 
-    async def adiscard(
-        self,
-        marks: Iterable[Hashable] = (),
-        *,
-        ids: Collection[str] | None = None,
-        before: float | None = None,
-    ) -> None:
-        """Async version of :meth:`discard`."""
-        await self._adeliver(self._operations.requests.forgettings(marks, ids, before))
+    adiscard = _async_version(discard)
 
-    def forget(self, q: ArrayLike, k: int, key: Hashable = None) -> int:
+    @_operation
+    def forget(self, q: ArrayLike, k: int, key: Hashable = None) -> Plan[int]:
         """Drop the entries of all processes that would answer a query.
 
         It is passed on as in :meth:`discard`. Entries as near that serve fewer than k go, too.
@@ -346,124 +484,142 @@ class RedisQueryCache(BaseQueryCache[T]):
         Raises:
             ConfigurationError: ``q``, ``k`` or ``key`` cannot be used.
         """
-        count = self._run(self._operations.count(q, k, key))
-        self._deliver(self._operations.forgetting(q, key))
+        query, k, requests = self._ask(q, k, key, noting=False)
+        count = 0
+        try:
+            taken = self._take(requests, (yield requests))
+            count = 0 if taken is None else self._matching.count(query, k, *taken)
+        except UnreachableError:
+            pass
+        except Exception:  # an error of the store's; they are forgotten nevertheless
+            logger.log(self._level(), _UNREAD, exc_info=True)
+        near = self._matching.vectors.prepare_query(query), self._matching.decisions.farthest
+        yield self._requests.forgettings([key], near=near)
         return count
 
-    async def aforget(self, q: ArrayLike, k: int, key: Hashable = None) -> int:
-        """Async version of :meth:`forget`."""
-        count = await self._arun(self._operations.count(q, k, key))
-        await self._adeliver(self._operations.forgetting(q, key))
-        return count
-
-    async def aclear(self) -> None:
-        """Async version of :meth:`clear`."""
-        await self._adeliver(self._operations.requests.clearings())
+    aforget = _async_version(forget)
 
     def close(self) -> None:
         """Close the connections of threads, and try no more to deliver what is owed."""
-        self._debts.close()
-        self._link.close()
+        self._channel.close()
 
     async def aclose(self) -> None:
         """Async version of :meth:`close`, for the connections of this event loop, too."""
-        await asyncio.to_thread(self._debts.close)
-        await self._link.aclose()
+        await self._channel.aclose()
 
     def _change(
         self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None
     ) -> None:
         check_ids((*removed, *added))
         try:
-            requests = self._operations.changes(removed, added, vectors)
+            requests = self._changes(removed, added, vectors)
         except BaseException:
             self.clear()  # the store has changed in an unknown way
             raise
-        self._deliver(requests)
+        self._channel.send(requests)
 
     async def _achange(
         self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None
     ) -> None:
         check_ids((*removed, *added))
         try:
-            requests = await asyncio.to_thread(self._operations.changes, removed, added, vectors)
+            requests = await asyncio.to_thread(self._changes, removed, added, vectors)
         except BaseException:
             self.clear_soon()
             raise
-        await self._adeliver(requests)
+        await self._channel.asend(requests)
 
-    def _run(self, plan: Plan[R]) -> R:
-        """Do an operation."""
-        requests, result = advance(partial(next, plan))
-        while requests is not None:
-            try:
-                resume = partial(plan.send, self._send(requests))
-            except UnreachableError as error:
-                resume = partial(plan.throw, error)
-            requests, result = advance(resume)
-        done: R = result
-        return done
+    def _changes(
+        self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None
+    ) -> list[Request]:
+        """Return the requests that send a change of the store to every shard.
 
-    async def _arun(self, plan: Plan[R]) -> R:
-        """Async version of :meth:`_run`. What may wait for the store runs in a thread."""
-        requests, result = advance(partial(next, plan))
-        while requests is not None:
-            try:
-                resume = partial(plan.send, await self._asend(requests))
-            except UnreachableError as error:
-                resume = partial(plan.throw, error)
-            if self._operations.reads:
-                requests, result = await asyncio.to_thread(advance, resume)
-            else:
-                requests, result = advance(resume)
-        done: R = result
-        return done
+        Raises:
+            ConfigurationError: ``vectors`` cannot be used.
+        """
+        if not removed and not added:
+            return []
+        added, new = self._matching.vectors.of_new(added, vectors)
+        if new is None:
+            return self._requests.clearings()
+        return self._requests.changes(removed, added, new)
 
-    def _check_debt(self, request: Request) -> None:
-        """Ask no shard whose entries are old."""
-        if request.shard in self._debts:
-            self._debts.add(())  # should nobody be trying, as after close()
-            raise UnreachableError(called=False)
+    def _ask(
+        self, q: ArrayLike, k: int, key: Hashable, *, noting: bool = True
+    ) -> tuple[Vectors, int, list[Request]]:
+        """Return a checked query and k, and the requests that look it up; see ``lookup``.
 
-    def _send(self, requests: list[Request]) -> list[Any]:
-        """Send what belongs to one operation; return the answers."""
-        budget = self._link.budget()
-        for request in requests:
-            self._check_debt(request)
-        return [self._link.call(request, budget) for request in requests]
+        Args:
+            q: The query's embedding, shape (dim,).
+            k: How many candidates to answer with.
+            key: The cache key.
+            noting: Let Redis do what was postponed to the next lookup.
 
-    async def _asend(self, requests: list[Request]) -> list[Any]:
-        """Async version of :meth:`_send`."""
-        budget = self._link.budget()
-        for request in requests:
-            self._check_debt(request)
-        return await asyncio.gather(*(self._link.acall(request, budget) for request in requests))
+        Raises:
+            ConfigurationError: An argument cannot be used.
+        """
+        query = as_query(q, self._settings.dim).copy()  # the caller's may change meanwhile
+        k = min(check_int("k", k, 1), sys.maxsize)
+        check_key(key)
+        prepared = self._matching.vectors.prepare_query(query)
+        return query, k, self._requests.lookups(prepared, key, noting=noting)
 
-    def _deliver(self, requests: list[Request]) -> None:
-        """Send what must not get lost; a thread retries what did not arrive."""
-        owed = {request.shard for request in requests}
-        budget = self._link.budget(patient=True)
+    def _find(
+        self,
+        query: Vectors,
+        k: int,
+        requests: list[Request],
+        replies: list[Any],
+        wording: Wording | None,
+        *,
+        far: bool = False,
+    ) -> Outcome[T] | None:
+        """Return the outcome of a query; ``None`` where the replies cannot be used."""
+        taken = self._take(requests, replies)
+        if taken is None:
+            return None
+        entries, now = taken
         try:
-            for request in requests:
-                self._link.call(request, budget)
-                owed.discard(request.shard)
-        except UnreachableError:
-            pass  # the others would have to wait as long
-        finally:
-            self._debts.add(owed)
+            return self._matching.find(query, k, entries, now, wording, far=far)
+        except Exception:  # an error of the store's: the search that follows will raise it
+            logger.log(self._level(), _UNREAD, exc_info=True)
+            return None
 
-    async def _adeliver(self, requests: list[Request]) -> None:
-        owed = {request.shard for request in requests}
-        budget = self._link.budget(patient=True)
+    def _level(self) -> int:
+        """Return the level at which an error of the store is logged: the first as a warning."""
+        level = logging.DEBUG if self._warned else logging.WARNING
+        self._warned = True
+        return level
 
-        async def tell(request: Request) -> None:
-            try:
-                await self._link.acall(request, budget)
-            except UnreachableError:
-                return
-            owed.discard(request.shard)
+    def _take(
+        self, requests: list[Request], replies: list[Any]
+    ) -> tuple[list[Fetched], int] | None:
+        """Return the entries that came, and Redis' time in microseconds.
 
+        Returns:
+            ``None`` where an answer cannot be used.
+        """
+        entries: list[Fetched] = []
+        now = 0
         try:
-            await asyncio.gather(*(tell(request) for request in requests))
-        finally:  # also where this is cancelled
-            self._debts.add(owed)
+            for request, reply in zip(requests, replies, strict=True):
+                taken = self._requests.take(request, reply)
+                if taken is None:
+                    return None
+                fetched, time, foreign = taken
+                entries += fetched
+                now = max(now, time)
+                self._channel.note_corrupt(foreign)
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            self._channel.note_corrupt(1)
+            return None
+        return entries, now
+
+    def _lose(self) -> bool:
+        """Count an operation that did not reach Redis; return ``False``."""
+        self._channel.count(lost=1)
+        return False
+
+
+def _score(candidate: Candidate[Any]) -> float | None:
+    return None if candidate.score is None else as_number(candidate.score)

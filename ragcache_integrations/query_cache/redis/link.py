@@ -5,6 +5,10 @@ never exceeds them. redis-py also reads as much as a server announces. So every 
 and every stream reader of a connection is wrapped here, and asks the budget of the operation under
 way, which covers connecting, logging in and retries alike. A breaker leaves a server alone for a
 while if it does not answer.
+
+If a shard cannot be reached in time after a change, its entries may answer wrongly until they are
+cleared. Until then this process does not ask that shard; a thread clears it as soon as it can.
+Other processes that reach the server when this one cannot may get answers that are out of date.
 """
 
 from __future__ import annotations
@@ -12,12 +16,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
@@ -27,10 +34,12 @@ from .server import RedisServer
 
 __all__ = [
     "LARGEST_ANSWER",
+    "Arguments",
     "Breaker",
     "Budget",
+    "Call",
+    "Channel",
     "Link",
-    "ScriptCall",
     "UnreachableError",
     "bounded",
     "bounded_async",
@@ -39,6 +48,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+
+_FAILURES = ("failed", "skipped", "lost", "corrupt")
 
 LARGEST_ANSWER = 1 << 26
 """Bytes that an operation may read, answers of the server to logging in included."""
@@ -268,16 +279,31 @@ _KINDS = {
 }
 
 
-class ScriptCall(Protocol):
-    """A call of a script."""
+Arguments = list[str | bytes | int]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a script.
+
+    Attributes:
+        shard: Number of the shard that all keys belong to.
+        script: The script to run.
+        keys: The script's keys, all in one slot.
+        arguments: The script's arguments.
+        patient: Whether it must not get lost.
+    """
+
+    shard: int
+    script: Script
+    keys: list[str]
+    arguments: Arguments
+    patient: bool = field(default=False, kw_only=True)
 
     @property
-    def script(self) -> Script:
-        """The script to run."""
-
-    @property
-    def counted_arguments(self) -> list[str | bytes | int]:
+    def counted_arguments(self) -> Arguments:
         """Number of the keys, the keys and the arguments, as Redis reads them."""
+        return [len(self.keys), *self.keys, *self.arguments]
 
 
 class UnreachableError(Exception):
@@ -285,11 +311,13 @@ class UnreachableError(Exception):
 
     Attributes:
         called: Whether the request was sent.
+        counted_as: Name of what counts such lookups.
     """
 
     def __init__(self, *, called: bool) -> None:
         super().__init__("no answer" if called else "not called")
         self.called = called
+        self.counted_as = "failed" if called else "skipped"
 
 
 class Link:
@@ -339,7 +367,7 @@ class Link:
         timeout = self.server.change_timeout if patient else self.server.timeout
         return Budget(self.server.connect_timeout + timeout, patient=patient)
 
-    def call(self, request: ScriptCall, budget: Budget) -> Any:
+    def call(self, request: Call, budget: Budget) -> Any:
         """Send a request; return the reply.
 
         Args:
@@ -349,38 +377,38 @@ class Link:
         Raises:
             UnreachableError: The script did not run, as far as is known.
         """
-        self._check(budget)
         script, arguments = request.script, request.counted_arguments
+        with self._trying(budget):
+            client = self._client(budget)
+            try:
+                return client.evalsha(script.sha, *arguments)
+            except self._redis.exceptions.NoScriptError:
+                return client.eval(script.text, *arguments)
+
+    async def acall(self, request: Call, budget: Budget) -> Any:
+        """Async version of :meth:`call`."""
+        script, arguments = request.script, request.counted_arguments
+        with self._trying(budget):
+            async with asyncio.timeout(budget.seconds()):
+                client = self._async_client(budget)
+                try:
+                    return await client.evalsha(script.sha, *arguments)
+                except self._redis.exceptions.NoScriptError:
+                    return await client.eval(script.text, *arguments)
+
+    @contextmanager
+    def _trying(self, budget: Budget) -> Iterator[None]:
+        """Charge a call to a budget, unless the server is left alone, and note what comes of it."""
+        if not budget.patient and not self._breaker.allows():
+            raise UnreachableError(called=False)
         try:
             with budget.spending():
-                client = self._client(budget)
-                try:
-                    reply = client.evalsha(script.sha, *arguments)
-                except self._redis.exceptions.NoScriptError:
-                    reply = client.eval(script.text, *arguments)
+                yield
         except Exception as error:  # noqa: BLE001 - a server may cause any: RecursionError, too
             self._note_failure(error)
             raise UnreachableError(called=True) from None
-        self._note_success()
-        return reply
-
-    async def acall(self, request: ScriptCall, budget: Budget) -> Any:
-        """Async version of :meth:`call`."""
-        self._check(budget)
-        script, arguments = request.script, request.counted_arguments
-        try:
-            async with asyncio.timeout(budget.seconds()):
-                with budget.spending():
-                    client = self._async_client(budget)
-                    try:
-                        reply = await client.evalsha(script.sha, *arguments)
-                    except self._redis.exceptions.NoScriptError:
-                        reply = await client.eval(script.text, *arguments)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._note_failure(error)
-            raise UnreachableError(called=True) from None
-        self._note_success()
-        return reply
+        if self._breaker.succeed():
+            logger.info("The shared %s at %s answers again", self.what, self.server.where)
 
     def close(self) -> None:
         """Close the connections of threads; they are opened again when needed."""
@@ -399,10 +427,6 @@ class Link:
         for client in clients:
             await client.aclose()
 
-    def _check(self, budget: Budget) -> None:
-        if not budget.patient and not self._breaker.allows():
-            raise UnreachableError(called=False)
-
     def _note_failure(self, error: Exception) -> None:
         opened = self._breaker.fail()
         server = self.server
@@ -418,10 +442,6 @@ class Link:
             )
         else:
             logger.debug("The shared %s at %s failed: %s", self.what, server.where, reason)
-
-    def _note_success(self) -> None:
-        if self._breaker.succeed():
-            logger.info("The shared %s at %s answers again", self.what, self.server.where)
 
     def _client(self, budget: Budget) -> Any:
         timeout = self._timeout(budget)
@@ -485,3 +505,190 @@ class Link:
             for node in client.startup_nodes:
                 node.connection_class = bounds["connection_class"]
         return client
+
+
+class Channel:
+    """Sends the calls of a shared cache, and counts what became of them. Thread-safe.
+
+    A shard that did not receive a change in time may hold what is out of date until it is cleared.
+    Until then this process does not ask it; a thread clears it as soon as it can.
+
+    Args:
+        server: Where Redis is, and how long to wait for it.
+        clearing: Makes the call that clears a shard.
+        what: As for :class:`Link`.
+        instead: As for :class:`Link`.
+
+    Attributes:
+        link: The link to the server.
+
+    Raises:
+        MissingExtraError: redis-py is not installed.
+    """
+
+    def __init__(
+        self,
+        server: RedisServer,
+        clearing: Callable[[int], Call],
+        what: str = "query cache",
+        instead: str = "questions are searched for without it",
+    ) -> None:
+        self.link = Link(server, what, instead)
+        self._clearing = clearing
+        self._lock = make_lock()
+        self._owed: dict[int, int] = {}  # how often each was owed, so that none gets lost
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._counts: Counter[str] = Counter()
+        self._warned = False
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._thread, self._closed = None, threading.Event()  # the next lookup starts a thread
+
+    def counts(self) -> dict[str, int]:
+        """Return what was counted, ``failed``, ``skipped``, ``lost``, ``corrupt`` and ``owed``."""
+        with self._lock:
+            counts = dict.fromkeys(_FAILURES, 0) | self._counts
+        return counts | {"owed": len(self._owed)}
+
+    def count(self, **amounts: int) -> None:
+        """Count what happened."""
+        with self._lock:
+            self._counts.update(amounts)
+
+    def note_corrupt(self, count: int) -> None:
+        """Count values that are no entries, or replies that are none; log the first."""
+        if not count:
+            return
+        self.count(corrupt=count)
+        level = logging.DEBUG if self._warned else logging.WARNING
+        self._warned = True
+        logger.log(
+            level,
+            "The shared %s at %s holds or answers what no process of this version wrote. "
+            "It is not used: these are misses, counted as corrupt",
+            self.link.what,
+            self.link.server.where,
+        )
+
+    def send(self, calls: Sequence[Call]) -> list[Any]:
+        """Send what belongs to one operation; return the replies.
+
+        Of calls that must not get lost there are no replies, and nothing is raised: a thread clears
+        the shards that they did not reach.
+
+        Raises:
+            UnreachableError: One of the calls was not answered, or not made.
+        """
+        budget = self._begin(calls)
+        if not budget.patient:
+            return [self.link.call(call, budget) for call in calls]
+        owed = {call.shard for call in calls}
+        try:
+            for call in calls:
+                self.link.call(call, budget)
+                owed.discard(call.shard)
+        except UnreachableError:
+            pass  # the others would have to wait as long
+        finally:
+            self.owe(owed)
+        return []
+
+    async def asend(self, calls: Sequence[Call]) -> list[Any]:
+        """Async version of :meth:`send`."""
+        budget = self._begin(calls)
+        if not budget.patient:
+            return await asyncio.gather(*(self.link.acall(call, budget) for call in calls))
+        owed = {call.shard for call in calls}
+
+        async def deliver(call: Call) -> None:
+            with suppress(UnreachableError):
+                await self.link.acall(call, budget)
+                owed.discard(call.shard)
+
+        try:
+            await asyncio.gather(*map(deliver, calls))
+        finally:  # also if this is cancelled
+            self.owe(owed)
+        return []
+
+    def _begin(self, calls: Sequence[Call]) -> Budget:
+        """Return what an operation may take, unless it asks a shard whose entries are old."""
+        if any(call.patient for call in calls):
+            return self.link.budget(patient=True)
+        if any(call.shard in self._owed for call in calls):
+            self.owe(())  # should nobody be trying, as after close()
+            raise UnreachableError(called=False)
+        return self.link.budget()
+
+    def owe(self, shards: Iterable[int]) -> None:
+        """Have shards cleared as soon as possible, along with those owed already."""
+        with self._lock:
+            for shard in shards:
+                self._owed[shard] = self._owed.get(shard, 0) + 1
+            if self._owed and self._thread is None and not self._closed.is_set():
+                self._begin_clearing()
+
+    def _begin_clearing(self) -> None:
+        """Start the thread; the lock is held. Where that fails, the next lookup tries again."""
+        thread = threading.Thread(
+            target=self._clear_owed, name="ragcache-redis-changes", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # as where there are too many threads
+            logger.warning("What Redis has to forget cannot be sent to it yet: %s", error)
+        else:
+            self._thread = thread
+
+    def _clear_owed(self) -> None:
+        pause = 0.0
+        warned = False
+        while not self._closed.wait(pause):
+            try:
+                self._clear_once()
+            except Exception:  # of any kind: what is owed stays owed and is tried again
+                level = logging.DEBUG if warned else logging.WARNING
+                warned = True
+                logger.log(level, "Redis cannot receive changes of the store", exc_info=True)
+            with self._lock:
+                if not self._owed:
+                    self._thread = None
+                    return
+            pause = self.link.server.retry_after
+
+    def _clear_once(self) -> None:
+        for shard, times in list(self._owed.items()):
+            try:
+                self.link.call(self._clearing(shard), self.link.budget(patient=True))
+            except UnreachableError:
+                return
+            with self._lock:
+                if self._owed.get(shard) == times:  # else it is owed once more since
+                    del self._owed[shard]
+
+    def close(self) -> None:
+        """Close the connections of threads; clear no more until something is owed again."""
+        self._stop()
+        self.link.close()
+
+    async def aclose(self) -> None:
+        """Async version of :meth:`close`, for the connections of this event loop, too."""
+        await asyncio.to_thread(self._stop)
+        await self.link.aclose()
+
+    def _stop(self) -> None:
+        """Stop trying. Shards still owed stay out of date."""
+        self._closed.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._thread = None
+        self._closed.clear()
+        if self._owed:
+            logger.warning(
+                "The shared %s at %s did not receive changes, and holds what is out of date",
+                self.link.what,
+                self.link.server.where,
+            )

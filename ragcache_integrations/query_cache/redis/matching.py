@@ -9,10 +9,10 @@ changed makes the entry invalid.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import itemgetter
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.query_cache.certificates import are_unit, known_radius
 from ragcache_integrations.query_cache.entries import (
-    NEVER,
     DocumentKey,
     DocumentVectors,
     Entry,
@@ -30,7 +29,6 @@ from ragcache_integrations.query_cache.entries import (
     document_keys,
     serving,
 )
-from ragcache_integrations.query_cache.kernels import COLUMNS, EXPIRES, SEQUENCE, SERVES
 from ragcache_integrations.query_cache.lookup import Decisions, Look, Match, apart
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.types import Candidate, Hit, Wording
@@ -155,8 +153,6 @@ class Matching(Generic[T]):
         self._documents = documents
         self.decisions = Decisions[T](self._settings, kernels)
         self.vectors = DocumentVectors(self._settings, kernels)
-        self._no_planes = np.empty((0, settings.dim), dtype=np.float32)
-        self._one_bucket = np.zeros(1, dtype=np.int32)
 
     def find(
         self,
@@ -303,31 +299,19 @@ class Matching(Generic[T]):
     ) -> list[tuple[Fetched, float]]:
         """Return the entries within reach with their distances, nearest first, then newest."""
         dim = self._settings.dim
-        whole: list[Fetched] = []
-        embeddings = bytearray()
-        for entry in fetched:
-            embedding = embedding_bytes(entry.value, dim)
-            if embedding is None:
-                outcome.corrupt.append(entry)
-            else:
-                whole.append(entry)
-                embeddings += embedding
-        if not whole:
-            return []
-        count = len(whole)
-        keys = np.frombuffer(embeddings, dtype="<f4").reshape(count, dim)
-        meta = np.zeros((count, COLUMNS), dtype=np.int64)
-        meta[:, SERVES] = sys.maxsize
-        meta[:, EXPIRES] = NEVER
-        meta[:, SEQUENCE] = [int(entry.value[:16]) for entry in whole]
-        heads, tails = keys.astype(np.float32, copy=False), np.empty((count, 0), dtype=np.float32)
-        packed = self._kernels.pack(
-            self._settings.metric == "cosine", self._no_planes, self._one_bucket, count, heads,
-            tails, meta, 0, self._no_planes, np.empty((0, 2), dtype=np.int64), _NOT_INNER,
-        )  # fmt: skip
-        slots, squares = self._kernels.neighbours(query, packed, _PARTITION, 1, 0, reach, count)
-        matches = zip(slots.tolist(), np.sqrt(squares).tolist(), strict=True)
-        return [(whole[slot], distance) for slot, distance in matches]
+        found = [(entry, embedding_bytes(entry.value, dim)) for entry in fetched]
+        outcome.corrupt += [entry for entry, key in found if key is None]
+        whole = [(entry, key) for entry, key in found if key is not None]
+        keys = np.frombuffer(b"".join(key for _, key in whole), dtype="<f4").reshape(-1, dim)
+        _, prepared = self._kernels.prepare(query, self._settings.metric == "cosine")
+        with np.errstate(invalid="ignore"):  # a foreign key may be anything
+            distances = np.linalg.norm(keys.astype(np.float64) - prepared, axis=1)
+        near = [
+            (distance, -int(entry.value[:16]), entry)
+            for distance, (entry, _) in zip(distances.tolist(), whole, strict=True)
+            if distance <= reach
+        ]
+        return [(entry, distance) for distance, _, entry in sorted(near, key=itemgetter(0, 1))]
 
     def _read(
         self, table: EntryTable[T], fetched: Fetched, distance: float, record: Record, born: int

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ragcache_integrations.query_cache.entries import Part
 from ragcache_integrations.query_cache.settings import Settings
 
+from .link import Arguments, Call
 from .matching import Fetched
 from .records import (
     LARGEST_BUCKET,
@@ -42,34 +43,20 @@ Vectors = NDArray[np.float32]
 _OTHERS = 1 << 16
 _TOUCH, _DELETE = b"t", b"d"
 _LARGEST_NUMBER = 1 << 53  # what Lua counts with exactly
-
-Arguments = list[str | bytes | int]
+_CHANGES = (CHANGE, CLEAR)  # must not get lost
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Request(Call):
     """A call of a script.
 
     Attributes:
-        shard: Number of the shard that all keys belong to.
-        script: The script to run.
-        keys: The script's keys, all in one slot.
-        arguments: The script's arguments.
         known: What was known of the shard when the request was made.
         key: The cache key that a lookup is for.
     """
 
-    shard: int
-    script: Script
-    keys: list[str]
-    arguments: Arguments
     known: Known
     key: Hashable = None
-
-    @property
-    def counted_arguments(self) -> Arguments:
-        """Number of the keys, the keys and the arguments, as Redis reads them."""
-        return [len(self.keys), *self.keys, *self.arguments]
 
 
 class Requests:
@@ -263,7 +250,9 @@ class Requests:
         keys = [*self._names.of_shard(shard), *buckets]
         # The generation that the shard gets if it has to begin again.
         new = os.urandom(12).hex().encode()
-        return Request(shard, script, keys, [new, *arguments], known or self.shards.known(shard))
+        known = known or self.shards.known(shard)
+        patient = script in _CHANGES
+        return Request(shard, script, keys, [new, *arguments], known, patient=patient)
 
     def _bucket(self, query: Vectors, key: Hashable) -> tuple[int, str]:
         code = int(self._kernels.bucket(query, self._names.planes))

@@ -15,6 +15,7 @@ has answered nothing, and was not written to, for a week expires.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .records import LARGEST_CHANGE
@@ -34,6 +35,18 @@ MOST_CHANGES = 256
 """Changes that a shard remembers, as a cache in memory does."""
 
 
+_BEGINNING = """
+local function run_id()
+  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+end
+
+local function now()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+"""
+
+
 @dataclass(frozen=True)
 class Script:
     """A script and its name in Redis."""
@@ -42,8 +55,16 @@ class Script:
     sha: str
 
     @classmethod
-    def of(cls, text: str) -> Script:
-        """Return a text as a script."""
+    def of(cls, body: str, numbers: Mapping[str, int]) -> Script:
+        """Return a script that begins with what all have in common.
+
+        Args:
+            body: What follows, with names in the place of numbers.
+            numbers: What they stand for.
+        """
+        text = _BEGINNING + body
+        for name in sorted(numbers, key=len, reverse=True):
+            text = text.replace(name, str(numbers[name]))
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -53,7 +74,7 @@ local function keep(count)
 end
 
 local function begin(generation)
-  local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  local run = run_id()
   if not run then error('INFO has no run_id') end
   redis.call('DEL', KEYS[1], KEYS[2])
   redis.call('HSET', KEYS[1], 'g', generation, 'r', run, 'v', 0, 'f', 0, 's', 0)
@@ -62,7 +83,7 @@ local function begin(generation)
 end
 
 local function shard(generation)
-  local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+  local run = run_id()
   local kept = redis.pcall('HMGET', KEYS[1], 'g', 'r', 'v', 'f', 's')
   local count = redis.pcall('LLEN', KEYS[2])
   if run and not kept.err and kept[1] and kept[2] == run and type(count) == 'number' then
@@ -75,11 +96,6 @@ local function shard(generation)
     end
   end
   return begin(generation)
-end
-
-local function now()
-  local time = redis.call('TIME')
-  return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 """
 _NUMBERS = {
@@ -116,11 +132,7 @@ end
 
 
 def _script(body: str) -> Script:
-    """Return a script that begins with what all have in common, numbers in the place of names."""
-    text = _COMMON + body
-    for name, number in _NUMBERS.items():
-        text = text.replace(name, str(number))
-    return Script.of(text)
+    return Script.of(_COMMON + body, _NUMBERS)
 
 
 # KEYS: the shard's, buckets to read, buckets to note something in.

@@ -31,13 +31,13 @@ def cluster() -> Iterator[RealRedis]:
 def watched(cache: RedisQueryCache[str], monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Return a list that gets the keys of every call."""
     seen: list[list[str]] = []
-    call = cache._link.call
+    call = cache._channel.link.call
 
     def noting(request: Request, budget: Budget) -> Any:
         seen.append(list(request.keys))
         return call(request, budget)
 
-    monkeypatch.setattr(cache._link, "call", noting)
+    monkeypatch.setattr(cache._channel.link, "call", noting)
     return seen
 
 

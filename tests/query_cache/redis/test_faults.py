@@ -337,7 +337,7 @@ class TestNonsense:
             5,
             [b"g", 0, 0, [], [[1]], 0],
         ):
-            monkeypatch.setattr(cache._link, "call", lambda *_, reply=reply, **__: reply)
+            monkeypatch.setattr(cache._channel.link, "call", lambda *_, reply=reply, **__: reply)
             assert cache.lookup(QUERY, 3) is None
         assert cache.stats().failed == 6
 

@@ -432,7 +432,7 @@ def test_the_thread_that_tells_of_changes_survives_anything(
             told.set()
             return 1
 
-        monkeypatch.setattr(cache._link, "call", call)
+        monkeypatch.setattr(cache._channel.link, "call", call)
         cache.clear_soon()
         assert told.wait(30)
         cache.close()

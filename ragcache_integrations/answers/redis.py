@@ -5,17 +5,28 @@ shared: namespace, other inputs, documents, what the guard reads, and the ``tag`
 no process can see of another. A lookup fetches the answers of its key, and the cache in this
 process decides which may be served, as it does without Redis. What is fetched is not trusted: it
 has bounds, and counts only if it is a record whose own question has the key that was asked for.
+
+Each script that runs inside Redis is atomic, and its keys lie in one slot.
+
+``KEYS[1]`` is a hash for each shard: ``r``, the server's ``run_id``; ``g``, a generation; and for
+each namespace that was forgotten ``n`` and its hash, a value that was new then. What was put in
+under other values is not there. So nothing comes back that was forgotten: neither after a restart,
+nor where a replica takes over.
+
+``KEYS[2]`` is a hash for each key of answers: ``g``, those values together; for each question ``e``
+and its id hold the time of its insertion (16 digits, microseconds) and its record, ``t`` and its id
+the time of its last use, ``c`` and its id the farthest distance at which it may be served.
+
+``ARGV[1]`` is a new generation, in case there is none, and ``ARGV[2]`` the hash of the namespace.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import os
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -39,20 +50,164 @@ from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.files import encode_key
 from ragcache_integrations.query_cache.redis import (
-    Debts,
-    Link,
+    EVICT_OLDEST,
+    Call,
+    Channel,
     RedisServer,
     Script,
     UnreachableError,
 )
 
-from .scripts import CLEAR, FORGET, INSERT, LOOK_UP, LOWER
-
 __all__ = ["SharedAnswers"]
 
-logger = logging.getLogger(__name__)
-
 A = TypeVar("A")
+
+_COMMON = """
+local function begin()
+  local run = run_id()
+  if not run then error('INFO has no run_id') end
+  redis.call('DEL', KEYS[1])
+  redis.call('HSET', KEYS[1], 'r', run, 'g', ARGV[1])
+  redis.call('PEXPIRE', KEYS[1], WEEK)
+  return ARGV[1] .. ':'
+end
+
+local function epoch()
+  local run = run_id()
+  local kept = redis.pcall('HMGET', KEYS[1], 'r', 'g', 'n' .. ARGV[2])
+  if not run or kept.err or kept[1] ~= run or not kept[2] then return begin() end
+  if #kept[2] > NAME or #(kept[3] or '') > NAME then return begin() end
+  redis.call('PEXPIRE', KEYS[1], WEEK)
+  return kept[2] .. ':' .. (kept[3] or '')
+end
+"""
+_NUMBERS = {"WEEK": 7 * 24 * 3600 * 1000, "NAME": 64, "NAMESPACES": 1000}  # milliseconds, bytes
+
+
+def _script(body: str) -> Script:
+    return Script.of(_COMMON + body, _NUMBERS)
+
+
+# ARGV: the question's id, whether all answers of the key are wanted where there is none of this id,
+#   microseconds to live (0: for ever), how many fields and bytes there may be, beyond which the key
+#   is deleted unread.
+# Returns the time; for each answer its id, its time and record, and its cap; how many had ended,
+#   and how many values were foreign; the values under which answers are put in now.
+LOOK_UP = _script("""
+local g, time = epoch(), now()
+local bucket, id, lasts = KEYS[2], ARGV[3], tonumber(ARGV[5])
+local ended, foreign = 0, 0
+
+local function refuse()
+  redis.call('UNLINK', bucket)
+  return {time, {}, 0, 1, g}
+end
+
+local function drop(one)
+  redis.call('HDEL', bucket, 'e' .. one, 't' .. one, 'c' .. one)
+end
+
+local function lives(one, value)
+  local stamp = tonumber(string.sub(value, 1, 16))
+  if not stamp or stamp ~= stamp then
+    foreign = foreign + 1
+  elseif lasts > 0 and time - stamp > lasts then
+    ended = ended + 1
+  else
+    return true
+  end
+  drop(one)
+  return false
+end
+
+local its = redis.pcall('HGET', bucket, 'g')
+if not its then
+  if redis.call('EXISTS', bucket) == 1 then return refuse() end
+  return {time, {}, 0, 0, g}
+end
+if type(its) == 'table' then return refuse() end
+if its ~= g then
+  redis.call('UNLINK', bucket)
+  return {time, {}, 0, 0, g}
+end
+if redis.call('HLEN', bucket) > tonumber(ARGV[6]) then return refuse() end
+local size = redis.call('HSTRLEN', bucket, 'e' .. id) + redis.call('HSTRLEN', bucket, 'c' .. id)
+if size > tonumber(ARGV[7]) then return refuse() end
+local same = redis.call('HGET', bucket, 'e' .. id)
+if same and lives(id, same) then
+  local cap = redis.call('HGET', bucket, 'c' .. id) or ''
+  redis.pcall('HSET', bucket, 't' .. id, string.format('%016.0f', time))  -- if there is room
+  redis.call('PEXPIRE', bucket, WEEK)
+  return {time, {id, same, cap}, ended, foreign, g}
+end
+if ARGV[4] ~= '1' then return {time, {}, ended, foreign, g} end
+local fields, caps, found = redis.call('HGETALL', bucket), {}, {}
+size = 0
+for _, field in ipairs(fields) do size = size + #field end
+if size > tonumber(ARGV[7]) then return refuse() end
+for i = 1, #fields, 2 do
+  if string.sub(fields[i], 1, 1) == 'c' then caps[string.sub(fields[i], 2)] = fields[i + 1] end
+end
+for i = 1, #fields, 2 do
+  local one = string.sub(fields[i], 2)
+  if string.sub(fields[i], 1, 1) == 'e' and lives(one, fields[i + 1]) then
+    found[#found + 1] = one
+    found[#found + 1] = fields[i + 1]
+    found[#found + 1] = caps[one] or ''
+  end
+end
+if #found > 0 then redis.call('PEXPIRE', bucket, WEEK) end
+return {time, found, ended, foreign, g}
+""")
+
+# ARGV: the question's id, the record, how many answers a key may have, and the values of when the
+#   question was looked up: what was forgotten since is not put in.
+# Returns how many had to go, those of the least recent use; -1: it is not put in.
+INSERT = _script(
+    EVICT_OLDEST
+    + """
+local g, time = epoch(), string.format('%016.0f', now())
+local bucket, id = KEYS[2], ARGV[3]
+if g ~= ARGV[6] then return -1 end
+redis.call('HSET', KEYS[1], 'g', string.match(g, '^[^:]*'))  -- which a full Redis refuses
+if redis.pcall('HGET', bucket, 'g') ~= g then
+  redis.call('UNLINK', bucket)
+  redis.call('HSET', bucket, 'g', g)
+end
+redis.call('HSET', bucket, 'e' .. id, time .. ARGV[4], 't' .. id, time)
+-- The answer before it may have been wrong. A cap that nobody can read serves the same words alone.
+local cap = redis.call('HGET', bucket, 'c' .. id)
+if cap and not (#cap <= NAME and string.match(cap, '^[%d.e+-]+$') and (tonumber(cap) or -1) >= 0)
+then
+  redis.call('HSET', bucket, 'c' .. id, '0')
+end
+local over = evict_oldest(bucket, id, tonumber(ARGV[5]))
+redis.call('PEXPIRE', bucket, WEEK)
+return over
+"""
+)
+
+# ARGV: the question's id, a distance. However often it runs, the smallest one remains.
+LOWER = _script("""
+local g = epoch()
+local bucket, id = KEYS[2], ARGV[3]
+if redis.pcall('HGET', bucket, 'g') ~= g then return 0 end
+if redis.call('HEXISTS', bucket, 'e' .. id) == 0 then return 0 end
+local cap = tonumber(redis.call('HGET', bucket, 'c' .. id) or '')
+if cap and cap <= tonumber(ARGV[4]) then return 0 end
+redis.call('HSET', bucket, 'c' .. id, ARGV[4])
+return 1
+""")
+
+# Forgets the answers of a namespace.
+FORGET = _script("""
+epoch()
+if redis.call('HLEN', KEYS[1]) > NAMESPACES then begin() return 1 end
+redis.call('HSET', KEYS[1], 'n' .. ARGV[2], ARGV[1])
+return 1
+""")
+
+CLEAR = _script("begin() return 1")
 
 _FORMAT = 3
 """Raised with every change that an older version would misread."""
@@ -69,20 +224,6 @@ _LARGEST_NUMBER = 1 << 53
 _STAMP = 16  # digits
 _LONGEST_CAP = 32  # characters
 _ID = 16  # bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of a script, see :class:`~ragcache_integrations.query_cache.redis.Link`."""
-
-    script: Script
-    keys: tuple[str, ...]
-    arguments: tuple[str | bytes | int, ...]
-
-    @property
-    def counted_arguments(self) -> list[str | bytes | int]:
-        """Number of the keys, the keys and the arguments, as Redis reads them."""
-        return [len(self.keys), *self.keys, *self.arguments]
 
 
 class SharedAnswers(Generic[A]):
@@ -117,13 +258,13 @@ class SharedAnswers(Generic[A]):
         self._own = _token()
         agreed = (_FORMAT, codec.kind, knobs.tag, self._shards)
         self._begin = f"{server.prefix}:{{answers:{_hash(json.dumps(agreed))}"
-        self._link = Link(server, "answer cache", "questions are answered without it")
         # No method of this object: it is to go, and close its connections, without the collector.
-        self._debts = Debts(self._link, partial(_clearing, self._begin))
+        clearing = partial(_clearing, self._begin)
+        self._channel = Channel(
+            server, clearing, "answer cache", "questions are answered without it"
+        )
         self._lock = make_lock()
-        self._counts: Counter[str] = Counter()
         self._lowered: Memo[tuple[str, bytes], float] = Memo(_MOST_LOWERED)
-        self._warned = False
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
@@ -131,9 +272,7 @@ class SharedAnswers(Generic[A]):
 
     def counts(self) -> dict[str, int]:
         """Return what was counted: ``failed``, ``skipped``, ``lost``, ``corrupt``, ``owed``."""
-        with self._lock:
-            names = ("failed", "skipped", "lost", "corrupt")
-            return {name: self._counts[name] for name in names} | {"owed": len(self._debts)}
+        return self._channel.counts()
 
     def fetch(self, question: Question, *, near: bool) -> Group[A] | None:
         """Fetch the answers that a question may be served; one round trip.
@@ -152,12 +291,12 @@ class SharedAnswers(Generic[A]):
         try:
             reply = self._call(LOOK_UP, question, place, _id_of(question), int(near), *limits)
         except UnreachableError as error:
-            self._count("failed" if error.called else "skipped")
+            self._channel.count(**{error.counted_as: 1})
             return None
         try:
             return self._take(question, place, reply)
         except (ArithmeticError, LookupError, TypeError, ValueError):
-            self._note_corrupt(1)
+            self._channel.note_corrupt(1)
             return None
 
     def insert(
@@ -220,34 +359,24 @@ class SharedAnswers(Generic[A]):
         Where Redis can't be reached, this process gets no answers from it before a thread has
         cleared it.
         """
-        shards = range(self._shards)
-        owed = set(shards)
-        budget = self._link.budget(patient=True)
-        try:
-            for shard in shards:
-                call = _clearing(self._begin, shard)
-                if namespace is not None:
-                    call = replace(call, script=FORGET, arguments=(_token(), _hash(namespace)))
-                self._link.call(call, budget)
-                owed.discard(shard)
-        except UnreachableError:
-            pass  # the others would have to wait as long
-        finally:
-            self._debts.add(owed)
+        calls = [_clearing(self._begin, shard) for shard in range(self._shards)]
+        if namespace is not None:
+            forgotten = _hash(namespace)
+            calls = [
+                replace(call, script=FORGET, arguments=[_token(), forgotten]) for call in calls
+            ]
+        self._channel.send(calls)
 
     def close(self) -> None:
         """Close the connections, which are opened again when needed, and try to clear no more."""
-        self._debts.close()
-        self._link.close()
+        self._channel.close()
 
     def _call(self, script: Script, question: Question, place: str, *arguments: Any) -> Any:
         shard = int(place[:8], 16) % self._shards
-        if shard in self._debts:
-            self._debts.add(())  # should nobody be trying, as after close()
-            raise UnreachableError(called=False)
-        keys = (_state(self._begin, shard), f"{self._begin}:{shard}}}:{place}")
-        begin = (_token(), _hash(str(question.scope[0])))
-        return self._link.call(_Call(script, keys, (*begin, *arguments)), self._link.budget())
+        keys = [_state(self._begin, shard), f"{self._begin}:{shard}}}:{place}"]
+        arguments = (_token(), _hash(str(question.scope[0])), *arguments)
+        (reply,) = self._channel.send([Call(shard, script, keys, list(arguments))])
+        return reply
 
     def _place(self, question: Question) -> str | None:
         """Return the hash of a question's key; ``None``: it means nothing in another process."""
@@ -285,7 +414,7 @@ class SharedAnswers(Generic[A]):
                 with self._lock:
                     lowered = self._lowered.get((place, name), math.inf)
                 answers.append((record, age, min(farthest, lowered)))
-        self._note_corrupt(foreign)
+        self._channel.note_corrupt(foreign)
         self._core.count("expired", ended)
         return self._core.group(question, answers, moment)
 
@@ -316,26 +445,8 @@ class SharedAnswers(Generic[A]):
         return replace(record, question=own), max(age, 0.0), farthest
 
     def _lose(self) -> bool:
-        self._count("lost")
+        self._channel.count(lost=1)
         return False
-
-    def _count(self, what: str, by: int = 1) -> None:
-        with self._lock:
-            self._counts[what] += by
-
-    def _note_corrupt(self, count: int) -> None:
-        """Count values that are no answers; log the first."""
-        if not count:
-            return
-        self._count("corrupt", count)
-        level = logging.DEBUG if self._warned else logging.WARNING
-        self._warned = True
-        logger.log(
-            level,
-            "The shared answer cache at %s holds or answers what no process of this version wrote. "
-            "It is not used: these are misses, counted as corrupt",
-            self._link.server.where,
-        )
 
 
 def _state(begin: str, shard: int) -> str:
@@ -343,9 +454,9 @@ def _state(begin: str, shard: int) -> str:
     return f"{begin}:{shard}}}:state"
 
 
-def _clearing(begin: str, shard: int) -> _Call:
+def _clearing(begin: str, shard: int) -> Call:
     """Return the call that clears a shard."""
-    return _Call(CLEAR, (_state(begin, shard),), (_token(),))
+    return Call(shard, CLEAR, [_state(begin, shard)], [_token()], patient=True)
 
 
 def _id_of(question: Question) -> bytes:
