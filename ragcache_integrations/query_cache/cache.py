@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.checks import check_int
+from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.errors import CacheFileError
 
 from .certificates import UNIT_SLACK, known_radius
 from .entries import (
     NEVER,
     NOWHERE,
-    Contents,
+    ChangeLog,
     DocumentKey,
     DocumentVectors,
     Entry,
@@ -30,15 +32,13 @@ from .entries import (
 from .files import capture, check_arguments, read, write
 from .kernels import kernels
 from .lookup import Decisions, Look, Match
-from .settings import BaseQueryCache, Settings
+from .settings import BaseQueryCache, Settings, takes_fields_of
 from .types import (
+    COUNTED,
     Candidate,
-    Eviction,
     Explanation,
     Hit,
-    Metric,
     QueryCacheStats,
-    VectorSource,
     Wording,
 )
 from .validation import as_query, check_ids, check_key, check_vector, check_vectors
@@ -113,53 +113,51 @@ class QueryCache(BaseQueryCache[T]):
     immediate: ClassVar[bool] = True
     """Whether lookups touch memory alone."""
 
-    def __init__(
-        self,
-        dim: int,
-        capacity: int,
-        tolerance: float | Literal["auto"],
-        index: Literal["flat", "lsh"] = "flat",
-        eviction: Eviction = "lru",
-        metric: Metric = "l2",
-        num_hyperplanes: int = 8,
-        bucket_capacity: int = 20,
-        rerank_factor: int = 4,
-        guarantee: Literal["exact"] | float | None = None,
-        ttl: float | None = None,
-        vectors: VectorSource | None = None,
-        *,
-        multi_probe: int = 0,
-        max_rerank_factor: int | None = None,
-        exact_search: bool = False,
-        unit_vectors: bool = False,
-        longest: float | None = None,
-        target_recall: float = 0.95,
-        max_violation: float = 0.01,
-        start_tolerance: float | None = None,
-        unranked_tolerance: float | None = None,
-        tenant_of: Callable[[Hashable], Hashable] | None = None,
-        tag: str = "",
-        seed: int = 0,
-    ) -> None:
-        arguments = dict(locals())  # by the names of the settings
-        del arguments["self"]
-        self._settings = settings = Settings(**arguments)
+    @takes_fields_of(Settings)
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._kernels = kernels()
-        self._contents = Contents[T](settings, self._kernels)
+        self._lock = make_lock()
+        self._clock: Callable[[], int] = time.monotonic_ns
+        self._changes = ChangeLog()
+        self._counts = dict.fromkeys(COUNTED, 0)
+        self._table = self._empty(settings.longest or 0.0)
         self._vectors = DocumentVectors(settings, self._kernels)
         self._decisions = Decisions[T](settings, self._kernels)
         # Nothing but the distance decides.
         self._simple = self._decisions.learnt is None and settings.guarantee is None
         self._next_expiry = 0
-        self._nothing = np.empty((0, settings.dim), dtype=np.float32)
         # Squared lengths that a query may have.
         self._shortest_query, self._longest_query = 0.0, math.inf
         if settings.unit and settings.metric == "l2":
             self._shortest_query = 1 - UNIT_SLACK / 2  # as 32-bit floats tell it
             self._longest_query = 1 + UNIT_SLACK / 2
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        if self._lock.locked():  # another thread was in the middle of a change
+            self._changes = ChangeLog(self._changes.version + 1)
+            self._table = self._empty(self._table.longest)
+
+    def _empty(self, longest: float) -> EntryTable[T]:
+        return EntryTable(self._settings, self._kernels, longest)
+
+    def _drop_all(self) -> None:
+        """Drop every entry; the lock is held."""
+        self._changes.clear()
+        self._table = self._empty(self._table.longest)
+
+    def _partition(self, key: Hashable) -> int:
+        """Return the number of a cache key.
+
+        Raises:
+            ConfigurationError: It is not hashable.
+        """
+        check_key(key)
+        return self._table.partitions.get(key, NOWHERE)
 
     def __len__(self) -> int:
-        return len(self._contents.table)
+        return len(self._table)
 
     @property
     def tolerance(self) -> float:
@@ -172,7 +170,7 @@ class QueryCache(BaseQueryCache[T]):
 
         Read it before a search, hand it to :meth:`insert`.
         """
-        return self._contents.changes.version
+        return self._changes.version
 
     def fetch_count(self, k: int, q: ArrayLike | None = None, key: Hashable = None) -> int:
         """Return how many candidates to fetch on a miss: rho times k.
@@ -190,9 +188,9 @@ class QueryCache(BaseQueryCache[T]):
         most = settings.max_rerank_factor
         if most is None or q is None:
             return k * settings.rerank_factor
-        contents, query = self._contents, check_vector(q, settings.dim)
-        table, partition = contents.table, contents.partition(key)
-        slot, distance = table.keys.nearest(query, partition, 1, contents.clock())
+        query = check_vector(q, settings.dim)
+        table, partition = self._table, self._partition(key)
+        slot, distance = table.keys.nearest(query, partition, 1, self._clock())
         near = slot >= 0 and 2 * distance <= table.reach.radius[slot] < math.inf
         return k * (most if near else settings.rerank_factor)
 
@@ -230,10 +228,10 @@ class QueryCache(BaseQueryCache[T]):
         query = as_query(q, self._settings.dim)
         if type(k) is not int or not 0 < k <= sys.maxsize:
             k = min(check_int("k", k, 1), sys.maxsize)
-        contents, limit = self._contents, self._decisions.limit
-        now = contents.clock()
+        limit = self._decisions.limit
+        now = self._clock()
         while True:
-            table = contents.table
+            table = self._table
             try:
                 partition = table.partitions.get(key, NOWHERE)
             except TypeError:
@@ -252,8 +250,8 @@ class QueryCache(BaseQueryCache[T]):
             if not self._shortest_query < length < self._longest_query:
                 self._vectors.prepare_query(q)  # says what is wrong with it
             if slot < 0:
-                with contents.lock:
-                    contents.counts["lookups"] += 1
+                with self._lock:
+                    self._counts["lookups"] += 1
                 return None
             if sequence > written:
                 continue
@@ -289,7 +287,7 @@ class QueryCache(BaseQueryCache[T]):
             ranked: What the kernel ranked.
             count: Of how many candidates; -1 where it ranked none.
         """
-        contents, table = self._contents, look.table
+        table = look.table
         entry = table.entries[slot]
         if entry is None or entry.sequence != sequence:
             return False, None
@@ -299,33 +297,28 @@ class QueryCache(BaseQueryCache[T]):
         too_far = entry.readable is None and distance > self._decisions.limit_of(entry)
         if not self._simple or table.disturbed or too_far:
             return self._weigh(look, match)
-        if count < 0:
-            hit = self._decisions.answer_from(look, match)
-        elif count == len(entry.candidates):
-            assert ranked is not None  # noqa: S101 - something was ranked
-            hit = self._decisions.answer_from_ranked(look, match, ranked)
-        else:  # documents went since the scan
+        if count >= 0 and count != len(entry.candidates):  # documents went since the scan
             return False, None
-        with contents.lock:
-            if table is not contents.table or table.entries[slot] is not entry:
+        hit = self._decisions.answer_from(look, match, None if count < 0 else ranked)
+        with self._lock:
+            if table is not self._table or table.entries[slot] is not entry:
                 return False, None
-            contents.counts["lookups"] += 1
-            contents.counts["hits"] += 1
+            self._counts["lookups"] += 1
+            self._counts["hits"] += 1
             if hit.recall_bound == 1.0:
-                contents.counts["proven"] += 1
+                self._counts["proven"] += 1
             table.keys.touch(slot)
         return True, hit
 
     def _answer_other_words(self, look: Look[T], partition: int, wording: Wording) -> Hit[T] | None:
         """Answer from the nearest entry whose words may be answered alike, and count that."""
-        contents = self._contents
         while True:
-            with contents.lock:
+            with self._lock:
                 match = None
-                if look.table is contents.table:
+                if look.table is self._table:
                     match = self._decisions.next_accepted(look, partition, wording)
                 if match is None:
-                    contents.counts["lookups"] += 1
+                    self._counts["lookups"] += 1
                     return None
             valid, hit = self._weigh(look, match)
             if valid:
@@ -333,21 +326,19 @@ class QueryCache(BaseQueryCache[T]):
 
     def _weigh(self, look: Look[T], match: Match[T]) -> tuple[bool, Hit[T] | None]:
         """Version of :meth:`_conclude` for caches in which more than the distance decides."""
-        contents, table = self._contents, look.table
+        table = look.table
         hit, fresh, used = self._decisions.decide(look, match)
-        with contents.lock:
-            if table is not contents.table or any(
-                table.entry(slot) is not was for slot, was in used
-            ):
+        with self._lock:
+            if table is not self._table or any(table.entry(slot) is not was for slot, was in used):
                 return False, None
-            contents.counts["lookups"] += 1
+            self._counts["lookups"] += 1
             if hit is None:
                 if not fresh or self._settings.guarantee is not None:
-                    contents.counts["unproven" if fresh else "stale"] += 1
+                    self._counts["unproven" if fresh else "stale"] += 1
                 return True, None
-            contents.counts["hits"] += 1
+            self._counts["hits"] += 1
             if hit.recall_bound == 1.0:
-                contents.counts["proven"] += 1
+                self._counts["proven"] += 1
             learnt = self._decisions.learnt
             if learnt is not None and not self._decisions.suffices(hit):
                 tenant = self._decisions.tenant(match.entry.key)
@@ -370,8 +361,7 @@ class QueryCache(BaseQueryCache[T]):
         for row in rows:
             self._vectors.prepare_query(row)
         k = min(check_int("k", k, 1), sys.maxsize)
-        contents = self._contents
-        now, table, partition = contents.clock(), contents.table, contents.partition(key)
+        now, table, partition = self._clock(), self._table, self._partition(key)
         written = table.keys.written
         _, packed, _held, _ = table.keys.finding
         _, slots, sequences, squares = self._kernels.nearest_batch(
@@ -381,8 +371,8 @@ class QueryCache(BaseQueryCache[T]):
         matches = zip(slots.tolist(), sequences.tolist(), np.sqrt(squares).tolist(), strict=True)
         for query, (slot, sequence, distance) in zip(rows, matches, strict=True):
             if slot < 0:
-                with contents.lock:
-                    contents.counts["lookups"] += 1
+                with self._lock:
+                    self._counts["lookups"] += 1
                 hits.append(None)
                 continue
             valid, hit = False, None
@@ -407,11 +397,10 @@ class QueryCache(BaseQueryCache[T]):
         self._vectors.prepare_query(query)  # says what is wrong with it
         k = min(check_int("k", k, 1), sys.maxsize)
         check_key(key)
-        contents = self._contents
-        with contents.lock:
-            look = Look(contents.table, query, k, contents.clock())
+        with self._lock:
+            look = Look(self._table, query, k, self._clock())
             asked = None if self._settings.required_bound == 1.0 else wording
-            return self._decisions.explain(look, contents.partition(key), key, asked)
+            return self._decisions.explain(look, self._partition(key), key, asked)
 
     def insert(
         self,
@@ -453,13 +442,12 @@ class QueryCache(BaseQueryCache[T]):
             Exception: Any error of ``vectors`` other than a ``LookupError``. In either case
                 nothing was changed.
         """
-        contents = self._contents
         query = self._vectors.prepare_query(q)
         checked = check_candidates(candidates, complete=complete)
         check_key(key)
         if k is not None:
             k = check_int("k", k, 1)
-        version = contents.changes.version
+        version = self._changes.version
         if store_version is not None:
             version = check_int("store_version", store_version, 0, version)
         documents = document_keys(checked)
@@ -469,23 +457,23 @@ class QueryCache(BaseQueryCache[T]):
             known = self._usable(vectors, documents, held)
         reads = ranked and vectors is None and self._settings.vectors is not None
         while True:
-            table = contents.table
+            table = self._table
             # With what came along, nothing is missing, whatever the pool keeps by then.
             missing, fetched = self._read_missing(table, held) if reads else (held, known)
-            with contents.lock:
-                if table is not contents.table:  # cleared in the meantime
-                    contents.counts["dropped"] += 1
+            with self._lock:
+                if table is not self._table:  # cleared in the meantime
+                    self._counts["dropped"] += 1
                     return False
                 readable = None
                 if fetched is not None:
-                    rows = table.pool.acquire_all(held, missing, fetched)
+                    rows = table.pool.acquire(held, fetched, missing)
                     if rows is None:
                         continue
                     readable = table.rank(query, documents, rows)
                 text = "" if wording is None else wording.text
-                entry = Entry(key, checked, readable, complete, contents.clock(), 0, ranked, text)
-                if self._decisions.learnt is not None and version == contents.changes.version:
-                    look = Look(table, query, k or max(len(checked), 1), contents.clock())
+                entry = Entry(key, checked, readable, complete, self._clock(), 0, ranked, text)
+                if self._decisions.learnt is not None and version == self._changes.version:
+                    look = Look(table, query, k or max(len(checked), 1), self._clock())
                     self._decisions.learn(look, entry, wording, served=False)
                 return self._put(query, entry, version)
 
@@ -509,19 +497,16 @@ class QueryCache(BaseQueryCache[T]):
         """
         missing = table.pool.missing(held)
         among = [key[0] for key in held]
-        if not missing and len(set(among)) == len(among):
-            return missing, self._nothing
         return missing, self._vectors.read([key[0] for key in missing], among=among)
 
     def _put(self, query: Vectors, entry: Entry[T], version: int) -> bool:
         """Put an entry into the table, up to date; return whether that could be."""
-        contents = self._contents
-        table, metric, lifetime = contents.table, self._settings.metric, self._settings.lifetime
+        table, metric, lifetime = self._table, self._settings.metric, self._settings.lifetime
         held = () if entry.readable is None else entry.readable.documents
-        caught_up = contents.changes.catch_up(entry, query, version, metric)
+        caught_up = self._changes.catch_up(entry, query, version, metric)
         if caught_up is None:
             table.pool.release(held)
-            contents.counts["dropped"] += 1
+            self._counts["dropped"] += 1
             return False
         left, newest = caught_up
         distances = None
@@ -536,20 +521,19 @@ class QueryCache(BaseQueryCache[T]):
             self._expire(table, lifetime)
             expires = entry.born + lifetime
         new = NewEntry(query, left, min(radius, newest), newest, expires)
-        contents.counts["evictions"] += table.put(new)
-        contents.counts["insertions"] += 1
+        self._counts["evictions"] += table.put(new)
+        self._counts["insertions"] += 1
         return True
 
     def _expire(self, table: EntryTable[T], lifetime: int) -> None:
         """Take ended entries out of memory now and then; lookups no longer find them."""
-        contents = self._contents
-        now = contents.clock()
+        now = self._clock()
         if now < self._next_expiry:
             return
         self._next_expiry = now + lifetime // 8
         for slot in table.keys.expired(now):
             table.remove(slot)
-            contents.counts["expired"] += 1
+            self._counts["expired"] += 1
 
     def report(
         self,
@@ -579,24 +563,23 @@ class QueryCache(BaseQueryCache[T]):
         k = check_int("k", k, 1)
         if self._decisions.learnt is None:
             return None
-        contents = self._contents
-        with contents.lock:
-            table, readable = contents.table, None
+        with self._lock:
+            table, readable = self._table, None
             documents = document_keys(candidates)
             if self._settings.vectors is not None and not table.pool.missing(documents):
                 readable = table.rank(query, documents)
             entry = Entry(key, tuple(candidates), readable, complete=False, born=0, sequence=0)
-            look = Look(table, query, k, contents.clock())
+            look = Look(table, query, k, self._clock())
             return self._decisions.learn(look, entry, wording, served=True)
 
     def delete(self, q: ArrayLike, key: Hashable = None) -> bool:
         """Drop the entry of exactly this embedding and key; return whether there was one."""
-        contents, query = self._contents, self._vectors.prepare_query(q)
-        with contents.lock:
-            slot = contents.table.keys.same(query, contents.partition(key))
+        query = self._vectors.prepare_query(q)
+        with self._lock:
+            slot = self._table.keys.same(query, self._partition(key))
             if slot is None:
                 return False
-            contents.table.remove(slot)
+            self._table.remove(slot)
             return True
 
     def guess(self, q: ArrayLike, k: int, key: Hashable = None) -> Hit[T] | None:
@@ -613,10 +596,9 @@ class QueryCache(BaseQueryCache[T]):
         """
         query = check_vector(q, self._settings.dim)
         k = min(check_int("k", k, 1), sys.maxsize)
-        contents = self._contents
-        with contents.lock:
-            table, partition = contents.table, contents.partition(key)
-            look = Look(table, query, k, contents.clock())
+        with self._lock:
+            table, partition = self._table, self._partition(key)
+            look = Look(table, query, k, self._clock())
             slot, distance = table.keys.nearest(query, partition, 1, look.now)
             entry = table.entry(slot) if slot >= 0 else None
             if entry is None:
@@ -636,20 +618,20 @@ class QueryCache(BaseQueryCache[T]):
             k: As for :meth:`lookup`.
             key: As for :meth:`lookup`.
         """
-        contents, query = self._contents, self._vectors.prepare_query(q)
+        query = self._vectors.prepare_query(q)
         k = min(check_int("k", k, 1), sys.maxsize)
         count = 0
-        with contents.lock:
-            table = contents.table
+        with self._lock:
+            table = self._table
             while True:
-                partition = contents.partition(key)
-                slot, distance = table.keys.nearest(query, partition, k, contents.clock())
+                partition = self._partition(key)
+                slot, distance = table.keys.nearest(query, partition, k, self._clock())
                 entry = table.entry(slot) if slot >= 0 else None
                 if entry is None or distance > self._decisions.limit_of(entry):
                     break
                 table.remove(slot)
                 count += 1
-            contents.changes.clear()
+            self._changes.clear()
         return count
 
     def discard(self, matches: Callable[[Hashable, Sequence[Candidate[T]], float], bool]) -> int:
@@ -662,9 +644,8 @@ class QueryCache(BaseQueryCache[T]):
         Returns:
             How many entries were dropped.
         """
-        contents = self._contents
-        with contents.lock:
-            now, table = contents.clock(), contents.table
+        with self._lock:
+            now, table = self._clock(), self._table
             slots = [
                 slot
                 for slot, entry in enumerate(table.entries)
@@ -673,13 +654,13 @@ class QueryCache(BaseQueryCache[T]):
             ]
             for slot in slots:
                 table.remove(slot)
-            contents.changes.clear()
+            self._changes.clear()
         return len(slots)
 
     def clear(self) -> None:
         """Drop every entry; searches that began before are not inserted any more."""
-        with self._contents.lock:
-            self._contents.clear()
+        with self._lock:
+            self._drop_all()
 
     def save(
         self,
@@ -706,9 +687,8 @@ class QueryCache(BaseQueryCache[T]):
             Exception: Any error of ``encode``. In all cases the file is as it was.
         """
         check_arguments(path, encode, store_tag)
-        contents = self._contents
-        with contents.lock:
-            snapshot = capture(contents.table, self._decisions.learnt, contents.clock())
+        with self._lock:
+            snapshot = capture(self._table, self._decisions.learnt, self._clock())
         write(path, snapshot, self._settings, encode, store_tag)
 
     def load(
@@ -743,48 +723,55 @@ class QueryCache(BaseQueryCache[T]):
                 as it was.
         """
         check_arguments(path, decode, store_tag)
-        contents, settings = self._contents, self._settings
-        version = contents.changes.version
+        settings = self._settings
+        version = self._changes.version
         try:
-            now, learnt = contents.clock(), self._decisions.learnt
+            now, learnt = self._clock(), self._decisions.learnt
             table, learnt = read(path, settings, self._kernels, now, decode, store_tag, learnt)
         except CacheFileError:
             self.clear()
             raise
-        with contents.lock:
-            contents.replace(table, version)
+        with self._lock:
+            # What changed while the file was read.
+            changes = self._changes.since(version)
+            table.longest = max(table.longest, self._table.longest)
+            if changes is None:  # cleared in the meantime
+                table, changes = self._empty(table.longest), []
+            for change in changes:
+                table.drop_documents(change.removed)
+                table.add_documents(change.added, change.vectors)
+            self._table = table
             if learnt is not None:
                 self._decisions.note_learnt(learnt)
-            return len(contents.table)
+            return len(self._table)
 
     def stats(self) -> QueryCacheStats:
         """Return what the cache holds and what it did."""
-        learnt, contents = self._decisions.learnt, self._contents
-        with contents.lock:
+        learnt = self._decisions.learnt
+        with self._lock:
             return QueryCacheStats(
-                entries=len(contents.table),
-                capacity=contents.table.keys.capacity,
-                vectors=len(contents.table.pool),
+                entries=len(self._table),
+                capacity=self._table.keys.capacity,
+                vectors=len(self._table.pool),
                 tolerance=self.tolerance,
                 learning=None if learnt is None else learnt.report(),
-                **contents.counts,
+                **self._counts,
             )
 
     def _change(
         self, removed: tuple[str, ...], added: tuple[str, ...], vectors: ArrayLike | None
     ) -> None:
         check_ids((*removed, *added))
-        contents = self._contents
         try:
             added, new = self._vectors.of_new(added, vectors)
         except BaseException:
             self.clear()  # the store has changed in an unknown way
             raise
-        with contents.lock:
+        with self._lock:
             if new is None:
-                contents.clear()
+                self._drop_all()
                 return
-            contents.changes.note(removed, added, new)
-            ended = contents.table.drop_documents(removed)
-            ended += contents.table.add_documents(added, new)
-            contents.counts["invalidated"] += ended
+            self._changes.note(removed, added, new)
+            ended = self._table.drop_documents(removed)
+            ended += self._table.add_documents(added, new)
+            self._counts["invalidated"] += ended

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_integrations.core.archive import MALFORMED, read_archive, write_archive
-from ragcache_integrations.core.checks import as_number, check_int
+from ragcache_integrations.core.checks import as_number, check_int, check_text
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
 from ragcache_integrations.query_cache.certificates import are_unit
 from ragcache_integrations.query_cache.entries import (
@@ -236,9 +236,7 @@ def check_arguments(path: object, function: object, store_tag: object) -> None:
     if function is not None and not callable(function):
         msg = f"encode and decode must be functions of one argument or None, got {function!r}"
         raise ConfigurationError(msg)
-    if not isinstance(store_tag, str):
-        msg = f"store_tag must be a string, got {store_tag!r}"
-        raise ConfigurationError(msg)
+    check_text("store_tag", store_tag)
 
 
 def capture(table: EntryTable[T], learnt: TenantTolerances | None, now: int) -> Snapshot[T]:
@@ -455,75 +453,64 @@ class _Rows(Generic[T]):
     def __init__(
         self, header: dict[str, Any], arrays: Arrays, documents: list[T], settings: Settings
     ) -> None:
-        self.planes = check_vectors(
-            arrays["planes"], settings.planes, settings.dim, "the hyperplanes"
-        )
-        self.keys = check_vectors(arrays["keys"], None, settings.dim, "the keys")
-        self.vectors = check_vectors(arrays["vectors"], None, settings.dim)
-        _check_lengths(self.keys, self.vectors, settings)
-        self.names = _names(header["names"])
-        self.vector_of = {
-            document: row for row, document in enumerate(self.names[: len(self.vectors)])
-        }
-        self.documents = documents
-        cache_keys = [decode_key(key) for key in header["cache_keys"]]
-        self.wordings = header["wordings"]
-
-        def column(name: str, kind: type[np.generic], length: int) -> NDArray[Any]:
+        def column(
+            name: str, kind: type[np.generic], length: int, below: int | None = None
+        ) -> NDArray[Any]:
             array = arrays[name]
             if array.dtype != kind or array.shape != (length,):
                 msg = f"{name} must be {length} of {kind.__name__}, got {array.shape} {array.dtype}"
                 raise ValueError(msg)
-            return array
-
-        def numbers(name: str, length: int, below: int) -> list[int]:
-            array = column(name, np.int64, length)
-            if length and not 0 <= array.min() <= array.max() < below:
+            if below is not None and length and not 0 <= array.min() <= array.max() < below:
                 msg = f"{name} must be from 0 and below {below}"
                 raise ValueError(msg)
-            listed: list[int] = array.tolist()
-            return listed
+            return array
 
-        def distances(name: str, length: int) -> NDArray[np.float64]:
-            array = column(name, np.float64, length)
+        def distances(name: str) -> NDArray[np.float64]:
+            array = column(name, np.float64, count)
             if np.isnan(array).any():
                 msg = f"{name} must be numbers, got NaN"
                 raise ValueError(msg)
             return array
 
+        dim = settings.dim
+        self.planes = check_vectors(arrays["planes"], settings.planes, dim, "the hyperplanes")
+        self.keys = check_vectors(arrays["keys"], None, dim, "the keys")
+        self.vectors = check_vectors(arrays["vectors"], None, dim)
+        _check_lengths(self.keys, self.vectors, settings)
+        names = _names(header["names"])
+        self.vector_of = {document: row for row, document in enumerate(names[: len(self.vectors)])}
+        cache_keys = [decode_key(key) for key in header["cache_keys"]]
         count = len(self.keys)
+        self.wordings = header["wordings"]
         if len(self.wordings) != count or not all(isinstance(text, str) for text in self.wordings):
             msg = f"its wordings must be {count} strings"
             raise ValueError(msg)
         self.stamps = column("stamps", np.int64, count)
-        self.serves = numbers("serves", count, NEVER + 1)
-        self.ages = numbers("ages", count, NEVER + 1)
-        self.radius, self.newest, self.cap = (
-            distances(name, count) for name in ("radius", "newest", "cap")
-        )
-        self.cache_keys = [
-            cache_keys[number] for number in numbers("cache_keys", count, len(cache_keys))
-        ]
+        self.serves = column("serves", np.int64, count, NEVER + 1).tolist()
+        self.ages = column("ages", np.int64, count, NEVER + 1).tolist()
+        self.radius, self.newest, self.cap = map(distances, ("radius", "newest", "cap"))
+        of_key = column("cache_keys", np.int64, count, len(cache_keys)).tolist()
+        self.cache_keys = [cache_keys[number] for number in of_key]
         self.complete = column("complete", np.bool_, count).tolist()
         self.ranked = column("ranked", np.bool_, count).tolist()
         self.readable = column("readable", np.bool_, count).tolist()
-        self.ends = np.cumsum([0, *numbers("counts", count, len(arrays["names"]) + 1)]).tolist()
-        total = self.ends[-1]
-        self.name_of = numbers("names", total, len(self.names))
-        self.text_of = numbers("texts", total, len(documents))
-        self.scores = column("scores", np.float64, total).tolist()
-        self.scored = column("scored", np.bool_, total).tolist()
+        counts = column("counts", np.int64, count, len(arrays["names"]) + 1)
+        self._ends = np.cumsum([0, *counts]).tolist()
+        total = self._ends[-1]
+        columns = (
+            column("names", np.int64, total, len(names)),
+            column("texts", np.int64, total, len(documents)),
+            column("scores", np.float64, total),
+            column("scored", np.bool_, total),
+        )
+        self._candidates = [
+            Candidate(names[name][0], documents[text], names[name][1], score if scored else None)
+            for name, text, score, scored in zip(*map(np.ndarray.tolist, columns), strict=True)
+        ]
 
     def candidates(self, row: int) -> tuple[Candidate[T], ...]:
         """Return the candidates of an entry."""
-        return tuple(
-            self._candidate(number) for number in range(self.ends[row], self.ends[row + 1])
-        )
-
-    def _candidate(self, number: int) -> Candidate[T]:
-        document_id, fingerprint = self.names[self.name_of[number]]
-        score = self.scores[number] if self.scored[number] else None
-        return Candidate(document_id, self.documents[self.text_of[number]], fingerprint, score)
+        return tuple(self._candidates[self._ends[row] : self._ends[row + 1]])
 
 
 def _check_lengths(

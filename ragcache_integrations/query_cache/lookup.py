@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from functools import partial
 from types import ModuleType
 from typing import Generic, NamedTuple, TypeVar
@@ -113,49 +113,41 @@ class Decisions(Generic[T]):
         last = distances[min(look.k, len(distances)) - 1]
         return bool(2 * table.apart(match.distance) <= newest - last)
 
-    def answer_from(self, look: Look[T], match: Match[T]) -> Hit[T]:
-        """Answer from one entry."""
-        table, query, k, now = look
-        _, entry, distance = match
-        age = (now - entry.born) / _SECOND
-        # The store's own order stands where the query is the same.
-        if entry.readable is None or distance == 0.0:
-            bound = 1.0 if self._proves and distance == 0.0 else None
-            return Hit(entry.candidates[:k], distance, age, recall_bound=bound)
-        rows = entry.readable.rows
-        order, values = self._rank(query, self._unit_keys, table.pool.vectors, rows, self._inner)
-        nearest: list[float] = values[:k].tolist()
-        bound = None
-        if self._proves:
-            count = self._count_proven(table, match, nearest)
-            bound = count / len(nearest) if nearest else 1.0
-        candidates = entry.candidates
-        best = tuple([candidates[place] for place in order[:k].tolist()])
-        scores = [-value for value in nearest] if self._inner else nearest
-        return Hit(best, distance, age, reranked=True, scores=tuple(scores), recall_bound=bound)
-
-    def answer_from_ranked(
-        self, look: Look[T], match: Match[T], ranked: NDArray[np.float64]
+    def answer_from(
+        self, look: Look[T], match: Match[T], ranked: NDArray[np.float64] | None = None
     ) -> Hit[T]:
-        """Answer from one entry whose candidates the kernel has ranked.
+        """Answer from one entry.
 
         Args:
             look: The lookup.
             match: The entry.
-            ranked: The values of its best candidates, then their positions among all of them.
+            ranked: If the kernel has ranked its candidates: the values of the best ones, then their
+                positions among all of them.
         """
+        table, query, k, now = look
         _, entry, distance = match
         candidates = entry.candidates
-        numbers: list[float] = ranked.tolist()
-        best = min(look.k, len(candidates))
-        values = numbers[:best]
+        age = (now - entry.born) / _SECOND
+        values: list[float]
+        order: Iterable[int]
+        if ranked is not None:
+            best = min(k, len(candidates))
+            numbers: list[float] = ranked.tolist()
+            values, order = numbers[:best], map(int, numbers[best : 2 * best])
+        elif entry.readable is None or distance == 0.0:
+            # The store's own order stands where the query is the same.
+            bound = 1.0 if self._proves and distance == 0.0 else None
+            return Hit(candidates[:k], distance, age, recall_bound=bound)
+        else:
+            rows, vectors = entry.readable.rows, table.pool.vectors
+            places, nearest = self._rank(query, self._unit_keys, vectors, rows, self._inner)
+            values, order = nearest[:k].tolist(), places[:k].tolist()
         bound = None
         if self._proves:
-            bound = self._count_proven(look.table, match, values) / best
+            bound = self._count_proven(table, match, values) / len(values) if values else 1.0
         if self._inner:
             values = [-value for value in values]
-        answer = tuple([candidates[int(place)] for place in numbers[best : 2 * best]])
-        age = (look.now - entry.born) / _SECOND
+        answer = tuple([candidates[place] for place in order])
         return Hit(answer, distance, age, True, tuple(values), bound)  # noqa: FBT003 - quicker
 
     def _count_proven(self, table: EntryTable[T], match: Match[T], values: list[float]) -> int:
@@ -166,23 +158,21 @@ class Decisions(Generic[T]):
 
     def guess(self, look: Look[T], partition: int) -> tuple[Candidate[T], ...]:
         """Return the nearest of the documents that entries nearby hold; k, or none at all."""
-        _, candidates = self._known_nearby(look, partition)
-        if len(candidates) < look.k:
-            return ()
-        rows = np.fromiter(candidates, np.int64, len(candidates))
-        vectors = look.table.pool.vectors
-        order, _ = self._rank(look.query, self._unit_keys, vectors, rows, self._inner)
-        known = list(candidates.values())
-        return tuple([known[place] for place in order[: look.k].tolist()])
+        return tuple(self._nearest_known(look, partition)[1])
 
-    def _known_nearby(
+    def _nearest_known(
         self, look: Look[T], partition: int
-    ) -> tuple[Used[T], dict[int, Candidate[T]]]:
-        """Return the nearest entries, and the documents that they hold by their row in the pool."""
-        table = look.table
+    ) -> tuple[Used[T], list[Candidate[T]], list[float]]:
+        """Return the nearest entries, and the k nearest of the documents that they hold.
+
+        Returns:
+            The entries, with their slots; the documents, none if they are fewer than k; and their
+            distances.
+        """
+        table, query, k, now = look
         used: Used[T] = []
-        candidates: dict[int, Candidate[T]] = {}
-        for slot in table.keys.neighbours(look.query, partition, look.now, _TOGETHER):
+        candidates: dict[int, Candidate[T]] = {}  # by their row in the pool
+        for slot in table.keys.neighbours(query, partition, now, _TOGETHER):
             entry = table.entry(slot)
             if entry is None or table.partitions.get(entry.key) != partition:
                 continue  # another took its place
@@ -190,7 +180,13 @@ class Decisions(Generic[T]):
                 used.append((slot, entry))
                 rows = entry.readable.rows.tolist()
                 candidates |= zip(rows, entry.candidates, strict=True)
-        return used, candidates
+        if len(candidates) < k:
+            return used, [], []
+        known, vectors = list(candidates.values()), table.pool.vectors
+        order, distances = self._rank(
+            query, self._unit_keys, vectors, np.array(list(candidates)), self._inner
+        )
+        return used, [known[place] for place in order[:k].tolist()], distances[:k].tolist()
 
     def answer_from_several(self, look: Look[T], partition: int) -> tuple[Hit[T] | None, Used[T]]:
         """Answer from several entries where all that they know proves what is required.
@@ -205,25 +201,21 @@ class Decisions(Generic[T]):
         table, query, k, now = look
         if not self._settings.unit:
             return None, []
-        used, candidates = self._known_nearby(look, partition)
-        if len(candidates) < k:
+        used, best, distances = self._nearest_known(look, partition)
+        if not best:
             return None, used
-        rows = np.fromiter(candidates, np.int64, len(candidates))
-        order, values = self._rank(query, self._unit_keys, table.pool.vectors, rows, self._inner)
         needed = math.ceil((self._required or 0.0) * k)
         chosen = [slot for slot, _ in used]
         keys = table.keys.keys(np.array(chosen)).astype(np.float64)
         prepared = table.keys.prepare(query).astype(np.float64)
         radii = table.reach.radius[chosen].clip(0.0, 2.0).tolist()
-        worst = float(values[needed - 1])
-        if not nothing_nearer(keys, radii, prepared, worst, self._kernels):
+        if not nothing_nearer(keys, radii, prepared, distances[needed - 1], self._kernels):
             return None, used
-        known = list(candidates.values())
-        best = tuple([known[place] for place in order[:k].tolist()])
         distance = float(np.linalg.norm(keys[0] - prepared))
         age = (now - min(entry.born for _, entry in used)) / _SECOND
-        scores = tuple(values[:k].tolist())
-        return Hit(best, distance, age, reranked=True, scores=scores, recall_bound=needed / k), used
+        scores = tuple(distances)
+        hit = Hit(tuple(best), distance, age, reranked=True, scores=scores, recall_bound=needed / k)
+        return hit, used
 
     @property
     def tolerance(self) -> float:

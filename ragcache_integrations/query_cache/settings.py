@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, get_args
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, get_args
 
 from numpy.typing import ArrayLike
 
@@ -16,15 +17,18 @@ from ragcache_integrations.core.checks import (
     check_number,
     check_seconds,
     check_share,
+    check_text,
 )
 from ragcache_integrations.errors import ConfigurationError
 
 from .types import Eviction, Metric, VectorSource
 from .validation import check_below_one, check_tolerance
 
-__all__ = ["BaseQueryCache", "Settings"]
+__all__ = ["BaseQueryCache", "Settings", "takes_fields_of"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Fields = TypeVar("Fields")
 
 _MOST_HYPERPLANES = 24  # a table of 2**24 buckets
 
@@ -45,6 +49,7 @@ class Settings:
     guarantee: Literal["exact"] | float | None = None
     ttl: float | None = None
     vectors: VectorSource | None = None
+    _: KW_ONLY
     multi_probe: int = 0
     max_rerank_factor: int | None = None
     exact_search: bool = False
@@ -87,9 +92,7 @@ class Settings:
         if self.vectors is not None and not callable(self.vectors):
             msg = f"vectors must be callable with a list of ids, got {self.vectors!r}"
             raise ConfigurationError(msg)
-        if not isinstance(self.tag, str):
-            msg = f"tag must be a string, got {self.tag!r}"
-            raise ConfigurationError(msg)
+        check_text("tag", self.tag)
         check_seconds("ttl", self.ttl)
         if self.longest is not None:
             check_number("longest", self.longest, 0, above=True, also="None")
@@ -146,6 +149,27 @@ class Settings:
         """Whether a recall can be proven at all."""
         possible = self.metric != "ip" or self.longest is not None
         return self.exact_search and self.vectors is not None and possible
+
+
+def takes_fields_of(
+    kind: Callable[P, Fields],
+) -> Callable[[Callable[[Any, Fields], None]], Callable[Concatenate[Any, P], None]]:
+    """Let a constructor take the fields of a dataclass as its arguments, and get them as one.
+
+    Type checkers and ``help`` show each argument, though it is declared in the dataclass alone.
+    """
+
+    def decorate(init: Callable[[Any, Fields], None]) -> Callable[Concatenate[Any, P], None]:
+        def __init__(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:  # noqa: N807 - is one
+            init(self, kind(*args, **kwargs))
+
+        own, *_ = inspect.signature(init).parameters.values()
+        fields = inspect.signature(kind)
+        parameters = [own, *fields.parameters.values()]
+        __init__.__signature__ = fields.replace(parameters=parameters)  # type: ignore[attr-defined] # for help()
+        return __init__
+
+    return decorate
 
 
 class BaseQueryCache(Generic[T]):

@@ -145,8 +145,8 @@ class Explanation:
     reason: str
     distance: float | None
     tolerance: float
-    recall_bound: float | None
-    entries: int
+    recall_bound: float | None = None
+    entries: int = 0
 
 
 def unanswered(reason: str, tolerance: float, entries: int = 0) -> Explanation:
@@ -158,12 +158,7 @@ def unanswered(reason: str, tolerance: float, entries: int = 0) -> Explanation:
         entries: How many entries of this cache key serve at least k documents.
     """
     return Explanation(
-        hit=False,
-        reason=reason,
-        distance=None,
-        tolerance=tolerance,
-        recall_bound=None,
-        entries=entries,
+        hit=False, reason=reason, distance=None, tolerance=tolerance, entries=entries
     )
 
 

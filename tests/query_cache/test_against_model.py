@@ -108,7 +108,7 @@ class CacheMachine(RuleBasedStateMachine):
             ttl=TTL * 1e-9 if ends else None,
             seed=SEED,
         )
-        self.cache._contents.clock = lambda: self.now
+        self.cache._clock = lambda: self.now
         self.now = 100
         self.capacity, self.tolerance, self.probes = capacity, tolerance, probes
         self.metric, self.eviction, self.reads_vectors = metric, eviction, reads_vectors

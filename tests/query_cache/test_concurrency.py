@@ -233,7 +233,7 @@ def settle(cache: QueryCache[Document], done: Counter[str]) -> None:
     stats = cache.stats()
     assert (stats.lookups, stats.hits) == (done["lookups"], done["hits"])
     assert 0 < stats.hits < stats.lookups
-    table = cache._contents.table
+    table = cache._table
     for slot in table.keys.taken().tolist():
         table.remove(slot)
     assert len(cache) == cache.stats().vectors == 0
@@ -272,5 +272,5 @@ def test_scans_that_give_the_lock_away_mix_nothing_up(
         for _ in range(6):
             world.came[world.create(name, chance)] = -1
     cache = QueryCache[Document](3000, 40, TOLERANCE, vectors=world.read)
-    assert cache._contents.table.keys.finding[0] is kernels.nearest_unlocked
+    assert cache._table.keys.finding[0] is kernels.nearest_unlocked
     settle(cache, run_threads(cache, world, 4000))

@@ -53,7 +53,7 @@ class TestAgreement:
         store = Store(made["metric"], {str(n): point for n, point in enumerate(points[:12])})
         cache = QueryCache[str](**made, vectors=store.read)
         now = [100]
-        cache._contents.clock = lambda: now[0]
+        cache._clock = lambda: now[0]
         for _ in range(40):
             what, query, k = rng.random(), rng.choice(points), int(rng.integers(1, 5))
             key = KEYS[rng.integers(2)]
@@ -142,8 +142,8 @@ class TestWords:
 
     def test_of_a_miss_by_time(self) -> None:
         cache = cached(ttl=60)
-        now = cache._contents.clock()
-        cache._contents.clock = lambda: now + 61 * 10**9
+        now = cache._clock()
+        cache._clock = lambda: now + 61 * 10**9
         assert reason(cache, 1) == "no entry of this key serves k=1"
 
     def test_of_a_new_document(self) -> None:

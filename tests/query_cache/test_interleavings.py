@@ -23,7 +23,7 @@ def overtake(cache: QueryCache[str], write: Callable[[], None]) -> None:
 
     It has read the old keys, and what it says last, the sequence number, is what is there by then.
     """
-    keys = cache._contents.table.keys
+    keys = cache._table.keys
     before = find, packed, held, ranks = keys.finding
     meta = held[0][-1]
 
@@ -51,7 +51,7 @@ def theirs(cache: QueryCache[str]) -> None:
 def test_a_slot_written_during_the_scan_of_a_batch_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = QueryCache[str](2, 1, 1.0)
     cache.insert([1, 0], [Candidate("mine", "mine")], "mine")
-    right, meta = cache._kernels.nearest_batch, cache._contents.table.keys.finding[2][0][-1]
+    right, meta = cache._kernels.nearest_batch, cache._table.keys.finding[2][0][-1]
 
     class Kernels:
         @staticmethod
@@ -81,11 +81,9 @@ def test_documents_that_go_after_they_were_ranked_with_the_scan_are_not_served()
     assert ids(cache.lookup([0.9, 0.1, 0.2], 2)) == ["a", "c"]
 
 
-@pytest.mark.parametrize(
-    ("guarantee", "ranks"), [(None, "answer_from_ranked"), (0.5, "answer_from")]
-)
+@pytest.mark.parametrize("guarantee", [None, 0.5])
 def test_documents_that_go_while_they_are_ranked_are_not_served(
-    guarantee: float | None, ranks: str, monkeypatch: pytest.MonkeyPatch
+    guarantee: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their vectors' rows may hold others' by then."""
     cache = QueryCache[str](
@@ -93,7 +91,7 @@ def test_documents_that_go_while_they_are_ranked_are_not_served(
         guarantee=guarantee,
     )  # fmt: skip
     cache.insert([1, 0], [Candidate(one, one) for one in "ab"], complete=True)
-    right = getattr(cache._decisions, ranks)
+    right = cache._decisions.answer_from
 
     def one(*arguments: Any) -> Any:
         monkeypatch.undo()
@@ -101,7 +99,7 @@ def test_documents_that_go_while_they_are_ranked_are_not_served(
         cache.documents_removed(["b"])
         return hit
 
-    monkeypatch.setattr(cache._decisions, ranks, one)
+    monkeypatch.setattr(cache._decisions, "answer_from", one)
     assert ids(cache.lookup([0.9, 0.1], 2)) == ["a"]
 
 
@@ -116,7 +114,7 @@ def test_an_entry_of_another_key_does_not_help_to_prove_an_answer(
     )  # fmt: skip
     cache.insert([0, 1], [Candidate("b", "b"), Candidate("a", "a")], "mine")
     cache.insert([1, 0], [Candidate("a", "a"), Candidate("b", "b")], "mine")
-    keys = cache._contents.table.keys
+    keys = cache._table.keys
     right = keys.neighbours
 
     def neighbours(*arguments: Any) -> list[int]:
@@ -134,7 +132,7 @@ def test_a_clear_between_key_and_scan_brings_no_other_key_s_entry() -> None:
     """Numbers of cache keys begin anew after a clear."""
     cache = QueryCache[str](2, 10, 1.0)
     cache.insert([1, 0], [Candidate("a", "a")], "first")
-    table = cache._contents.table
+    table = cache._table
 
     class Partitions(dict[Any, int]):
         def get(self, key: Any, default: Any = None) -> Any:

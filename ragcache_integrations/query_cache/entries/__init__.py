@@ -1,6 +1,6 @@
 """Entries, their keys and vectors, and how they follow changes of the store."""
 
-from .contents import ChangeLog, Contents, Part
+from .changes import ChangeLog, Part
 from .document_vectors import DocumentVectors
 from .entry import NEVER, DocumentKey, Entry, NewEntry, Readable, check_candidates, document_keys
 from .table import NOWHERE, EntryTable, hyperplanes, serving
@@ -9,7 +9,6 @@ __all__ = [
     "NEVER",
     "NOWHERE",
     "ChangeLog",
-    "Contents",
     "DocumentKey",
     "DocumentVectors",
     "Entry",

@@ -72,34 +72,25 @@ class VectorPool:
         """Return the documents that are not kept."""
         return [key for key in keys if key not in self._rows]
 
-    def acquire(self, keys: Sequence[DocumentKey], vectors: NDArray[np.float32]) -> None:
+    def acquire(
+        self,
+        keys: Sequence[DocumentKey],
+        vectors: NDArray[np.float32],
+        missing: Sequence[DocumentKey] | None = None,
+    ) -> NDArray[np.int64] | None:
         """Reference documents, keeping the vectors of those that are new.
 
         Args:
             keys: The documents, each once.
-            vectors: Their vectors, shape (len(keys), dim).
-        """
-        for key, vector in zip(keys, vectors, strict=True):
-            row = self._rows.get(key)
-            self._references[self._add(key, vector) if row is None else row] += 1
-
-    def acquire_all(
-        self,
-        keys: Sequence[DocumentKey],
-        missing: Sequence[DocumentKey],
-        vectors: NDArray[np.float32],
-    ) -> NDArray[np.int64] | None:
-        """Reference documents whose missing vectors were read meanwhile.
-
-        Args:
-            keys: The documents, each once.
-            missing: Those of them that :meth:`missing` returned.
-            vectors: Their vectors, shape (len(missing), dim).
+            vectors: The vectors of ``missing``, shape (len(missing), dim).
+            missing: Those of them that :meth:`missing` returned before their vectors were read;
+                ``None`` for all.
 
         Returns:
             The documents' row numbers, shape (len(keys),); ``None`` where others are missing by
             now, and then nothing is referenced.
         """
+        missing = keys if missing is None else missing
         rows = self._rows
         if missing:
             if not set(self.missing(keys)).issubset(missing):

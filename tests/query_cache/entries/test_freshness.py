@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Hit, Metric, QueryCache
-from ragcache_integrations.query_cache.entries.contents import _REMEMBERED
+from ragcache_integrations.query_cache.entries.changes import _REMEMBERED
 from ragcache_integrations.query_cache.entries.entry import nearest_new, serves
 from tests.query_cache.reference import Store, Vector, candidates
 from tests.support.sizes import examples

@@ -75,7 +75,7 @@ class TestTable:
         cache = QueryCache[str](1000, 5000, math.inf)
         for number, key in enumerate(keys):
             cache.insert(key, candidates([str(number)]))
-        assert cache._contents.table.keys.finding[0] is _compiled.nearest_unlocked
+        assert cache._table.keys.finding[0] is _compiled.nearest_unlocked
         queries = rng.normal(size=(5, 1000)).astype(np.float32)
         for query in [*queries, keys[7], (keys[9] + keys[10]) / 2]:
             distances = np.sqrt(((keys.astype(np.float64) - query) ** 2).sum(axis=1))

@@ -17,11 +17,11 @@ def test_a_document_is_kept_as_long_as_it_is_referenced() -> None:
     pool = VectorPool(2)
     pool.acquire(keys(1, 2), vectors(1, 2))
     assert pool.missing(keys(3, 2)) == keys(3)
-    held = pool.acquire_all(keys(2), [], vectors())
+    held = pool.acquire(keys(2), vectors(), [])
     assert held is not None
     assert held.tolist() == pool.rows(keys(2)).tolist()
-    assert pool.acquire_all(keys(2, 3), [], vectors()) is None
-    assert pool.acquire_all(keys(2, 3, 4), keys(4), vectors(4)) is None
+    assert pool.acquire(keys(2, 3), vectors(), []) is None
+    assert pool.acquire(keys(2, 3, 4), vectors(4), keys(4)) is None
     assert pool.missing(keys(4)) == keys(4)
     pool.release(keys(1, 2))
     assert pool.missing(keys(1, 2)) == keys(1)

@@ -59,7 +59,7 @@ class World:
         return self.now
 
     def start(self, cache: Cache, offset: int = 0) -> Cache:
-        cache._contents.clock = lambda: self.now - offset
+        cache._clock = lambda: self.now - offset
         return cache
 
     @contextmanager
