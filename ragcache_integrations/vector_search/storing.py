@@ -21,7 +21,9 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from io import BufferedReader
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -101,13 +103,12 @@ _BLOCK = 1 << 20
 _NAME = re.compile(r"(index|documents)-[0-9a-f]{32}\.(faiss|json)")
 
 
-def _whole_up_to(high: int) -> Callable[[str, Any], object]:
-    return lambda name, value: check_int(name, value, 0, high)
-
-
 # What FAISS does not write: how the index is set to search, and what checks each setting.
 _SETTINGS: dict[str, dict[str, Callable[[str, Any], object]]] = {
-    "ivf": {"max_codes": _whole_up_to((1 << 63) - 1), "parallel_mode": _whole_up_to(3)},
+    "ivf": {
+        "max_codes": partial(check_int, low=0, high=(1 << 63) - 1),
+        "parallel_mode": partial(check_int, low=0, high=3),
+    },
     "hnsw": {"hnsw.search_bounded_queue": check_flag, "hnsw.check_relative_distance": check_flag},
     "flat": {},
 }
@@ -132,7 +133,7 @@ def save_index(directory: Folder, opened: Opened, documents: Documents) -> None:
             "labels": list(documents.labels.values()),
             "end": documents.end,
             "metadata": _writable(documents.metadata),
-            "settings": {name: _get(opened.inner, name) for name in _SETTINGS[opened.kind]},
+            "settings": {name: attrgetter(name)(opened.inner) for name in _SETTINGS[opened.kind]},
         }
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -369,12 +370,6 @@ def _writable(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
     return {name: dict(values) for name, values in metadata.items()}
 
 
-def _get(index: Any, name: str) -> Any:
-    for part in name.split("."):
-        index = getattr(index, part)
-    return index
-
-
 def _set(index: Any, name: str, value: Any) -> None:
-    *path, last = name.split(".")
-    setattr(_get(index, ".".join(path)) if path else index, last, value)
+    owner, _, last = name.rpartition(".")
+    setattr(attrgetter(owner)(index) if owner else index, last, value)
