@@ -56,6 +56,7 @@ from ragcache_integrations.query_cache.redis import (
     RedisServer,
     Script,
     UnreachableError,
+    check_reply,
 )
 
 __all__ = ["SharedAnswers"]
@@ -220,7 +221,6 @@ _LARGEST_KEY = 1 << 24
 _MOST_FIELDS = 3 * _MOST_ANSWERS + 1 + 64
 _MOST_LOWERED = 1000
 """Caps that a process remembers itself."""
-_LARGEST_NUMBER = 1 << 53
 _STAMP = 16  # digits
 _LONGEST_CAP = 32  # characters
 _ID = 16  # bytes
@@ -332,9 +332,8 @@ class SharedAnswers(Generic[A]):
         name = _id_of(question)
         try:
             reply = self._call(INSERT, question, place, name, content, self._most, moment)
-        except UnreachableError:
-            return self._lose()
-        if type(reply) is not int or not 0 <= reply < _LARGEST_NUMBER:
+            check_reply((reply,), ())
+        except (UnreachableError, ValueError):
             return self._lose()
         self._core.count("insertions")
         self._core.count("evictions", reply)
@@ -396,14 +395,10 @@ class SharedAnswers(Generic[A]):
             TypeError, ValueError: It is no answer of our script.
         """
         now, found, ended, foreign, moment = reply
-        for number in (now, ended, foreign):
-            if type(number) is not int or not 0 <= number < _LARGEST_NUMBER:
-                msg = "numbers must be those of a server's script"
-                raise ValueError(msg)
-        texts = (moment, *found)
-        if not all(type(text) is bytes for text in texts) or len(found) > 3 * _MOST_FIELDS:
-            msg = "an answer must have an id, a record and a cap"
-            raise TypeError(msg)
+        check_reply((now, ended, foreign), (moment, *found))
+        if len(found) > 3 * _MOST_FIELDS:
+            msg = "there must be no more answers than are kept"
+            raise ValueError(msg)
         answers = []
         for name, value, cap in zip(found[::3], found[1::3], found[2::3], strict=True):
             try:

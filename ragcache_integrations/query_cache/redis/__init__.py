@@ -6,7 +6,7 @@ from .cache import (
     RedisServer,
     SharedCacheStats,
 )
-from .link import Call, Channel, UnreachableError
+from .link import Call, Channel, UnreachableError, check_reply
 from .scripts import EVICT_OLDEST, Script
 from .server import as_server, shared_settings
 
@@ -21,5 +21,6 @@ __all__ = [
     "SharedCacheStats",
     "UnreachableError",
     "as_server",
+    "check_reply",
     "shared_settings",
 ]

@@ -44,6 +44,7 @@ __all__ = [
     "bounded",
     "bounded_async",
     "bounded_pool",
+    "check_reply",
 ]
 
 logger = logging.getLogger(__name__)
@@ -304,6 +305,23 @@ class Call:
     def counted_arguments(self) -> Arguments:
         """Number of the keys, the keys and the arguments, as Redis reads them."""
         return [len(self.keys), *self.keys, *self.arguments]
+
+
+_LARGEST_NUMBER = 1 << 53  # what Lua counts with exactly
+
+
+def check_reply(numbers: Iterable[object], texts: Iterable[object]) -> None:
+    """Check what a script of ours cannot have replied; a reply may hold errors, too.
+
+    Raises:
+        TypeError, ValueError: A number is no count, or a text is not of bytes.
+    """
+    if not all(type(number) is int and 0 <= number < _LARGEST_NUMBER for number in numbers):
+        msg = "numbers must be those of a server's script"
+        raise ValueError(msg)
+    if not all(type(text) is bytes for text in texts):
+        msg = "texts must be bytes"
+        raise TypeError(msg)
 
 
 class UnreachableError(Exception):

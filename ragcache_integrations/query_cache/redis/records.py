@@ -40,7 +40,6 @@ __all__ = [
     "decode_record",
     "embedding_bytes",
     "encode_change",
-    "encode_part",
     "encode_record",
 ]
 
@@ -228,39 +227,36 @@ def _is_text(value: object) -> TypeGuard[str]:
     )
 
 
-def encode_change(removed: Sequence[str], added: Sequence[str], vectors: Vectors) -> bytes:
-    """Return a change of the store's documents as it is kept.
+def encode_change(
+    removed: Sequence[str], added: Sequence[str], vectors: Vectors, part: Part | None = None
+) -> bytes:
+    """Return a change of the store's documents as it is kept, or a part that is forgotten.
+
+    Processes that know of no such parts take it for an unknown change, and forget everything.
 
     Args:
         removed: Ids of documents that are gone.
         added: Ids of documents that are new.
         vectors: Their vectors, shape (len(added), dim), prepared.
+        part: What is forgotten, with a change of no documents.
     """
-    listed = json.dumps([list(removed), list(added)], separators=(",", ":")).encode("ascii")
-    body = vectors.astype("<f4").tobytes() + listed
-    return _CHANGE.pack(_FORMAT, zlib.crc32(body), vectors.shape[1], len(listed)) + body
-
-
-def encode_part(part: Part, dim: int) -> bytes:
-    """Return a part that is forgotten as it is kept: a change of no documents.
-
-    Processes that know of no such parts take it for an unknown change, and forget everything.
-    """
-    ids = None if part.ids is None else sorted(part.ids)
-    fields: list[object] = [[], [], sorted(part.marks), ids, part.before]
-    center = b""
-    if part.near is not None:
-        center = part.near[0].astype("<f4").tobytes()
-        fields.append(part.near[1])
+    fields: list[object] = [list(removed), list(added)]
+    numbers = vectors.astype("<f4").tobytes()
+    if part is not None:
+        ids = None if part.ids is None else sorted(part.ids)
+        fields += [sorted(part.marks), ids, part.before]
+        if part.near is not None:
+            numbers += part.near[0].astype("<f4").tobytes()
+            fields.append(part.near[1])
     listed = json.dumps(fields, separators=(",", ":")).encode("ascii")
-    body = center + listed
-    return _CHANGE.pack(_FORMAT, zlib.crc32(body), dim, len(listed)) + body
+    body = numbers + listed
+    return _CHANGE.pack(_FORMAT, zlib.crc32(body), vectors.shape[1], len(listed)) + body
 
 
 def decode_change(
     value: bytes, dim: int
 ) -> tuple[tuple[str, ...], tuple[str, ...], Vectors, Part | None] | None:
-    """Return the arguments of :func:`encode_change`, and what :func:`encode_part` was given.
+    """Return the arguments of :func:`encode_change`.
 
     Returns:
         ``None`` for other bytes.

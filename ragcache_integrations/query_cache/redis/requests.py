@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from ragcache_integrations.query_cache.entries import Part
 from ragcache_integrations.query_cache.settings import Settings
 
-from .link import Arguments, Call
+from .link import Arguments, Call, check_reply
 from .matching import Fetched
 from .records import (
     LARGEST_BUCKET,
@@ -22,7 +23,6 @@ from .records import (
     Names,
     Record,
     encode_change,
-    encode_part,
 )
 from .scripts import (
     CHANGE,
@@ -42,7 +42,6 @@ Vectors = NDArray[np.float32]
 # A process of a larger bucket_capacity may share the buckets.
 _OTHERS = 1 << 16
 _TOUCH, _DELETE = b"t", b"d"
-_LARGEST_NUMBER = 1 << 53  # what Lua counts with exactly
 _CHANGES = (CHANGE, CLEAR)  # must not get lost
 
 
@@ -122,12 +121,7 @@ class Requests:
             TypeError, ValueError: It is not a lookup's reply.
         """
         generation, base, now, changes, contents, foreign = reply
-        _check_bytes(generation, *changes)
-        _check_bytes(*(part for fields in contents for part in fields))
-        for number in (base, now, foreign):
-            if type(number) is not int or not 0 <= number < _LARGEST_NUMBER:
-                msg = "numbers must be those of a server's script"
-                raise ValueError(msg)
+        check_reply((base, now, foreign), chain([generation, *changes], *contents))
         if len(contents) != request.arguments[3] or sum(map(len, changes)) > LARGEST_CHANGE:
             msg = "an answer must have the buckets asked for, and no more changes than are kept"
             raise ValueError(msg)
@@ -202,7 +196,8 @@ class Requests:
         hashed = frozenset(map(self._names.partition, marks))
         moment = None if before is None else int(before * 1e6)
         part = Part(hashed, None if ids is None else frozenset(ids), moment, near)
-        return self._to_all(encode_part(part, self._settings.dim))
+        nothing = np.empty((0, self._settings.dim), dtype=np.float32)
+        return self._to_all(encode_change((), (), nothing, part))
 
     def _marks(self, key: Hashable) -> frozenset[str]:
         """Return the marks of a cache key, as hashes."""
@@ -267,10 +262,3 @@ class Requests:
         products = self._kernels.signs(query, self._names.planes)
         flips = np.argsort(np.abs(products), kind="stable")[: self._settings.multi_probe]
         return [code, *(code ^ (1 << int(bit)) for bit in flips)]
-
-
-def _check_bytes(*values: object) -> None:
-    """Raise a TypeError unless all are bytes; an answer may hold errors, too."""
-    if not all(type(value) is bytes for value in values):
-        msg = "texts must be bytes"
-        raise TypeError(msg)

@@ -19,13 +19,13 @@ from ragcache_integrations.query_cache.redis.records import (
     decode_record,
     embedding_bytes,
     encode_change,
-    encode_part,
     encode_record,
 )
 
 STAMP = b"1700000000000000"
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 TEXTS = st.text(max_size=9)  # no halves of characters, which many a store cannot take
+NOTHING = np.empty((0, 2), dtype=np.float32)
 DOCUMENTS = st.tuples(TEXTS, TEXTS, st.none() | st.floats(allow_nan=False))
 
 
@@ -116,7 +116,7 @@ def test_parts(
     near: tuple[tuple[float, float], float] | None,
 ) -> None:
     center = None if near is None else (np.array(near[0], dtype=np.float32), near[1])
-    value = encode_part(Part(marks, ids, before, center), 2)
+    value = encode_change([], [], NOTHING, Part(marks, ids, before, center))
     decoded = decode_change(value, 2)
     assert decoded is not None
     removed, added, vectors, part = decoded
@@ -153,7 +153,7 @@ def test_parts_near_no_query(numbers: list[float], distance: bytes) -> None:
 
 def change_of(vectors: bytes, listed: bytes) -> bytes:
     header = struct.Struct("<4sIII")
-    mark, *_ = header.unpack_from(encode_part(Part(), 2))
+    mark, *_ = header.unpack_from(encode_change([], [], NOTHING, Part()))
     body = vectors + listed
     return header.pack(mark, zlib.crc32(body), 2, len(listed)) + body
 
