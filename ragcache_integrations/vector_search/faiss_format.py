@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
@@ -90,8 +90,8 @@ class _Parser:
         file.seek(0)
         self._depth = 0
 
-    def index(self) -> _Index:
-        """Go through an index of any kind."""
+    def index(self, allowed: Collection[bytes] | None = None) -> _Index:
+        """Go through an index of one of the kinds allowed, or of any kind."""
         kinds: dict[bytes, Callable[[], _Index]] = {
             b"IxF2": self._flat,
             b"IxFI": self._flat,
@@ -103,6 +103,8 @@ class _Parser:
             b"IxPT": self._transformed,
         }
         kind = self._take(4)
+        if allowed is not None and kind not in allowed:
+            _refuse(f"an index within another must be one of {sorted(allowed)}, got {kind!r}")
         if kind not in kinds:
             known = ", ".join(name.decode() for name in kinds)
             _refuse(f"an index must be one of {known}, got {kind!r}")
@@ -131,7 +133,7 @@ class _Parser:
     def _hnsw(self) -> _Index:
         index = self._header()
         self._graph(index)
-        if self._same(self.index, {b"IxF2", b"IxFI", b"IxFl"}) != index:
+        if self.index({b"IxF2", b"IxFI", b"IxFl"}) != index:
             _refuse("a graph and its vectors must be of the same dimension, number and metric")
         return index
 
@@ -168,7 +170,7 @@ class _Parser:
         index = self._header()
         lists, probes = self._numbers("<QQ")
         _check("nprobe", probes, 1, _LARGEST_WORD)
-        coarse = self._same(self.index, {b"IxF2", b"IxFI", b"IxFl", b"IHNf"})
+        coarse = self.index({b"IxF2", b"IxFI", b"IxFl", b"IHNf"})
         if (coarse.dim, coarse.count) != (index.dim, lists) or not lists:
             _refuse(f"{lists} clusters must have as many centres, of dimension {index.dim}")
         (kind,) = self._numbers("<B")
@@ -286,15 +288,6 @@ class _Parser:
         if not fits:
             _refuse(f"the numbers of transform {kind.decode()} do not fit its dimensions")
         return after
-
-    def _same(self, read: Callable[[], _Index], kinds: set[bytes]) -> _Index:
-        """Go through an index that must be of certain kinds."""
-        kind = self._take(4)
-        if kind not in kinds:
-            _refuse(f"an index within another must be one of {sorted(kinds)}, got {kind!r}")
-        self._file.seek(-4, os.SEEK_CUR)
-        self.left += 4
-        return read()
 
     def _numbers(self, layout: str) -> tuple[Any, ...]:
         return struct.unpack(layout, self._take(struct.calcsize(layout)))

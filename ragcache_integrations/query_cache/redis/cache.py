@@ -225,7 +225,7 @@ class RedisQueryCache(BaseQueryCache[T]):
         Lookups receive changes. Read it after a lookup and before the search, and pass it to
         :meth:`insert`.
         """
-        return self._requests.shards.number
+        return self._requests.number
 
     def fetch_count(self, k: int, q: ArrayLike | None = None, key: Hashable = None) -> int:
         """Return how many candidates to fetch on a miss: rho times k. Asks nobody.
@@ -377,18 +377,18 @@ class RedisQueryCache(BaseQueryCache[T]):
         self._names.partition(key)
         if k is not None:
             check_int("k", k, 1)
-        shards, shard = self._requests.shards, self._requests.shard_of(query)
+        requests, shard = self._requests, self._requests.shard_of(query)
         if store_version is not None:
-            check_int("store_version", store_version, 0, shards.number)
+            check_int("store_version", store_version, 0, requests.number)
         # Without a version from the caller, the one that Redis has now is asked for where none is
         # known. Otherwise nothing is sent, and the rest runs where it may wait for the store.
-        asks = store_version is None and not shards.known(shard).generation
-        first = [self._requests.first(shard)] if asks else []
+        asks = store_version is None and not requests.known(shard).generation
+        first = [requests.first(shard)] if asks else []
         reply: Any = [0, 0]
         try:
             self._take(first, (yield first))
-            state = shards.version_at(
-                shard, shards.number if store_version is None else store_version
+            state = requests.version_at(
+                shard, requests.number if store_version is None else store_version
             )
             if state is not None:
                 generation, version = state
@@ -399,7 +399,7 @@ class RedisQueryCache(BaseQueryCache[T]):
                 encoded = encode_record(record)
                 # One that is too large, for example, no process would accept as an entry.
                 if decode_record(_NO_TIME + encoded, self._settings.dim) is not None:
-                    (reply,) = yield [self._requests.insertion(record, encoded, key, generation)]
+                    (reply,) = yield [requests.insertion(record, encoded, key, generation)]
         except UnreachableError:
             return self._lose()
         match reply:

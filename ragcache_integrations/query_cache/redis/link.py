@@ -365,15 +365,15 @@ class Link:
         self._instead = instead
         self._breaker = Breaker(server.failures, server.retry_after)
         self._lock = make_lock()
-        self._clients: dict[float, Any] = {}
-        self._async_clients: dict[tuple[asyncio.AbstractEventLoop, float], Any] = {}
+        # By event loop, none for threads, and by timeout.
+        self._clients: dict[tuple[asyncio.AbstractEventLoop | None, float], Any] = {}
         self._parents: list[Any] = []
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
         # Kept, but never used: collecting them would take locks that the parent's threads held.
-        self._parents += [self._clients, self._async_clients]
-        self._clients, self._async_clients = {}, {}
+        self._parents.append(self._clients)
+        self._clients = {}
 
     def budget(self, *, patient: bool = False) -> Budget:
         """Return what an operation may take: time to connect and to be answered, and bytes.
@@ -408,7 +408,7 @@ class Link:
         script, arguments = request.script, request.counted_arguments
         with self._trying(budget):
             async with asyncio.timeout(budget.seconds()):
-                client = self._async_client(budget)
+                client = self._client(budget, asyncio.get_running_loop())
                 try:
                     return await client.evalsha(script.sha, *arguments)
                 except self._redis.exceptions.NoScriptError:
@@ -430,20 +430,19 @@ class Link:
 
     def close(self) -> None:
         """Close the connections of threads; they are opened again when needed."""
-        with self._lock:
-            clients, self._clients = self._clients, {}
-        for client in clients.values():
+        for client in self._take_clients(None):
             client.close()
 
     async def aclose(self) -> None:
         """Close the connections of this event loop, and those of threads."""
         self.close()
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            own = [key for key in self._async_clients if key[0] is loop]
-            clients = [self._async_clients.pop(key) for key in own]
-        for client in clients:
+        for client in self._take_clients(asyncio.get_running_loop()):
             await client.aclose()
+
+    def _take_clients(self, loop: asyncio.AbstractEventLoop | None) -> list[Any]:
+        with self._lock:
+            own = [key for key in self._clients if key[0] is loop]
+            return [self._clients.pop(key) for key in own]
 
     def _note_failure(self, error: Exception) -> None:
         opened = self._breaker.fail()
@@ -461,36 +460,26 @@ class Link:
         else:
             logger.debug("The shared %s at %s failed: %s", self.what, server.where, reason)
 
-    def _client(self, budget: Budget) -> Any:
-        timeout = self._timeout(budget)
-        client = self._clients.get(timeout)
+    def _client(self, budget: Budget, loop: asyncio.AbstractEventLoop | None = None) -> Any:
+        """Return the client of ``redis`` for threads, or of ``redis.asyncio`` for an event loop."""
+        timeout = self.server.change_timeout if budget.patient else self.server.timeout
+        client = self._clients.get((loop, timeout))
         if client is None:
             # Not under the lock: that of a cluster connects at once.
-            made = self._make_client(self._redis, bounded, timeout)
+            made = self._make_client(timeout, asynchronous=loop is not None)
             with self._lock:
-                client = self._clients.setdefault(timeout, made)
+                for key in [key for key in self._clients if key[0] and key[0].is_closed()]:
+                    del self._clients[key]
+                client = self._clients.setdefault((loop, timeout), made)
             if client is not made:
                 made.close()
         return client
 
-    def _async_client(self, budget: Budget) -> Any:
-        loop, timeout = asyncio.get_running_loop(), self._timeout(budget)
-        with self._lock:
-            client = self._async_clients.get((loop, timeout))
-            if client is None:
-                for key in [key for key in self._async_clients if key[0].is_closed()]:
-                    del self._async_clients[key]
-                module = require("redis.asyncio", feature="redis.asyncio", extra="redis")
-                client = self._async_clients[loop, timeout] = self._make_client(
-                    module, bounded_async, timeout
-                )
-            return client
-
-    def _timeout(self, budget: Budget) -> float:
-        return self.server.change_timeout if budget.patient else self.server.timeout
-
-    def _make_client(self, module: Any, bound: Callable[[Any], Any], timeout: float) -> Any:
-        """Return a client of ``redis``, or of ``redis.asyncio``."""
+    def _make_client(self, timeout: float, *, asynchronous: bool) -> Any:
+        module, bound = self._redis, bounded
+        if asynchronous:
+            module = require("redis.asyncio", feature="redis.asyncio", extra="redis")
+            bound = bounded_async
         server = self.server
         kind = module.RedisCluster if server.cluster else module.Redis
         # redis-py's own way is to try several times, with pauses.

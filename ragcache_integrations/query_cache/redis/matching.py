@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.query_cache.certificates import are_unit, known_radius
 from ragcache_integrations.query_cache.entries import (
+    ChangeLog,
     DocumentKey,
     DocumentVectors,
     Entry,
@@ -38,9 +39,8 @@ from .records import (
     decode_record,
     embedding_bytes,
 )
-from .shards import Known
 
-__all__ = ["DocumentSource", "Fetched", "Matching", "Outcome"]
+__all__ = ["DocumentSource", "Fetched", "Known", "Matching", "Outcome"]
 
 T = TypeVar("T")
 Vectors = NDArray[np.float32]
@@ -67,6 +67,19 @@ class DocumentSource(Protocol[T]):
             One for each: as it would come from a search, with id and fingerprint, or ``None``
             where the store has no such document any more.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was known of a shard at one moment.
+
+    Attributes:
+        generation: Its name; empty where nothing is known.
+        changes: Of this generation. Never changed: a newer log takes its place.
+    """
+
+    generation: bytes
+    changes: ChangeLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,17 @@
-"""What is sent to Redis, and what its answers mean. Nothing here waits for anything."""
+"""What is sent to Redis, and what its answers mean. Nothing here waits for anything.
+
+Every shard of a shared cache numbers the changes of the store that it received, within a
+generation. A lookup says which of them are known here, and gets the others with the answer. A
+change is sent after it was made, so a search that begins after a version was received sees all
+changes up to that version.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import ModuleType
 from typing import Any
@@ -12,16 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.query_cache.entries import Part
+from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.query_cache.entries import ChangeLog, Part
 from ragcache_integrations.query_cache.settings import Settings
 
 from .link import Arguments, Call, check_reply
-from .matching import Fetched
+from .matching import Fetched, Known
 from .records import (
     LARGEST_BUCKET,
     LARGEST_CHANGE,
     Names,
     Record,
+    decode_change,
     encode_change,
 )
 from .scripts import (
@@ -33,7 +42,6 @@ from .scripts import (
     MOST_CHANGES,
     Script,
 )
-from .shards import Known, Shards
 
 __all__ = ["Request", "Requests"]
 
@@ -42,6 +50,8 @@ Vectors = NDArray[np.float32]
 # A process of a larger bucket_capacity may share the buckets.
 _OTHERS = 1 << 16
 _TOUCH, _DELETE = b"t", b"d"
+_REMEMBERED = 64  # versions
+_MOST_NOTES = 64  # that wait for the next lookup
 _CHANGES = (CHANGE, CLEAR)  # must not get lost
 
 
@@ -58,8 +68,19 @@ class Request(Call):
     key: Hashable = None
 
 
+@dataclass
+class _Shard:
+    known: Known = field(default_factory=lambda: Known(b"", ChangeLog()))
+    # As received by this process: its number then, generation, version.
+    versions: deque[tuple[int, bytes, int]] = field(
+        default_factory=lambda: deque(maxlen=_REMEMBERED)
+    )
+    # What the next lookup is to do in Redis besides: bucket and id of an entry, and what with it.
+    notes: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
+
+
 class Requests:
-    """Makes requests and reads answers.
+    """Makes requests, reads answers, and remembers what they say of the shards. Thread-safe.
 
     Args:
         settings: The arguments of the cache, checked.
@@ -68,7 +89,7 @@ class Requests:
         marks: Returns the marks of a cache key.
 
     Attributes:
-        shards: What is known of the shards.
+        number: Grows with every reply that holds news of a shard.
     """
 
     def __init__(
@@ -82,7 +103,9 @@ class Requests:
         self._names = names
         self._kernels = kernels
         self._marks_of = marks
-        self.shards = Shards(names.shards, settings.dim)
+        self._lock = make_lock()
+        self._shards = [_Shard() for _ in range(names.shards)]
+        self.number = 0
 
     def lookups(self, query: Vectors, key: Hashable, *, noting: bool = True) -> list[Request]:
         """Return the requests that look a query up: one for each shard concerned.
@@ -125,7 +148,7 @@ class Requests:
         if len(contents) != request.arguments[3] or sum(map(len, changes)) > LARGEST_CHANGE:
             msg = "an answer must have the buckets asked for, and no more changes than are kept"
             raise ValueError(msg)
-        known = self.shards.learn(request.shard, request.known, generation, base, changes)
+        known = self._learn(request.shard, request.known, generation, base, changes)
         if known is None:
             return None
         buckets = request.keys[2:]
@@ -141,11 +164,11 @@ class Requests:
     def touch(self, entry: Fetched) -> None:
         """Note with the next lookup that an entry answered, so that it is kept longer."""
         if self._settings.eviction == "lru":
-            self.shards.note(entry.shard, entry.bucket, entry.id, _TOUCH)
+            self._note(entry.shard, entry.bucket, entry.id, _TOUCH)
 
     def drop(self, entry: Fetched) -> None:
         """Have an invalid entry deleted with the next lookup."""
-        self.shards.note(entry.shard, entry.bucket, entry.id, _DELETE + entry.value[:16])
+        self._note(entry.shard, entry.bucket, entry.id, _DELETE + entry.value[:16])
 
     def shard_of(self, query: Vectors) -> int:
         """Return the shard that a prepared query belongs to."""
@@ -220,8 +243,8 @@ class Requests:
         return self._request(shard, CLEAR, [], [])
 
     def _look_up(self, shard: int, buckets: list[str], *, noting: bool) -> Request:
-        known = self.shards.known(shard)
-        notes = self.shards.take_notes(shard) if noting else []
+        known = self.known(shard)
+        notes = self._take_notes(shard) if noting else []
         arguments: Arguments = [
             known.generation,
             known.changes.version,
@@ -245,7 +268,7 @@ class Requests:
         keys = [*self._names.of_shard(shard), *buckets]
         # The generation that the shard gets if it has to begin again.
         new = os.urandom(12).hex().encode()
-        known = known or self.shards.known(shard)
+        known = known or self.known(shard)
         patient = script in _CHANGES
         return Request(shard, script, keys, [new, *arguments], known, patient=patient)
 
@@ -262,3 +285,78 @@ class Requests:
         products = self._kernels.signs(query, self._names.planes)
         flips = np.argsort(np.abs(products), kind="stable")[: self._settings.multi_probe]
         return [code, *(code ^ (1 << int(bit)) for bit in flips)]
+
+    def known(self, shard: int) -> Known:
+        """Return what is known of a shard now."""
+        return self._shards[shard].known
+
+    def version_at(self, shard: int, number: int) -> tuple[bytes, int] | None:
+        """Return the generation and version that a shard was known to have.
+
+        Args:
+            shard: Number of the shard, from 0.
+            number: :attr:`number` at that moment.
+
+        Returns:
+            ``None`` where nothing was known, or that is forgotten.
+        """
+        with self._lock:
+            for number_then, generation, version in reversed(self._shards[shard].versions):
+                if number_then <= number:
+                    return generation, version
+        return None
+
+    def _learn(
+        self, shard: int, before: Known, generation: bytes, base: int, changes: list[bytes]
+    ) -> Known | None:
+        """Take in what a shard answered.
+
+        Args:
+            shard: Number of the shard, from 0.
+            before: What was known when the request was made.
+            generation: The shard's generation, as answered.
+            base: The version before the first of the changes.
+            changes: Those after it, as Redis keeps them.
+
+        Returns:
+            What is known now; ``None`` where the shard was reset meanwhile, and its answer may be
+            out of date.
+        """
+        kept = self._shards[shard]
+        with self._lock:
+            now = kept.known
+            if now.generation not in {generation, before.generation}:
+                return None
+            version = base + len(changes)
+            if now.generation == generation and now.changes.version >= version:
+                return now
+            if now.generation == generation and base <= now.changes.version:
+                log = now.changes.copy()
+            else:  # it is new, or some of its changes are forgotten already
+                log = ChangeLog(base)
+            for encoded in changes[log.version - base :]:
+                change = decode_change(encoded, self._settings.dim)
+                if change is None:  # nobody knows what happened
+                    log.clear()
+                else:
+                    log.note(*change)
+            kept.known = Known(generation, log)
+            self.number += 1
+            kept.versions.append((self.number, generation, version))
+            return kept.known
+
+    def _note(self, shard: int, bucket: str, entry_id: bytes, what: bytes) -> None:
+        """Leave something for the next lookup to do, such as ``t`` for a touch."""
+        notes = self._shards[shard].notes
+        with self._lock:
+            if len(notes) < _MOST_NOTES:
+                notes[bucket, entry_id] = what
+
+    def _take_notes(self, shard: int) -> list[tuple[str, bytes, bytes]]:
+        """Return and forget the notes: bucket, entry id, and action."""
+        kept = self._shards[shard]
+        if not kept.notes:
+            return []
+        with self._lock:
+            notes, kept.notes = kept.notes, {}
+        return [(bucket, entry_id, what) for (bucket, entry_id), what in notes.items()]
