@@ -597,18 +597,14 @@ class QueryCache(BaseQueryCache[T]):
         query = check_vector(q, self._settings.dim)
         k = min(check_int("k", k, 1), sys.maxsize)
         with self._lock:
-            table, partition = self._table, self._partition(key)
-            look = Look(table, query, k, self._clock())
-            slot, distance = table.keys.nearest(query, partition, 1, look.now)
-            entry = table.entry(slot) if slot >= 0 else None
-            if entry is None:
-                return None
-            match = Match(slot, entry, distance)
-            if self._decisions.decide(look, match)[0] is not None:
+            partition = self._partition(key)
+            look = Look(self._table, query, k, self._clock())
+            match = self._decisions.nearest(look._replace(k=1), partition)
+            if match is None or self._decisions.decide(look, match)[0] is not None:
                 return None
             candidates = self._decisions.guess(look, partition)
-            age = (look.now - entry.born) / 1e9
-        return Hit(candidates, distance, age, reranked=True) if candidates else None
+            age = (look.now - match.entry.born) / 1e9
+        return Hit(candidates, match.distance, age, reranked=True) if candidates else None
 
     def forget(self, q: ArrayLike, k: int, key: Hashable = None) -> int:
         """Drop all entries that would answer a query; return how many there were.
@@ -622,14 +618,12 @@ class QueryCache(BaseQueryCache[T]):
         k = min(check_int("k", k, 1), sys.maxsize)
         count = 0
         with self._lock:
-            table = self._table
             while True:
-                partition = self._partition(key)
-                slot, distance = table.keys.nearest(query, partition, k, self._clock())
-                entry = table.entry(slot) if slot >= 0 else None
-                if entry is None or distance > self._decisions.limit_of(entry):
+                look = Look(self._table, query, k, self._clock())
+                match = self._decisions.nearest(look, self._partition(key))
+                if match is None or match.distance > self._decisions.limit_of(match.entry):
                     break
-                table.remove(slot)
+                self._table.remove(match.slot)
                 count += 1
             self._changes.clear()
         return count

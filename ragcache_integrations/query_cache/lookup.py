@@ -282,31 +282,27 @@ class Decisions(Generic[T]):
         self, look: Look[T], partition: int, key: Hashable, wording: Wording | None = None
     ) -> Explanation:
         """Explain why a lookup hits or misses. The cache's lock is held."""
-        table, query, k, now = look
-        entries = table.keys.eligible(partition, k, now)
-        slot, distance = table.keys.nearest(query, partition, k, now)
-        if slot < 0:
+        k = look.k
+        entries = look.table.keys.eligible(partition, k, look.now)
+        match = self.nearest(look, partition)
+        if match is None:
             kin = None if wording is None else self._nearest_kin(look, key, wording)
             if wording is not None and kin is not None:
                 return self._apart(kin, wording, entries)
             where = "entry in the buckets searched" if entries else "entry"
             reason = f"no {where} of this key" + ("" if k == sys.maxsize else f" serves k={k}")
             return unanswered(reason, self.tolerance_of(key), entries)
-        entry = table.entry(slot)
-        assert entry is not None  # noqa: S101 - found under the lock
-        match = Match(slot, entry, distance)
-        if wording is not None and not wording.accepts(entry.text):
+        if wording is not None and not wording.accepts(match.entry.text):
             other = self.next_accepted(look, partition, wording)
             if other is None:
                 return self._apart(match, wording, entries)
             match = other
-            entry, distance = match.entry, match.distance
         hit, fresh, _ = self.decide(look, match)
         plain = self.answer_from(look, match)
         reason = self.reason(hit, plain.recall_bound, fresh, match)
         bound = plain.recall_bound if hit is None else hit.recall_bound
-        limit = self.limit_of(entry)
-        return Explanation(hit is not None, reason, distance, limit, bound, entries)
+        limit = self.limit_of(match.entry)
+        return Explanation(hit is not None, reason, match.distance, limit, bound, entries)
 
     def _nearest_kin(self, look: Look[T], key: Hashable, wording: Wording) -> Match[T] | None:
         """Return the nearest entry whose cache key differs in what it says of the words alone."""
@@ -337,9 +333,15 @@ class Decisions(Generic[T]):
             reason=apart(distance, limit, wording, match.entry.text),
             distance=distance,
             tolerance=limit,
-            recall_bound=None,
             entries=entries,
         )
+
+    @staticmethod
+    def nearest(look: Look[T], partition: int) -> Match[T] | None:
+        """Return the entry whose key is nearest, however far. The cache's lock is held."""
+        slot, distance = look.table.keys.nearest(look.query, partition, look.k, look.now)
+        entry = look.table.entry(slot) if slot >= 0 else None
+        return None if entry is None else Match(slot, entry, distance)
 
     def next_accepted(self, look: Look[T], partition: int, wording: Wording) -> Match[T] | None:
         """Return the nearest entry whose words may be answered alike. The cache's lock is held."""
@@ -400,18 +402,13 @@ class Decisions(Generic[T]):
         Returns:
             Whether the answer was good enough; ``None`` where there is none to learn from.
         """
-        table, learnt = look.table, self.learnt
-        partition = table.partitions.get(truth.key, NOWHERE)
-        slot, distance = table.keys.nearest(look.query, partition, look.k, look.now)
-        entry = table.entry(slot) if slot >= 0 else None
-        if learnt is None or entry is None:
-            return None
-        match: Match[T] | None = Match(slot, entry, distance)
-        if wording is not None and not wording.accepts(entry.text):
+        learnt, partition = self.learnt, look.table.partitions.get(truth.key, NOWHERE)
+        match = self.nearest(look, partition)
+        if match is not None and wording is not None and not wording.accepts(match.entry.text):
             match = self.next_accepted(look, partition, wording)
-        if match is None:
+        if learnt is None or match is None:
             return None
-        (slot, entry, distance), cap = match, table.reach.cap
+        (slot, _, distance), cap = match, look.table.reach.cap
         would_be_served = served or distance <= cap[slot]
         if not would_be_served or not self.fresh(look, match):
             return None
