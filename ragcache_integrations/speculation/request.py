@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, cast
+from typing import Generic, cast
 
-from ragcache_integrations.engine import GenerationChunk, Prompt, SamplingOptions
+from ragcache_integrations.engine import (
+    AsyncGenerationStream,
+    GenerationChunk,
+    Prompt,
+    SamplingOptions,
+)
 from ragcache_integrations.errors import ConfigurationError, GenerationTimeoutError
 
 from .pool import Capacity, PrefillPool
-from .threads import iterate_in_thread
+from .sources import Stages, iterating
 from .types import (
-    AnswerStream,
     Document,
     EventKind,
     SpeculationEvent,
@@ -26,14 +29,12 @@ from .types import (
     StageOfDocuments,
 )
 
-__all__ = ["Guess", "Request", "Shared", "Stages"]
+__all__ = ["Guess", "Request", "Shared"]
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.01
 """How often the engine is asked again where others than this speculator keep it busy."""
-
-Stages = AsyncIterable[StageOfDocuments[Document]] | Iterable[StageOfDocuments[Document]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Guess:
         self.prompt = prompt
         self.certain = certain
         self.task: asyncio.Task[GenerationChunk | None] | None = None
-        self.stream: AnswerStream | None = None
+        self.stream: AsyncGenerationStream | None = None
         self.entered = False
         self.held_back = False
         self.submitted: float | None = None
@@ -172,7 +173,7 @@ class Request(Generic[Document]):
         stage: StageOfDocuments[Document] | None = None
         scope = asyncio.timeout(self._timeout)
         try:
-            async with scope, _iterating(stages) as iterator:
+            async with scope, iterating(stages) as iterator:
                 async for stage in iterator:
                     current = self._take(stage, current)
                     if stage.final:
@@ -253,7 +254,7 @@ class Request(Generic[Document]):
             if not guess.entered:
                 await self._admit(guess)
             alone = len(shared.pool) == 1
-            stream: AnswerStream = await shared.engine.astream(
+            stream: AsyncGenerationStream = await shared.engine.astream(
                 guess.prompt,
                 self._options,
                 namespace=self._namespace,
@@ -331,18 +332,3 @@ class Request(Generic[Document]):
 
     def _timed_out(self) -> GenerationTimeoutError:
         return GenerationTimeoutError(f"no complete answer within {self._timeout:g} s")
-
-
-def _iterating(
-    stages: Stages[Document],
-) -> AbstractAsyncContextManager[AsyncIterator[StageOfDocuments[Document]]]:
-    """Iterate over stages of any source, and close it at the end."""
-    iterator: Any
-    if isinstance(stages, AsyncIterable):
-        iterator = aiter(stages)
-    elif isinstance(stages, Iterable):
-        iterator = iterate_in_thread(stages)
-    else:
-        msg = f"stages must be an iterable or an async iterable, got {type(stages).__name__}"
-        raise ConfigurationError(msg)
-    return aclosing(iterator) if hasattr(iterator, "aclose") else nullcontext(iterator)

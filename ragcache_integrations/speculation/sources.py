@@ -1,23 +1,46 @@
-"""Searches as sources of stages."""
+"""Searches as sources of stages; those that block are run in threads of their own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+import threading
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from .threads import run_in_thread
 from .types import Document, StageOfDocuments
 
 if TYPE_CHECKING:
     from ragcache_integrations.vector_search import StagedIndex, StagePlan
 
-__all__ = ["Search", "stage_of_search", "stages_of_index", "stages_of_pair"]
+__all__ = [
+    "Search",
+    "Stages",
+    "iterating",
+    "stage_of_search",
+    "stages_of_index",
+    "stages_of_pair",
+]
 
 logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+_END = object()
+
+Stages = AsyncIterable[StageOfDocuments[Document]] | Iterable[StageOfDocuments[Document]]
 
 StageSource = AsyncGenerator[StageOfDocuments[Document], None]
 
@@ -94,7 +117,77 @@ async def stages_of_pair(fast: Search[Document], slow: Search[Document]) -> Stag
 async def _call(search: Search[Document]) -> Sequence[Document]:
     if inspect.iscoroutinefunction(search):
         return cast("Sequence[Document]", await search())
-    results = await run_in_thread(search)
+    results = await _run_in_thread(search)
     if inspect.isawaitable(results):
         results = await results
     return results
+
+
+def iterating(
+    stages: Stages[Document],
+) -> contextlib.AbstractAsyncContextManager[AsyncIterator[StageOfDocuments[Document]]]:
+    """Iterate over stages of any source, and close it at the end."""
+    iterator: Any = (
+        aiter(stages) if isinstance(stages, AsyncIterable) else _iterate_in_thread(stages)
+    )
+    if hasattr(iterator, "aclose"):
+        return contextlib.aclosing(iterator)
+    return contextlib.nullcontext(iterator)
+
+
+async def _iterate_in_thread(items: Iterable[Item]) -> AsyncGenerator[Item, None]:
+    """Iterate in a thread of its own, which runs ahead: a search does not wait for its reader.
+
+    When this is closed early the thread closes the iterator, which it alone touches, and ends as
+    soon as the item that it is at is done. That is not waited for.
+    """
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[tuple[Any, Exception | None]] = asyncio.Queue()
+    stopped = threading.Event()
+
+    def hand_over(item: Any, error: Exception | None = None) -> None:
+        try:
+            loop.call_soon_threadsafe(arrived.put_nowait, (item, error))
+        except RuntimeError:  # the loop was closed: nobody reads any more
+            stopped.set()
+
+    def run() -> None:
+        problem: Exception | None = None
+        try:
+            with _closing(iter(items)) as iterator:
+                for item in iterator:
+                    hand_over(item)
+                    if stopped.is_set():
+                        break
+        except Exception as error:  # noqa: BLE001 - raised again where it is awaited
+            problem = error
+        hand_over(_END, problem)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), name="ragcache-search", daemon=True).start()
+    try:
+        while True:
+            item, error = await arrived.get()
+            if error is not None:
+                raise error
+            if item is _END:
+                return
+            yield item
+    finally:
+        stopped.set()
+
+
+def _closing(iterator: Any) -> contextlib.AbstractContextManager[Iterator[Any]]:
+    if hasattr(iterator, "close"):
+        return contextlib.closing(iterator)
+    return contextlib.nullcontext(iterator)
+
+
+async def _run_in_thread(function: Callable[[], Item]) -> Item:
+    """Call a function in a thread of its own. When cancelled, its end is not waited for."""
+
+    def once() -> Iterator[Item]:
+        yield function()
+
+    async with contextlib.aclosing(_iterate_in_thread(once())) as results:
+        return await anext(results)

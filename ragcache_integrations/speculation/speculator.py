@@ -17,7 +17,8 @@ from ragcache_integrations.knowledge_tree import PrefillCostModel
 from ragcache_integrations.knowledge_tree.prefill_cost import load_profile
 
 from .pool import Capacity, PrefillPool, saturating_tokens
-from .request import Request, Shared, Stages
+from .request import Request, Shared
+from .sources import Stages
 from .streams import AsyncSpeculativeStream, SpeculativeStream
 from .types import (
     Document,

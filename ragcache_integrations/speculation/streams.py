@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import queue
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from typing import Any, Generic
 
 from ragcache_integrations.core.blocks import AsyncCloseable, Closeable
+from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.engine import Generation, GenerationChunk
 from ragcache_integrations.errors import EngineError
 
 from .request import Guess, Request
-from .threads import End, Pump
 from .types import (
     Document,
     SpeculationReport,
@@ -136,7 +140,7 @@ class SpeculativeStream(Closeable, Iterator[GenerationChunk], Generic[Document])
                 return await stream.aresult()
 
         self._answer: SpeculativeAnswer[Document] | None = None
-        self._pump = Pump(work)
+        self._pump = _Pump(work)
         self._done = False
         stream: AsyncSpeculativeStream[Document] | None = self._get()
         if stream is None:
@@ -156,15 +160,12 @@ class SpeculativeStream(Closeable, Iterator[GenerationChunk], Generic[Document])
         except BaseException:  # Ctrl-C while waiting
             self.close()
             raise
-        if not isinstance(item, End):
+        if not isinstance(item, Future):
             return item
         self._done = True
         self._pump.join()
-        if isinstance(item.error, asyncio.CancelledError):
-            return None
-        if item.error is not None:
-            raise item.error
-        self._answer = item.value
+        with contextlib.suppress(asyncio.CancelledError):
+            self._answer = item.result()
         return None
 
     def __next__(self) -> GenerationChunk:
@@ -195,6 +196,60 @@ class SpeculativeStream(Closeable, Iterator[GenerationChunk], Generic[Document])
     def __del__(self) -> None:
         if not self._done:
             self._pump.cancel()
+
+
+class _Pump:
+    """Runs a coroutine in an event loop of its own, in a thread, for a synchronous caller.
+
+    Args:
+        work: What to run; it is given :meth:`put`. Its result ends the output.
+    """
+
+    def __init__(self, work: Callable[[Callable[[Any], None]], Awaitable[Any]]) -> None:
+        self._outputs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._work = work
+        self._lock = make_lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(
+            target=context.run, args=(self._run,), name="ragcache-speculation", daemon=True
+        )
+        self._thread.start()
+
+    def get(self) -> Any:
+        """The next output, or its end, a future with the result; waits for it."""
+        return self._outputs.get()
+
+    def cancel(self) -> None:
+        """Cancel the coroutine. Blocks nothing; safe from any thread."""
+        with self._lock:
+            self._cancelled = True
+            loop, task = self._loop, self._task
+        if loop is not None and task is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                loop.call_soon_threadsafe(task.cancel)
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        end: Future[Any] = Future()
+        try:
+            end.set_result(asyncio.run(self._main()))
+        except BaseException as error:  # noqa: BLE001 - raised again where it is read
+            end.set_exception(error)
+        self._outputs.put(end)
+
+    async def _main(self) -> Any:
+        with self._lock:
+            if self._cancelled:
+                raise asyncio.CancelledError
+            self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        return await self._work(self._outputs.put)
 
 
 def _given_up() -> EngineError:

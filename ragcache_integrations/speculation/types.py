@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar, Unpack
 
 from ragcache_integrations.core.generation import CallOptions
-from ragcache_integrations.engine import (
-    EngineLoad,
-    Generation,
-    GenerationChunk,
-    Prompt,
-    SamplingOptions,
-)
+from ragcache_integrations.engine import EngineLoad, Generation, Prompt, SamplingOptions
 
 __all__ = [
-    "AnswerStream",
     "Document",
     "EventKind",
     "SpeculationEvent",
@@ -41,27 +33,6 @@ EventKind = Literal[
 ]
 
 
-class AnswerStream(Protocol):
-    """An answer in the making, as :class:`AsyncGenerationStream` is one."""
-
-    def __aiter__(self) -> AsyncIterator[GenerationChunk]:
-        """Itself."""
-
-    async def __anext__(self) -> GenerationChunk:
-        """The next chunk."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt in tokens."""
-        ...
-
-    def abort(self, *, retract: bool = False) -> None:
-        """Give the request up; blocks nothing."""
-
-    async def aresult(self) -> Generation:
-        """Read to the end."""
-
-
 class SpeculativeEngine(Protocol):
     """What speculation needs of an engine; :class:`RAGCacheEngine` has it."""
 
@@ -71,7 +42,7 @@ class SpeculativeEngine(Protocol):
         options: SamplingOptions | None = None,
         **call: Unpack[CallOptions],
     ) -> Any:
-        """Submit a prompt: an :class:`AnswerStream`."""
+        """Submit a prompt; returns an :class:`AsyncGenerationStream`."""
 
     async def aload(self) -> EngineLoad:
         """How busy the engine is now."""
