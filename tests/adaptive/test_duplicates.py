@@ -18,7 +18,7 @@ from ragcache_integrations.adaptive import (
     synthesise,
 )
 from ragcache_integrations.adaptive.choice.best_fit import Measures
-from ragcache_integrations.adaptive.synthesis.settings import SynthesisSettings
+from ragcache_integrations.adaptive.synthesis.prompts import SynthesisSettings
 from ragcache_integrations.core.prompt import PromptDocument
 
 from .askers import ScriptedAsker, read

@@ -1,9 +1,14 @@
 """Synthesis methods: stuff, map-rerank, map-reduce."""
 
-from .methods import Answered
-from .packing import Window
-from .prompts import DEFAULT_PROMPTS, SEPARATOR, SynthesisPrompts, found_nothing
-from .settings import Ranking, SynthesisSettings
+from .methods import Answered, Window
+from .prompts import (
+    DEFAULT_PROMPTS,
+    SEPARATOR,
+    Ranking,
+    SynthesisPrompts,
+    SynthesisSettings,
+    found_nothing,
+)
 from .synthesise import astream_synthesis, asynthesise, stream_synthesis, synthesise
 
 __all__ = [

@@ -1,7 +1,8 @@
 """The three synthesis methods (RAGServe §2, figure 3), as plans that call no model themselves.
 
 A plan is a generator. It yields rounds of requests that may be sent concurrently, is sent their
-answers, and returns the result. The caller decides whether to block, to stream or to await.
+answers, and returns the result. The caller decides whether to block, to stream or to await. Before
+each request, documents are chosen and cut so that it fits into the context window.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ragcache_integrations.adaptive.asker import (
     Asker,
@@ -30,14 +32,22 @@ from ragcache_integrations.adaptive.types import (
     Synthesised,
 )
 from ragcache_integrations.core.generation import TokenLogprob, Usage
-from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.core.prompt import Prompt, PromptDocument
+from ragcache_integrations.errors import ConfigurationError, PromptTooLongError
 
-from .packing import Packed, Window
-from .prompts import NOTHING_TO_READ, found_nothing
-from .settings import SynthesisSettings
+from .prompts import NOTHING_TO_READ, SEPARATOR, SynthesisSettings, found_nothing
 
-__all__ = ["Answered", "Plan", "Round", "best", "mean_logprob", "plan_of", "self_rated"]
+__all__ = [
+    "Answered",
+    "Answering",
+    "Plan",
+    "Round",
+    "Window",
+    "best",
+    "longest_prefix",
+    "mean_logprob",
+    "self_rated",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -118,64 +128,206 @@ Answered = dict[ModelRequest, ModelAnswer]
 """The requests about a single chunk that were answered before."""
 
 
-def plan_of(
-    asker: Asker,
-    question: str,
-    chunks: Sequence[PromptDocument],
-    config: SynthesisConfig,
-    settings: SynthesisSettings,
-    answered: Answered,
-) -> Plan:
-    """Plan an answer.
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Documents that fit.
+
+    Attributes:
+        places: Position of each in the sequence that was packed.
+        documents: The documents; one that was cut has another id, since its text differs.
+        shortened: Positions of those that were cut.
+    """
+
+    places: tuple[int, ...]
+    documents: tuple[PromptDocument, ...]
+    shortened: tuple[int, ...] = ()
+
+
+class Window:
+    """The room that a model's context window leaves for documents.
+
+    Args:
+        asker: The model, which counts.
+        settings: The window and the length of answers, if they are not the model's own.
+    """
+
+    def __init__(self, asker: Asker, settings: SynthesisSettings) -> None:
+        self._asker = asker
+        limits = asker.limits()
+        self._size = settings.context_window or limits.context_window
+        self._answer = settings.max_tokens or limits.answer_tokens
+
+    @property
+    def limited(self) -> bool:
+        """Whether the window's size is known."""
+        return self._size is not None
+
+    def room(self, frame: Prompt, answer_tokens: int | None = None) -> int:
+        """Return the number of tokens that documents may take.
+
+        Args:
+            frame: The prompt without its documents.
+            answer_tokens: Limit of the answer in tokens; ``None`` for that of final answers.
+
+        Raises:
+            PromptTooLongError: Question and instructions alone fill the window.
+        """
+        assert self._size is not None  # noqa: S101 - for type checkers: called only if limited
+        allowed = self._size - (self._answer if answer_tokens is None else answer_tokens)
+        taken = self._asker.count_prompt(frame)
+        if taken + self.separator >= allowed:
+            raise _no_room(taken, max(allowed, 0), self._size)
+        return allowed - taken
+
+    def pack(self, documents: Sequence[PromptDocument], frame: Prompt) -> Packed:
+        """Choose the documents of one prompt: each that fits in addition to those before it.
+
+        If no document fits, the first is cut.
+
+        Args:
+            documents: The documents, most relevant first.
+            frame: The prompt without its documents.
+
+        Raises:
+            PromptTooLongError: There is no room for documents.
+        """
+        if not self.limited:
+            return Packed(tuple(range(len(documents))), tuple(documents))
+        left = self.room(frame)
+        places = []
+        for place, document in enumerate(documents):
+            taken = self.taken_by(document)
+            if taken <= left:
+                left -= taken
+                places.append(place)
+        if not places and documents:
+            cut = self.cut(documents[0], left)
+            return Packed((0,), (cut,), (0,))
+        return Packed(tuple(places), tuple(documents[place] for place in places))
+
+    def pack_each(
+        self, documents: Sequence[PromptDocument], frame: Prompt, answer_tokens: int | None = None
+    ) -> Packed:
+        """Choose the documents of prompts with one document each: all, cut if they are too long.
+
+        Args:
+            documents: The documents, most relevant first.
+            frame: The prompt without its document.
+            answer_tokens: Limit of the answer in tokens; ``None`` for that of final answers.
+
+        Raises:
+            PromptTooLongError: There is no room for documents.
+        """
+        if not self.limited:
+            return Packed(tuple(range(len(documents))), tuple(documents))
+        room = self.room(frame, answer_tokens)
+        shortened = tuple(
+            place for place, document in enumerate(documents) if self.taken_by(document) > room
+        )
+        cut = [
+            self.cut(document, room) if place in shortened else document
+            for place, document in enumerate(documents)
+        ]
+        return Packed(tuple(range(len(cut))), tuple(cut), shortened)
+
+    def taken_by(self, document: PromptDocument) -> int:
+        """Tokens of a document, including the separator after it."""
+        return self._asker.count_tokens(document.text) + self.separator
+
+    @cached_property
+    def separator(self) -> int:
+        """Tokens of the separator after each document."""
+        return self._asker.count_tokens(SEPARATOR)
+
+    def cut(self, document: PromptDocument, room: int) -> PromptDocument:
+        """Cut a document to a number of tokens.
+
+        Args:
+            document: The document.
+            room: The most tokens that it may take, including the separator after it.
+
+        Raises:
+            PromptTooLongError: Not even one character fits.
+        """
+        text = longest_prefix(
+            document.text, lambda text: self._asker.count_tokens(text) + self.separator <= room
+        )
+        if not text:
+            raise _no_room(self.taken_by(document), room, self._size)
+        return PromptDocument(text)
+
+
+def _no_room(taken: int, allowed: int, size: int | None) -> PromptTooLongError:
+    detail = (
+        f"a context window of {size} tokens has no room for documents besides the instructions, "
+        "the question and the answer"
+    )
+    return PromptTooLongError(taken, allowed, detail)
+
+
+def longest_prefix(text: str, fits: Callable[[str], bool]) -> str:
+    """Find the longest beginning of a text that fits, to within a word where there are words."""
+    low, high = 0, len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(text[:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    kept = text[:low]
+    if low < len(text) and not text[low].isspace():
+        whole_words = kept.rpartition(" ")[0]
+        kept = whole_words if whole_words and fits(whole_words) else kept
+    return kept.rstrip()
+
+
+@dataclass(slots=True)
+class Answering:
+    """Plans the answer to one question.
 
     Args:
         asker: Counts tokens and knows the model's limits; it is sent no request.
         question: The question.
-        chunks: The retrieved chunks, most relevant first.
+        retrieved: The retrieved chunks, most relevant first.
         config: The method, and how much to read.
         settings: The other settings.
         answered: What need not be asked again; what is asked is added.
 
     Raises:
         ConfigurationError: The question is empty, or a chunk is no ``PromptDocument``.
-        PromptTooLongError: Question and instructions alone fill the context window.
     """
-    if not isinstance(question, str) or not question.strip():
-        msg = f"the question must be a non-empty string, got {question!r}"
-        raise ConfigurationError(msg)
-    for chunk in chunks:
-        if not isinstance(chunk, PromptDocument):
-            msg = f"chunks must be PromptDocument, got {type(chunk).__name__}"
+
+    asker: Asker
+    question: str
+    retrieved: Sequence[PromptDocument]
+    config: SynthesisConfig
+    settings: SynthesisSettings
+    answered: Answered
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.question, str) or not self.question.strip():
+            msg = f"the question must be a non-empty string, got {self.question!r}"
             raise ConfigurationError(msg)
-    return _Job(asker, question, chunks, config, settings, answered).plan()
+        self.retrieved = tuple(self.retrieved)
+        for chunk in self.retrieved:
+            if not isinstance(chunk, PromptDocument):
+                msg = f"chunks must be PromptDocument, got {type(chunk).__name__}"
+                raise ConfigurationError(msg)
 
-
-class _Job:
-    """The plan of one question."""
-
-    def __init__(
-        self,
-        asker: Asker,
-        question: str,
-        chunks: Sequence[PromptDocument],
-        config: SynthesisConfig,
-        settings: SynthesisSettings,
-        answered: Answered,
-    ) -> None:
-        self._asker = asker
-        self._question = question
-        self._retrieved = tuple(chunks)
-        self._chunks = self._retrieved[: config.num_chunks]
-        self._config = config
-        self._settings = settings
-        self._answered = answered
-        self._prompts = settings.prompts
+    @property
+    def _chunks(self) -> Sequence[PromptDocument]:
+        return self.retrieved[: self.config.num_chunks]
 
     def plan(self) -> Plan:
+        """Plan it.
+
+        Raises:
+            PromptTooLongError: Question and instructions alone fill the context window.
+        """
         if not self._chunks:
-            return Synthesised(NOTHING_TO_READ, self._config.method)
-        window = Window(self._asker, self._settings)
-        match self._config.method:
+            return Synthesised(NOTHING_TO_READ, self.config.method)
+        window = Window(self.asker, self.settings)
+        match self.config.method:
             case "stuff":
                 return (yield from self._stuff(window))
             case "map_reduce":
@@ -186,10 +338,10 @@ class _Job:
     # stuff
 
     def _stuff(self, window: Window) -> Plan:
-        packed = window.pack(self._chunks, self._prompts.stuff(self._question, ()))
+        packed = window.pack(self._chunks, self.settings.prompts.stuff(self.question, ()))
         request = ModelRequest(
-            self._prompts.stuff(self._question, packed.documents),
-            self._settings.max_tokens,
+            self.settings.prompts.stuff(self.question, packed.documents),
+            self.settings.max_tokens,
             logprobs=self._wants_logprobs,
         )
         (answer,) = yield Round((request,), final=True)
@@ -202,11 +354,13 @@ class _Job:
     def _map_reduce(self, window: Window) -> Plan:
         # Computed in advance, so that no chunk is read whose summary would not fit afterwards.
         count, tokens = self._summaries_that_fit(window)
-        words = max(1, min(self._config.intermediate_length or 1, int(tokens / TOKENS_PER_WORD)))
-        frame = self._prompts.map(self._question, (), words)
+        words = max(1, min(self.config.intermediate_length or 1, int(tokens / TOKENS_PER_WORD)))
+        frame = self.settings.prompts.map(self.question, (), words)
         packed = window.pack_each(self._chunks[:count], frame, tokens)
         requests = tuple(
-            ModelRequest(self._prompts.map(self._question, (document,), words), tokens, inner=True)
+            ModelRequest(
+                self.settings.prompts.map(self.question, (document,), words), tokens, inner=True
+            )
             for document in packed.documents
         )
         steps, made = yield from self._ask_each("summary", packed, requests)
@@ -218,10 +372,10 @@ class _Job:
         # Marked as documents: a summary repeats text of a page, which must not open a chat turn.
         written = [step for step in steps if step.text]
         summaries = [PromptDocument(step.text) for step in written]
-        fitting = window.pack(summaries, self._prompts.combine(self._question, ()))
+        fitting = window.pack(summaries, self.settings.prompts.combine(self.question, ()))
         request = ModelRequest(
-            self._prompts.combine(self._question, fitting.documents),
-            self._settings.max_tokens,
+            self.settings.prompts.combine(self.question, fitting.documents),
+            self.settings.max_tokens,
             logprobs=self._wants_logprobs,
         )
         (answer,) = yield Round((request,), final=True)
@@ -233,10 +387,10 @@ class _Job:
 
     def _summaries_that_fit(self, window: Window) -> tuple[int, int]:
         """Return how many chunks to summarise, and in how many tokens each."""
-        count, tokens = len(self._chunks), self._config.summary_tokens
+        count, tokens = len(self._chunks), self.config.summary_tokens
         if not window.limited:
             return count, tokens
-        room = window.room(self._prompts.combine(self._question, ()))
+        room = window.room(self.settings.prompts.combine(self.question, ()))
         shortest = min(tokens, SHORTEST_SUMMARY)
         count = min(count, max(1, room // (shortest + window.separator)))
         return count, max(1, min(tokens, room // count - window.separator))
@@ -245,21 +399,21 @@ class _Job:
 
     def _map_rerank(self, window: Window) -> Plan:
         scored = not self._wants_logprobs
-        if scored and self._settings.ranking == "logprobs":
+        if scored and self.settings.ranking == "logprobs":
             raise _no_logprobs()
         packed, steps, made = yield from self._candidates(window, scored=scored)
         unknown = any(step.confidence is None and step.text for step in steps)
         if not scored and unknown:
             # The model turns out to return none. Without confidences the choice would be arbitrary,
             # so that the model is asked again, with scores.
-            self._asker.logprob_support.available = False
-            if self._settings.ranking == "logprobs":
+            self.asker.logprob_support.available = False
+            if self.settings.ranking == "logprobs":
                 raise _no_logprobs()
             scored, unscored = True, made
             packed, steps, made = yield from self._candidates(window, scored=True)
             made = [*unscored, *made]
-        if scored and self._settings.ranking == "auto":
-            _warn_once(self._asker.logprob_support)
+        if scored and self.settings.ranking == "auto":
+            _warn_once(self.asker.logprob_support)
         chosen = steps[best([(step.found, step.confidence) for step in steps])]
         citations = chosen.chunks if chosen.found else ()
         return self._result(chosen, citations, made, packed, scored=scored)
@@ -267,12 +421,12 @@ class _Job:
     def _candidates(
         self, window: Window, *, scored: bool
     ) -> Generator[Round, Sequence[ModelAnswer], tuple[Packed, list[Step], list[Step]]]:
-        frame = self._prompts.rerank(self._question, (), scored=scored)
+        frame = self.settings.prompts.rerank(self.question, (), scored=scored)
         packed = window.pack_each(self._chunks, frame)
         requests = tuple(
             ModelRequest(
-                self._prompts.rerank(self._question, (document,), scored=scored),
-                self._settings.max_tokens,
+                self.settings.prompts.rerank(self.question, (document,), scored=scored),
+                self.settings.max_tokens,
                 logprobs=not scored,
                 inner=True,
             )
@@ -296,16 +450,16 @@ class _Job:
         asked = tuple(itertools.compress(requests, new))
         if asked:
             answers = yield Round(asked)
-            self._answered.update(zip(asked, answers, strict=True))
+            self.answered.update(zip(asked, answers, strict=True))
         steps = [
-            self._step(kind, (place,), self._answered[request], scored=scored)
+            self._step(kind, (place,), self.answered[request], scored=scored)
             for place, request in zip(packed.places, requests, strict=True)
         ]
         return steps, list(itertools.compress(steps, new))
 
     @property
     def _wants_logprobs(self) -> bool:
-        return self._asker.logprob_support.available and self._settings.ranking != "self_rated"
+        return self.asker.logprob_support.available and self.settings.ranking != "self_rated"
 
     def _step(
         self, kind: StepKind, places: tuple[int, ...], answer: ModelAnswer, *, scored: bool = False
@@ -327,9 +481,9 @@ class _Job:
         kind: ConfidenceKind = "self_rated" if scored else "logprob"
         return Synthesised(
             text=step.text,
-            method=self._config.method,
+            method=self.config.method,
             citations=tuple(
-                Citation(place, self._retrieved[place].id) for place in sorted(citations)
+                Citation(place, self.retrieved[place].id) for place in sorted(citations)
             ),
             confidence=step.confidence,
             confidence_kind=None if step.confidence is None else kind,

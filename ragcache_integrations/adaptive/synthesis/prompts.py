@@ -1,4 +1,4 @@
-"""The prompts of the synthesis methods, laid out to share their KV caches.
+"""The prompts of the synthesis methods, laid out to share their KV caches, and other settings.
 
 Every prompt has the same system text, then documents, then the question about them. So the cached
 KV of a chunk serves the next question about it, with any method: the first chunk of ``stuff`` is
@@ -11,7 +11,9 @@ import re
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Literal, get_args
 
+from ragcache_integrations.core.checks import check_choice, check_int, check_type, or_none
 from ragcache_integrations.core.prompt import LiteralText, MarkedText, Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
@@ -20,7 +22,9 @@ __all__ = [
     "NOTHING_TO_READ",
     "NOT_FOUND",
     "SEPARATOR",
+    "Ranking",
     "SynthesisPrompts",
+    "SynthesisSettings",
     "found_nothing",
 ]
 
@@ -162,3 +166,39 @@ def found_nothing(text: str) -> bool:
 
 
 DEFAULT_PROMPTS = SynthesisPrompts()
+
+Ranking = Literal["auto", "logprobs", "self_rated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynthesisSettings:
+    """Settings of synthesis.
+
+    Attributes:
+        max_tokens: Limit of an answer in tokens; ``None`` for the model's own setting. The
+            summaries of ``map_reduce`` are limited by ``intermediate_length``.
+        context_window: Tokens of prompt and answer together; ``None`` for the window that the model
+            reports. If it reports none, no chunk is left out or cut.
+        max_concurrency: The most calls of the model at a time.
+        ranking: How ``map_rerank`` finds the best answer. ``logprobs``: by the mean
+            log-probability of its tokens. ``self_rated``: by a score from 0 to 100 that the model
+            gives itself, and no log-probabilities are requested. ``auto``: by log-probabilities
+            if the model returns them, else by its score, which is logged once.
+        prompts: The texts of the prompts.
+
+    Raises:
+        ConfigurationError: A value is out of its range.
+    """
+
+    max_tokens: int | None = None
+    context_window: int | None = None
+    max_concurrency: int = 32
+    ranking: Ranking = "auto"
+    prompts: SynthesisPrompts = DEFAULT_PROMPTS
+
+    def __post_init__(self) -> None:
+        or_none(check_int)("max_tokens", self.max_tokens, 1)
+        or_none(check_int)("context_window", self.context_window, 2)
+        check_int("max_concurrency", self.max_concurrency, 1)
+        check_choice("ranking", self.ranking, get_args(Ranking))
+        check_type("prompts", self.prompts, SynthesisPrompts, "SynthesisPrompts")

@@ -11,8 +11,8 @@ from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.core.threads import map_in_threads
 
-from .methods import Answered, Plan, Round, plan_of
-from .settings import SynthesisSettings
+from .methods import Answered, Answering, Plan, Round
+from .prompts import SynthesisSettings
 
 __all__ = ["astream_synthesis", "asynthesise", "stream_synthesis", "synthesise"]
 
@@ -43,11 +43,11 @@ def synthesise(
         PromptTooLongError: Question and instructions alone fill the context window.
         RAGCacheError: The model failed; the error of the first of concurrent calls to fail.
     """
-    settings = settings or SynthesisSettings()
-    plan = plan_of(asker, question, chunks, config, settings, {} if answered is None else answered)
+    job = _job(asker, question, chunks, config, settings, answered)
+    plan, most = job.plan(), job.settings.max_concurrency
     state = _advance(plan, None)
     while isinstance(state, Round):
-        state = _advance(plan, _ask_all(asker, state.requests, settings.max_concurrency))
+        state = _advance(plan, _ask_all(asker, state.requests, most))
     return state
 
 
@@ -60,11 +60,11 @@ async def asynthesise(
     answered: Answered | None = None,
 ) -> Synthesised:
     """Async version of :func:`synthesise`. Cancelling it cancels all calls."""
-    settings = settings or SynthesisSettings()
-    plan = plan_of(asker, question, chunks, config, settings, {} if answered is None else answered)
+    job = _job(asker, question, chunks, config, settings, answered)
+    plan, most = job.plan(), job.settings.max_concurrency
     state = await _aadvance(plan, None)
     while isinstance(state, Round):
-        answers = await _aask_all(asker, state.requests, settings.max_concurrency)
+        answers = await _aask_all(asker, state.requests, most)
         state = await _aadvance(plan, answers)
     return state
 
@@ -95,13 +95,13 @@ def stream_synthesis(
         The pieces of the answer; then the result of :func:`synthesise`, whose text is stripped of
         leading and trailing white space.
     """
-    settings = settings or SynthesisSettings()
-    plan = plan_of(asker, question, chunks, config, settings, {} if answered is None else answered)
+    job = _job(asker, question, chunks, config, settings, answered)
+    plan, most = job.plan(), job.settings.max_concurrency
     streamed = False
     state = _advance(plan, None)
     while isinstance(state, Round):
         if not state.final:
-            state = _advance(plan, _ask_all(asker, state.requests, settings.max_concurrency))
+            state = _advance(plan, _ask_all(asker, state.requests, most))
             continue
         received: list[ModelAnswer] = []
         with closing(asker.stream(state.requests[0])) as pieces:
@@ -125,13 +125,13 @@ async def astream_synthesis(
     answered: Answered | None = None,
 ) -> AsyncGenerator[str | Synthesised]:
     """Async version of :func:`stream_synthesis`."""
-    settings = settings or SynthesisSettings()
-    plan = plan_of(asker, question, chunks, config, settings, {} if answered is None else answered)
+    job = _job(asker, question, chunks, config, settings, answered)
+    plan, most = job.plan(), job.settings.max_concurrency
     streamed = False
     state = await _aadvance(plan, None)
     while isinstance(state, Round):
         if not state.final:
-            answers = await _aask_all(asker, state.requests, settings.max_concurrency)
+            answers = await _aask_all(asker, state.requests, most)
             state = await _aadvance(plan, answers)
             continue
         received: list[ModelAnswer] = []
@@ -145,6 +145,18 @@ async def astream_synthesis(
     if not streamed and state.text:
         yield state.text
     yield state
+
+
+def _job(
+    asker: Asker,
+    question: str,
+    chunks: Sequence[PromptDocument],
+    config: SynthesisConfig,
+    settings: SynthesisSettings | None,
+    answered: Answered | None,
+) -> Answering:
+    known = {} if answered is None else answered
+    return Answering(asker, question, chunks, config, settings or SynthesisSettings(), known)
 
 
 def _advance(plan: Plan, answers: Sequence[ModelAnswer] | None) -> Round | Synthesised:
