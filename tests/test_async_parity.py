@@ -21,8 +21,8 @@ from ragcache_integrations.answers.langchain import AnswerCache
 from ragcache_integrations.answers.llama_index import AnswerCache as AnswerCacheEngine
 from ragcache_integrations.chains.adaptive.langchain import AdaptiveRAG
 from ragcache_integrations.chains.adaptive.llama_index import AdaptiveQueryEngine
-from ragcache_integrations.chains.askers.langchain import LangChainAsker
-from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
+from ragcache_integrations.chains.langchain import LangChainAsker
+from ragcache_integrations.chains.llama_index import LlamaIndexAsker
 from ragcache_integrations.chains.modular.core import SchemaPrompts
 from ragcache_integrations.chains.modular.langchain import ModularPrompt
 from ragcache_integrations.chains.modular.llama_index import ModularPrompt as ModularQueryEngine

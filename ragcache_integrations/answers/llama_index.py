@@ -63,7 +63,7 @@ from llama_index.core.schema import (
 from llama_index.core.tools.types import ToolOutput
 from typing_extensions import override
 
-from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
+from ragcache_integrations.chains.llama_index import QueryEngine
 from ragcache_integrations.core.checks import check_flag, check_type
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.saved_values import decode_value, encode_value

@@ -19,8 +19,8 @@ from pydantic import SecretStr
 
 from ragcache_integrations.adaptive import EngineAsker
 from ragcache_integrations.adaptive.asker import DEFAULT_ANSWER_TOKENS
-from ragcache_integrations.chains.askers.langchain import LangChainModel
-from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
+from ragcache_integrations.chains.langchain import LangChainModel
+from ragcache_integrations.chains.llama_index import LlamaIndexAsker
 from ragcache_integrations.engine import RAGCacheEngine, SamplingOptions
 from ragcache_integrations.errors import ConfigurationError, ServerUnreachableError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM

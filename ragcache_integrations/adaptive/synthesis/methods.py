@@ -446,7 +446,7 @@ class Answering:
         scored: bool = False,
     ) -> Generator[Round, Sequence[ModelAnswer], tuple[list[Step], list[Step]]]:
         """Ask about one document each; return the steps of all, and those that were made now."""
-        new = [request not in self._answered for request in requests]
+        new = [request not in self.answered for request in requests]
         asked = tuple(itertools.compress(requests, new))
         if asked:
             answers = yield Round(asked)

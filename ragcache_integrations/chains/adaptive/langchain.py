@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
-from langchain_core.prompts import PromptTemplate, format_document
+from langchain_core.prompts import PromptTemplate
 from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import AddableDict
@@ -25,13 +25,17 @@ from ragcache_integrations.adaptive import (
     draft_corpus,
 )
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
-from ragcache_integrations.chains.askers.langchain import LangChainAsker, LangChainModel, unbound
-from ragcache_integrations.chains.streamed.langchain import (
+from ragcache_integrations.chains.flows import Call, Each, Flow
+from ragcache_integrations.chains.langchain import (
+    LangChainAsker,
+    LangChainModel,
     Output,
     StreamedRunnable,
+    Template,
+    marked_documents,
     read_question,
+    unbound,
 )
-from ragcache_integrations.chains.synthesis.langchain import DocumentPrompt
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.llms.handover import backend_of
 from ragcache_integrations.retrievers.sharing import Identity
@@ -94,7 +98,7 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
     embeddings: Embeddings | None = None
     prompts: SynthesisPrompts = DEFAULT_PROMPTS
     input_key: str = "input"
-    document_prompt: DocumentPrompt = PromptTemplate.from_template("{page_content}")
+    document_prompt: Template = PromptTemplate.from_template("{page_content}")
 
     _written = frozenset({"context", "explain", "answer", "citations", "synthesis", "cost"})
     _model: LangChainModel = PrivateAttr()
@@ -153,38 +157,25 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
         return LangChainAsker(LangChainModel(self.profiler_llm or self.llm))
 
     @override
-    def _whole(self, value: Any, config: RunnableConfig, call: dict[str, Any]) -> Output:
+    def _flow(
+        self, value: Any, config: RunnableConfig, call: dict[str, Any], *, streamed: bool
+    ) -> Flow:
         question = _Question(self, value, config, call)
-        answer = self._pipeline.answer(question.text, question.retrieve, question.asker)
-        return question.whole(answer)
-
-    @override
-    async def _awhole(self, value: Any, config: RunnableConfig, call: dict[str, Any]) -> Output:
-        question = _Question(self, value, config, call)
-        answer = await self._pipeline.aanswer(question.text, question.aretrieve, question.asker)
-        return question.whole(answer)
-
-    @override
-    def _pieces(
-        self, value: Any, config: RunnableConfig, call: dict[str, Any]
-    ) -> Generator[Output]:
-        question = _Question(self, value, config, call)
-        yield self._first_piece(question.inputs)
-        stream = self._pipeline.stream(question.text, question.retrieve, question.asker)
-        with closing(stream) as pieces:
-            for piece in pieces:
-                yield question.piece(piece)
-
-    @override
-    async def _apieces(
-        self, value: Any, config: RunnableConfig, call: dict[str, Any]
-    ) -> AsyncGenerator[Output]:
-        question = _Question(self, value, config, call)
-        yield self._first_piece(question.inputs)
-        stream = self._pipeline.astream(question.text, question.aretrieve, question.asker)
-        async with aclosing(stream) as pieces:
-            async for piece in pieces:
-                yield question.piece(piece)
+        blocking = (question.text, question.retrieve, question.asker)
+        awaited = (question.text, question.aretrieve, question.asker)
+        pipeline = self._pipeline
+        if streamed:
+            yield self._first_piece(question.inputs)
+            yield Each(
+                partial(pipeline.stream, *blocking),
+                partial(pipeline.astream, *awaited),
+                question.piece,
+            )
+        else:
+            answer = yield Call(
+                partial(pipeline.answer, *blocking), partial(pipeline.aanswer, *awaited)
+            )
+            yield question.whole(answer)
 
 
 class _Question:
@@ -235,11 +226,7 @@ class _Question:
 
     def _read_documents(self, documents: Sequence[Document]) -> list[PromptDocument]:
         self._documents = list(documents)
-        # An empty document becomes a blank, so that the others keep their places.
-        return [
-            PromptDocument(format_document(doc, self._chain.document_prompt) or " ", doc.id or "")
-            for doc in self._documents
-        ]
+        return marked_documents(self._documents, self._chain.document_prompt)
 
 
 def _takes_k(retriever: object) -> bool:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.base.response.schema import (
-    RESPONSE_TYPE,
-    AsyncStreamingResponse,
-    Response,
-    StreamingResponse,
-)
+from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms.llm import LLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -27,9 +23,13 @@ from ragcache_integrations.adaptive import (
     draft_corpus,
 )
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
-from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
-from ragcache_integrations.chains.query_engine.llama_index import RetrieverEngine
-from ragcache_integrations.chains.streams import atexts_before, texts_before
+from ragcache_integrations.chains.flows import Call, Flow, aoutputs, outputs
+from ragcache_integrations.chains.llama_index import (
+    Answer,
+    LlamaIndexAsker,
+    RetrieverEngine,
+    texts_before,
+)
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.llms.handover import backend_of
@@ -137,31 +137,37 @@ class AdaptiveQueryEngine(RetrieverEngine):
         """Async version of :meth:`close`."""
         await self._pipeline.aclose()
 
+    # Of the events that a synthesizer reports, ours are around the search, too.
+
     def _respond(self, query: QueryBundle) -> RESPONSE_TYPE:
-        question = _Question(self, query)
         with self._synthesis(query) as pending:
-            if self._streaming:
-                stream = self._pipeline.stream(query.query_str, question.retrieve)
-                question.begin(next(stream))
-                texts = texts_before(stream, question.end)
-                pending.response = StreamingResponse(texts, question.read, question.metadata)
-            else:
-                answer = self._pipeline.answer(query.query_str, question.retrieve)
-                pending.response = question.response(answer)
+            (answer,) = outputs(self._answer(query))
+            pending.response = self._response(answer)
         return pending.response
 
     async def _arespond(self, query: QueryBundle) -> RESPONSE_TYPE:
-        question = _Question(self, query)
         with self._synthesis(query) as pending:
-            if self._streaming:
-                stream = self._pipeline.astream(query.query_str, question.aretrieve)
-                question.begin(await anext(stream))
-                texts = atexts_before(stream, question.end)
-                pending.response = AsyncStreamingResponse(texts, question.read, question.metadata)
-            else:
-                answer = await self._pipeline.aanswer(query.query_str, question.aretrieve)
-                pending.response = question.response(answer)
+            (answer,) = [output async for output in aoutputs(self._answer(query))]
+            pending.response = await self._aresponse(answer)
         return pending.response
+
+    def _answer(self, query: QueryBundle) -> Flow:
+        question = _Question(self, query)
+        pipeline, asked = self._pipeline, query.query_str
+        retrieve, aretrieve = question.retrieve, question.aretrieve
+        if self._streaming:
+            stream, astream = pipeline.stream(asked, retrieve), pipeline.astream(asked, aretrieve)
+            question.begin((yield Call(partial(next, stream), partial(anext, astream))))
+            texts = texts_before(stream, astream, question.end)
+        else:
+            answer = yield Call(
+                partial(pipeline.answer, asked, retrieve),
+                partial(pipeline.aanswer, asked, aretrieve),
+            )
+            question.begin(answer.explanation)
+            question.end(answer)
+            texts = (text for text in (answer.text,))
+        yield Answer(texts, question.read, question.metadata)
 
 
 class _Question:
@@ -182,18 +188,11 @@ class _Question:
         """Async version of :meth:`retrieve`."""
         return self._read_nodes(await self._engine.aretrieve(self._query))
 
-    def begin(self, explanation: object) -> None:
-        """Read the explanation that a stream begins with."""
-        if isinstance(explanation, Explanation):
-            self.read = self._nodes[: explanation.config.num_chunks]
-            self.metadata |= {item.node.node_id: item.node.metadata for item in self.read}
-            self.metadata[EXPLAIN_METADATA] = explanation
-
-    def response(self, answer: AdaptiveAnswer) -> Response:
-        """The response for a whole answer."""
-        self.begin(answer.explanation)
-        self.end(answer)
-        return Response(answer.text, self.read, self.metadata)
+    def begin(self, explanation: Explanation) -> None:
+        """Read the explanation, with which a stream begins."""
+        self.read = self._nodes[: explanation.config.num_chunks]
+        self.metadata |= {item.node.node_id: item.node.metadata for item in self.read}
+        self.metadata[EXPLAIN_METADATA] = explanation
 
     def end(self, answer: AdaptiveAnswer) -> None:
         """Read the result that a stream ends with."""

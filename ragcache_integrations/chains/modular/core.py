@@ -7,14 +7,15 @@ this does not load torch.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
+from ragcache_integrations.chains.flows import Call, Flow, in_thread
 from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.core.generation import Generation
 from ragcache_integrations.core.prompt import Message, RenderedPrompt
 from ragcache_integrations.core.prompt import Prompt as EnginePrompt
 from ragcache_integrations.errors import ConfigurationError, MarkupError
@@ -44,8 +45,6 @@ SchemaLike: TypeAlias = str | Path | Schema
 PromptLike: TypeAlias = str | Mapping[str, Any] | Prompt
 """Prompt Markup Language; imports and arguments; or a prompt."""
 
-Stream = TypeVar("Stream")
-
 
 @dataclass(frozen=True, slots=True)
 class ReuseReport:
@@ -73,7 +72,7 @@ class ReuseReport:
 
 
 @dataclass(frozen=True, slots=True)
-class SchemaAnswer(Generic[Stream]):
+class SchemaAnswer:
     """A running answer.
 
     Attributes:
@@ -82,27 +81,29 @@ class SchemaAnswer(Generic[Stream]):
             processes it like any other answer.
         text: The prompt in Prompt Markup Language, for traces.
         reuse: The kind of reuse, if the engine does not report a strategy.
-        masked: Names of modules that other tokens don't attend to.
-        dropped: Names of modules that are left out.
+        left_out: By ``masked`` names of modules that other tokens don't attend to, and by
+            ``dropped`` names of those that are left out.
     """
 
-    stream: Stream
+    stream: Any
     llm: Any
     text: str
     reuse: str
-    masked: Collection[str]
-    dropped: Collection[str]
+    left_out: Mapping[str, Collection[str]]
 
-    def report(self, answer: Generation) -> ReuseReport:
-        """Report the reuse of the whole answer."""
+    def report(self) -> Generator[Call, Any, ReuseReport]:
+        """Report the reuse of the whole answer, when it has ended."""
+        answer = yield Call(
+            partial(methodcaller("result"), self.stream),
+            partial(methodcaller("aresult"), self.stream),
+        )
         return ReuseReport(
             strategy=getattr(answer, "strategy", self.reuse),
             recomputed_share=getattr(answer, "recomputed_share", None),
             prompt_tokens=answer.usage.prompt_tokens,
             cached_tokens=answer.usage.cached_tokens,
             ttft=getattr(answer, "ttft", None),
-            masked=tuple(self.masked),
-            dropped=tuple(self.dropped),
+            **{name: tuple(modules) for name, modules in self.left_out.items()},
         )
 
 
@@ -135,30 +136,24 @@ class SchemaPrompts:
 
     # Encoding ahead
 
-    def register(self) -> None:
+    def register(self) -> Flow:
         """Encode every module and scaffold now, for the first prompt.
 
         Raises:
             ConfigurationError: The engine is vLLM's with ``reuse="prefix"``.
         """
-        engine: Any = backend_of(self._llm)
-        compiled = self._compiled(engine)
-        namespace = self._llm.namespace
+        engine = yield Call(partial(backend_of, self._llm), partial(abackend_of, self._llm))
+        compiled = yield in_thread(self._compiled, engine)
+        tenant = {"namespace": self._llm.namespace}
         if is_modular(engine):
-            engine.modular_model.encode(_modules(compiled), namespace=namespace)
+            encode = partial(engine.modular_model.encode, _modules(compiled), **tenant)
+            yield in_thread(encode)
         else:
-            engine.encode(compiled.documents(), namespace=namespace)
-
-    async def aregister(self) -> None:
-        """Async version of :meth:`register`."""
-        engine: Any = await abackend_of(self._llm)
-        compiled = await asyncio.to_thread(self._compiled, engine)
-        namespace = self._llm.namespace
-        if is_modular(engine):
-            encode = engine.modular_model.encode
-            await asyncio.to_thread(encode, _modules(compiled), namespace=namespace)
-        else:
-            await engine.aencode(compiled.documents(), namespace=namespace)
+            documents = compiled.documents()
+            yield Call(
+                partial(engine.encode, documents, **tenant),
+                partial(engine.aencode, documents, **tenant),
+            )
 
     # Answering
 
@@ -167,20 +162,19 @@ class SchemaPrompts:
         prompt: PromptLike,
         text: str,
         call: Mapping[str, Any],
+        left_out: Mapping[str, Collection[str]],
         *,
         chat: bool,
-        masked: Collection[str] = (),
-        dropped: Collection[str] = (),
-    ) -> SchemaAnswer[Any]:
+    ) -> Generator[Call, Any, SchemaAnswer]:
         """Begin an answer.
 
         Args:
             prompt: See :data:`PromptLike`.
             text: The end of the prompt; a message of the user if the model has a chat template.
             call: Arguments of this call, such as ``max_tokens``.
+            left_out: By ``masked`` names of modules that other tokens don't attend to, and by
+                ``dropped`` names of those that are left out.
             chat: Whether the framework passes messages to the LLM object.
-            masked: Names of modules that other tokens don't attend to.
-            dropped: Names of modules that are left out.
 
         Raises:
             ConfigurationError: An argument is unknown, out of range, or not for this engine.
@@ -188,50 +182,21 @@ class SchemaPrompts:
             RAGCacheError: The engine could not be started.
         """
         arguments = _arguments(self._llm, call)
-        engine: Any = backend_of(self._llm)
-        left_out = _left_out(engine, masked, dropped)
-        parsed, made = self._make(engine, prompt, text)
-        stream = engine.stream(made, **left_out, **arguments)
-        reuse = _reuse(engine, arguments)
-        return self._answer(parsed, stream, reuse, masked, dropped, chat=chat)
-
-    async def astream(
-        self,
-        prompt: PromptLike,
-        text: str,
-        call: Mapping[str, Any],
-        *,
-        chat: bool,
-        masked: Collection[str] = (),
-        dropped: Collection[str] = (),
-    ) -> SchemaAnswer[Any]:
-        """Async version of :meth:`stream`."""
-        arguments = _arguments(self._llm, call)
-        engine: Any = await abackend_of(self._llm)
-        left_out = _left_out(engine, masked, dropped)
-        parsed, made = await asyncio.to_thread(self._make, engine, prompt, text)
-        stream = await engine.astream(made, **left_out, **arguments)
-        reuse = _reuse(engine, arguments)
-        return self._answer(parsed, stream, reuse, masked, dropped, chat=chat)
-
-    def _answer(
-        self,
-        prompt: Prompt,
-        stream: Stream,
-        reuse: str,
-        masked: Collection[str],
-        dropped: Collection[str],
-        *,
-        chat: bool,
-    ) -> SchemaAnswer[Stream]:
-        text = _to_markup(prompt)
+        engine = yield Call(partial(backend_of, self._llm), partial(abackend_of, self._llm))
+        arguments |= _left_out(engine, left_out)
+        parsed, made = yield in_thread(self._make, engine, prompt, text)
+        stream = yield Call(
+            partial(engine.stream, made, **arguments),
+            partial(engine.astream, made, **arguments),
+        )
+        markup = _to_markup(parsed)
         message = (
-            EnginePrompt(messages=(Message("user", text),)) if chat else EnginePrompt.raw(text)
+            EnginePrompt(messages=(Message("user", markup),)) if chat else EnginePrompt.raw(markup)
         )
         # With marked documents, the prompt would differ from the one that is being answered.
         plain = self._llm.model_copy(update={"find_documents": False})
         llm = answered_by(plain, message, stream)
-        return SchemaAnswer(stream, llm, text, reuse, masked, dropped)
+        return SchemaAnswer(stream, llm, markup, _reuse(engine, arguments), left_out)
 
     def _make(
         self, engine: Any, prompt: PromptLike, text: str
@@ -281,12 +246,12 @@ def _arguments(llm: LLMKnobs, call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _left_out(
-    engine: Any, masked: Collection[str], dropped: Collection[str]
-) -> dict[str, Collection[str]]:
+    engine: Any, left_out: Mapping[str, Collection[str]]
+) -> Mapping[str, Collection[str]]:
     """The modules that are left out, as arguments of the engine."""
     if is_modular(engine):
-        return {"masked": masked, "dropped": dropped}
-    if masked or dropped:
+        return left_out
+    if any(left_out.values()):
         msg = (
             "masked and dropped are for the engine of ragcache-modular, which leaves modules out "
             f'without moving others (engine="{MODULAR}"): here, import fewer modules'

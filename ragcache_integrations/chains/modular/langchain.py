@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,8 @@ from langchain_core.runnables.utils import AddableDict
 from pydantic import Field, PrivateAttr, SkipValidation, model_validator
 from typing_extensions import override
 
-from ragcache_integrations.chains.streamed.langchain import Output, StreamedRunnable, chunk_text
+from ragcache_integrations.chains.flows import Each, Flow, aoutputs, entering, outputs
+from ragcache_integrations.chains.langchain import StreamedRunnable, chunk_piece
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain.errors import langchain_errors
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
@@ -90,39 +92,32 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
 
     def register(self) -> None:
         """Encode every module now, for the first prompt. This starts the model."""
-        self._prompts.register()
+        list(outputs(self._prompts.register()))
 
     async def aregister(self) -> None:
         """Async version of :meth:`register`."""
-        await self._prompts.aregister()
+        [None async for _ in aoutputs(self._prompts.register())]
 
     @override
-    def _pieces(
-        self, value: PromptLike, config: RunnableConfig, call: dict[str, Any]
-    ) -> Generator[Output]:
+    def _flow(
+        self, value: PromptLike, config: RunnableConfig, call: dict[str, Any], *, streamed: bool
+    ) -> Flow:
+        del streamed  # the whole answer is the sum of the pieces
         prompt, text = self._read(value)
-        own, model = _split_call(call)
+        left_out = {name: call[name] for name in _OWN if name in call}
+        model = {name: value for name, value in call.items() if name not in _OWN}
         with langchain_errors():
-            answer = self._prompts.stream(prompt, text, own_call(model), chat=self._chat, **own)
-        with answer.stream as stream:
-            for chunk in answer.llm.stream(self._input(answer.text), config, **model):
-                yield AddableDict(answer=chunk_text(chunk))
-            yield AddableDict(reuse=answer.report(stream.result()))
-
-    @override
-    async def _apieces(
-        self, value: PromptLike, config: RunnableConfig, call: dict[str, Any]
-    ) -> AsyncGenerator[Output]:
-        prompt, text = self._read(value)
-        own, model = _split_call(call)
-        with langchain_errors():
-            answer = await self._prompts.astream(
-                prompt, text, own_call(model), chat=self._chat, **own
+            answer = yield from self._prompts.stream(
+                prompt, text, own_call(model), left_out, chat=self._chat
             )
-        async with answer.stream as stream:
-            async for chunk in answer.llm.astream(self._input(answer.text), config, **model):
-                yield AddableDict(answer=chunk_text(chunk))
-            yield AddableDict(reuse=answer.report(await stream.aresult()))
+        yield entering(answer.stream)
+        given = (self._input(answer.text), config)
+        yield Each(
+            partial(answer.llm.stream, *given, **model),
+            partial(answer.llm.astream, *given, **model),
+            chunk_piece,
+        )
+        yield AddableDict(reuse=(yield from answer.report()))
 
     @property
     def _chat(self) -> bool:
@@ -140,9 +135,3 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
             msg = f"{self.input_key!r} must be a string, got {text!r:.100}"
             raise ConfigurationError(msg)
         return {name: item for name, item in value.items() if name != self.input_key}, text
-
-
-def _split_call(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split the arguments of a call into ours and the model's."""
-    own = {name: value for name, value in call.items() if name in _OWN}
-    return own, {name: value for name, value in call.items() if name not in _OWN}

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncGenerator, Collection, Generator
-from contextlib import aclosing
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, Self
 
-from llama_index.core.base.response.schema import (
-    RESPONSE_TYPE,
-    AsyncStreamingResponse,
-    Response,
-    StreamingResponse,
-)
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import LLM, ChatMessage, MessageRole
 from llama_index.core.schema import QueryBundle
 from llama_index.core.settings import Settings
 
-from ragcache_integrations.chains.query_engine.llama_index import QueryEngine
-from ragcache_integrations.chains.streams import adeltas, deltas
-from ragcache_integrations.llms.handover import abackend_of
+from ragcache_integrations.chains.flows import Call, Flow, aoutputs, entering, outputs
+from ragcache_integrations.chains.llama_index import Answer, PendingResponse, QueryEngine, deltas
+from ragcache_integrations.llms.handover import abackend_of, backend_of
 from ragcache_integrations.prompts.pml import Prompt
 
 from .core import (
@@ -107,54 +102,34 @@ class ModularPrompt(QueryEngine):
 
     def register(self) -> None:
         """Encode every module now, for the first prompt. This starts the model."""
-        self._prompts.register()
+        list(outputs(self._prompts.register()))
 
     async def aregister(self) -> None:
         """Async version of :meth:`register`."""
-        await self._prompts.aregister()
+        [None async for _ in aoutputs(self._prompts.register())]
 
-    def _respond(self, query: QueryBundle) -> RESPONSE_TYPE:
+    @contextmanager
+    def _synthesis(self, query: QueryBundle) -> Iterator[PendingResponse]:
+        del query  # no nodes are found, from which an answer would be synthesised
+        yield PendingResponse()
+
+    def _answer(self, query: QueryBundle) -> Flow:
+        # The metadata would block until the model has started.
+        yield Call(partial(backend_of, self._llm), partial(abackend_of, self._llm))
         chat = self._llm.metadata.is_chat_model
         left_out = {"masked": self._masked, "dropped": self._dropped}
-        answer = self._prompts.stream(self._prompt, query.query_str, {}, chat=chat, **left_out)
-        metadata: dict[str, Any] = {}
-        texts = _texts(answer, metadata, chat=chat)
-        if self._streaming:
-            return StreamingResponse(texts, metadata=metadata)
-        return Response("".join(texts), metadata=metadata)
-
-    async def _arespond(self, query: QueryBundle) -> RESPONSE_TYPE:
-        await abackend_of(self._llm)  # metadata would block until it has started
-        chat = self._llm.metadata.is_chat_model
-        left_out = {"masked": self._masked, "dropped": self._dropped}
-        answer = await self._prompts.astream(
-            self._prompt, query.query_str, {}, chat=chat, **left_out
+        answer = yield from self._prompts.stream(
+            self._prompt, query.query_str, {}, left_out, chat=chat
         )
         metadata: dict[str, Any] = {}
-        texts = _atexts(answer, metadata, chat=chat)
-        if self._streaming:
-            return AsyncStreamingResponse(texts, metadata=metadata)
-        async with aclosing(texts):
-            text = "".join([part async for part in texts])
-        return Response(text, metadata=metadata)
+        yield Answer(_texts(answer, metadata, chat=chat), metadata=metadata)
 
 
-def _texts(answer: SchemaAnswer[Any], metadata: dict[str, Any], *, chat: bool) -> Generator[str]:
+def _texts(answer: SchemaAnswer, metadata: dict[str, Any], *, chat: bool) -> Flow:
     """The texts of an answer, as the LLM class streams them; sets the metadata at the end."""
-    with answer.stream as stream:
-        yield from deltas(answer.llm, _messages(answer.text) if chat else answer.text)
-        metadata[REUSE_METADATA] = answer.report(stream.result())
-
-
-async def _atexts(
-    answer: SchemaAnswer[Any], metadata: dict[str, Any], *, chat: bool
-) -> AsyncGenerator[str]:
-    async with answer.stream as stream:
-        texts = adeltas(answer.llm, _messages(answer.text) if chat else answer.text)
-        async with aclosing(texts):
-            async for text in texts:
-                yield text
-        metadata[REUSE_METADATA] = answer.report(await stream.aresult())
+    yield entering(answer.stream)
+    yield deltas(answer.llm, _messages(answer.text) if chat else answer.text)
+    metadata[REUSE_METADATA] = yield from answer.report()
 
 
 def _messages(text: str) -> list[ChatMessage]:

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.prompt_values import PromptValue
-from langchain_core.prompts import (
-    BasePromptTemplate,
-    ChatPromptTemplate,
-    PromptTemplate,
-    format_document,
-)
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate, format_document
 from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import AddableDict
-from pydantic import BeforeValidator, PrivateAttr, SkipValidation
+from pydantic import PrivateAttr
 from typing_extensions import override
 
-from ragcache_integrations.chains.askers.langchain import BoundRunnable, unbound
-from ragcache_integrations.chains.streamed.langchain import (
-    Output,
+from ragcache_integrations.chains.flows import Call, Each, Flow
+from ragcache_integrations.chains.langchain import (
+    BoundRunnable,
     StreamedRunnable,
-    chunk_text,
+    Template,
+    chunk_piece,
     read_question,
+    unbound,
 )
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
@@ -51,17 +48,6 @@ _PROMPT = ChatPromptTemplate.from_messages(
         ("human", "{context}\n\nQuestion: {input}\nAnswer:"),
     ]
 )
-
-
-def _check_template(value: object) -> object:
-    if isinstance(value, BasePromptTemplate):
-        return value
-    msg = f"a prompt must be one of LangChain's prompt templates, got {value!r:.100}"
-    raise ConfigurationError(msg)
-
-
-# Not validated by pydantic, which would make a new object.
-_Template = Annotated[BasePromptTemplate[Any], SkipValidation, BeforeValidator(_check_template)]
 
 
 class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
@@ -107,11 +93,11 @@ class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
 
     retriever: RetrieverLike
     llm: Runnable[Any, Any]
-    prompt: _Template = _PROMPT
+    prompt: Template = _PROMPT
     first: RetrieverLike | None = None
     input_key: str = "input"
     document_variable_name: str = "context"
-    document_prompt: _Template = PromptTemplate.from_template("{page_content}")
+    document_prompt: Template = PromptTemplate.from_template("{page_content}")
     document_separator: str = "\n\n"
 
     _written = frozenset({"context", "answer", "speculation"})
@@ -137,86 +123,56 @@ class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
         )
 
     @override
-    def _pieces(
-        self, value: Any, config: RunnableConfig, call: dict[str, Any]
-    ) -> Generator[Output]:
+    def _flow(
+        self, value: Any, config: RunnableConfig, call: dict[str, Any], *, streamed: bool
+    ) -> Flow:
+        del streamed  # the whole answer is the sum of the pieces
         question = _Question(self, value, {**self._model.arguments, **call})
         yield self._first_piece(question.inputs)
-        model = self._model.configured(config)
-        speculator = self._speculators.get()
+        speculator = yield Call(self._speculators.get, self._speculators.aget)
+        model, arguments, stream = self._model.runnable, question.call, None
         if speculator is None:
-            documents = self._search(question.text, config)
-            yield AddableDict(context=documents)
-            prompt = question.value(documents)
-            for chunk in model.runnable.stream(prompt, model.config, **question.call):
-                yield AddableDict(answer=chunk_text(chunk))
-            yield AddableDict(speculation=None)
-            return
-        stages = self._stages(question.text, config, speculator.interval())
-        with speculator.stream(stages, question.prompt, **question.arguments()) as stream:
-            documents = list(stream.documents)
-            yield AddableDict(context=documents)
-            for chunk in question.replay(stream).stream(
-                question.value(documents), model.config, **question.call_with(documents)
-            ):
-                yield AddableDict(answer=chunk_text(chunk))
-            yield AddableDict(speculation=stream.report)
-
-    @override
-    async def _apieces(
-        self, value: Any, config: RunnableConfig, call: dict[str, Any]
-    ) -> AsyncGenerator[Output]:
-        question = _Question(self, value, {**self._model.arguments, **call})
-        yield self._first_piece(question.inputs)
-        model = self._model.configured(config)
-        speculator = await self._speculators.aget()
-        if speculator is None:
-            documents = await self._asearch(question.text, config)
-            yield AddableDict(context=documents)
-            prompt = question.value(documents)
-            async for chunk in model.runnable.astream(prompt, model.config, **question.call):
-                yield AddableDict(answer=chunk_text(chunk))
-            yield AddableDict(speculation=None)
-            return
-        stages = self._astages(question.text, config, speculator.interval())
-        async with await speculator.astream(
-            stages, question.prompt, **question.arguments()
-        ) as stream:
-            documents = list(stream.documents)
-            yield AddableDict(context=documents)
-            async for chunk in question.replay(stream).astream(
-                question.value(documents), model.config, **question.call_with(documents)
-            ):
-                yield AddableDict(answer=chunk_text(chunk))
-            yield AddableDict(speculation=stream.report)
-
-    # The search
-
-    def _search(self, query: str, config: RunnableConfig) -> list[Document]:
-        return list(self.retriever.invoke(query, config))
-
-    async def _asearch(self, query: str, config: RunnableConfig) -> list[Document]:
-        return list(await self.retriever.ainvoke(query, config))
-
-    def _stages(self, query: str, config: RunnableConfig, interval: float | None) -> Any:
-        first, own = self.first, unbound(self.retriever).configured(config)
-        if first is not None:
-            return stages_of_pair(
-                partial(first.invoke, query, config), partial(self._search, query, config)
+            documents = list((yield Call(*_searches(self.retriever, question.text, config))))
+        else:
+            stages, astages = self._stages(question.text, config, speculator.interval())
+            asked = {"prompt_of": question.prompt, **question.arguments()}
+            stream = yield Call(
+                lambda: speculator.stream(stages(), **asked),
+                lambda: speculator.astream(astages(), **asked),
+                entered=True,
             )
+            documents = list(stream.documents)
+            model, arguments = question.replay(stream), question.call_with(documents)
+        yield AddableDict(context=documents)
+        given = (question.value(documents), self._model.configured(config).config)
+        yield Each(
+            partial(model.stream, *given, **arguments),
+            partial(model.astream, *given, **arguments),
+            chunk_piece,
+        )
+        yield AddableDict(speculation=None if stream is None else stream.report)
+
+    def _stages(
+        self, query: str, config: RunnableConfig, interval: float | None
+    ) -> list[Callable[[], Any]]:
+        """What begins a search in stages: for callers that block, and for those that await."""
+        searches = _searches(self.retriever, query, config)
+        own = unbound(self.retriever).configured(config)
+        if self.first is not None:
+            pairs = zip(_searches(self.first, query, config), searches, strict=True)
+            return [partial(stages_of_pair, *pair) for pair in pairs]
         if hasattr(own.runnable, "stages"):
-            return own.runnable.stages(query, own.config, interval=interval, **own.arguments)
-        return stage_of_search(partial(self._search, query, config))
+            staged = partial(own.runnable.stages, query, own.config, **own.arguments)
+            astaged = partial(own.runnable.astages, query, own.config, **own.arguments)
+            return [partial(begin, interval=interval) for begin in (staged, astaged)]
+        return [partial(stage_of_search, search) for search in searches]
 
-    def _astages(self, query: str, config: RunnableConfig, interval: float | None) -> Any:
-        first, own = self.first, unbound(self.retriever).configured(config)
-        if first is not None:
-            return stages_of_pair(
-                partial(first.ainvoke, query, config), partial(self._asearch, query, config)
-            )
-        if hasattr(own.runnable, "astages"):
-            return own.runnable.astages(query, own.config, interval=interval, **own.arguments)
-        return stage_of_search(partial(self._asearch, query, config))
+
+def _searches(
+    retriever: RetrieverLike, query: str, config: RunnableConfig
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A search, for callers that block and for those that await."""
+    return partial(retriever.invoke, query, config), partial(retriever.ainvoke, query, config)
 
 
 class _Question:

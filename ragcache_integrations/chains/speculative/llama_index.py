@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.response.schema import (
-    RESPONSE_TYPE,
-    AsyncStreamingResponse,
-    Response,
-    StreamingResponse,
-)
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import LLM, ChatMessage
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -24,17 +17,20 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
-from ragcache_integrations.chains.query_engine.llama_index import RetrieverEngine, check_retriever
-from ragcache_integrations.chains.streams import adeltas, deltas
+from ragcache_integrations.chains.flows import Call, Each, Flow, entering
+from ragcache_integrations.chains.llama_index import (
+    Answer,
+    RetrieverEngine,
+    check_retriever,
+    deltas,
+)
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.llms.handover import answered_by, arguments_of, marked
 from ragcache_integrations.llms.llama_index.model import RAGCacheLLM, chat_prompt
 from ragcache_integrations.retrievers.retrieval import DocumentStage
 from ragcache_integrations.speculation import (
-    AsyncSpeculativeStream,
     SpeculationReport,
-    SpeculativeStream,
     StageOfDocuments,
     stage_of_search,
     stages_of_pair,
@@ -47,8 +43,6 @@ __all__ = ["SPECULATION_METADATA", "SpeculativeQueryEngine"]
 SPECULATION_METADATA = "speculation"
 """Key of the :class:`~ragcache_integrations.speculation.SpeculationReport` in the metadata of a
 response."""
-
-Texts = TypeVar("Texts")
 
 _SEPARATOR = "\n\n"
 _EMPTY = "Empty Response"  # LlamaIndex's answer if there are no nodes
@@ -124,137 +118,66 @@ class SpeculativeQueryEngine(RetrieverEngine):
     def _update_prompts(self, prompts: PromptDictType) -> None:
         self._text_qa_template = prompts.get("text_qa_template", self._text_qa_template)
 
-    # A whole query
-
-    def _respond(self, query: QueryBundle) -> RESPONSE_TYPE:
-        answer = self._answer(query)
-        with self._synthesis(query) as pending:
-            if self._streaming:
-                pending.response = StreamingResponse(answer.texts, answer.nodes, answer.metadata)
-            else:
-                text = "".join(answer.texts)
-                pending.response = Response(text, answer.nodes, answer.metadata)
-        return pending.response
-
-    async def _arespond(self, query: QueryBundle) -> RESPONSE_TYPE:
-        answer = await self._aanswer(query)
-        with self._synthesis(query) as pending:
-            if self._streaming:
-                pending.response = AsyncStreamingResponse(
-                    answer.texts, answer.nodes, answer.metadata
-                )
-            else:
-                async with aclosing(answer.texts) as texts:
-                    text = "".join([part async for part in texts])
-                pending.response = Response(text, answer.nodes, answer.metadata)
-        return pending.response
-
     # The running answer
 
-    def _answer(self, query: QueryBundle) -> _Answer[Generator[str]]:
-        speculator = self._speculators.get()
+    def _answer(self, query: QueryBundle) -> Flow:
+        speculator = yield Call(self._speculators.get, self._speculators.aget)
         if speculator is None:
-            nodes = self.retrieve(query)
-            return _Answer(nodes, _metadata(nodes, None), self._plain(query, nodes))
+            nodes = yield Call(partial(self.retrieve, query), partial(self.aretrieve, query))
+            yield Answer(self._in_sequence(query, nodes), nodes, _metadata(nodes, None))
+            return
         question = _Question(self._llm, self._text_qa_template, query)
-        stages = self._stages(query, speculator.interval())
+        stages, astages = self._stages(query, speculator.interval())
+        asked = {"prompt_of": question.prompt, **question.arguments()}
         try:
-            stream = speculator.stream(stages, question.prompt, **question.arguments())
+            stream = yield Call(
+                lambda: speculator.stream(stages(), **asked),
+                lambda: speculator.astream(astages(), **asked),
+            )
         except _NothingFoundError:
-            return _Answer([], {}, self._plain(query, []))
+            yield Answer(self._in_sequence(query, []))
+            return
         nodes = list(stream.documents)
         metadata = _metadata(nodes, stream.report)
-        return _Answer(nodes, metadata, self._replay(question, stream, metadata))
+        yield Answer(_replay(question, stream, metadata), nodes, metadata, question.parse)
 
-    async def _aanswer(self, query: QueryBundle) -> _Answer[AsyncGenerator[str]]:
-        speculator = await self._speculators.aget()
-        if speculator is None:
-            nodes = await self.aretrieve(query)
-            return _Answer(nodes, _metadata(nodes, None), self._aplain(query, nodes))
-        question = _Question(self._llm, self._text_qa_template, query)
-        stages = self._astages(query, speculator.interval())
-        try:
-            stream = await speculator.astream(stages, question.prompt, **question.arguments())
-        except _NothingFoundError:
-            return _Answer([], {}, self._aplain(query, []))
-        nodes = list(stream.documents)
-        metadata = _metadata(nodes, stream.report)
-        return _Answer(nodes, metadata, self._areplay(question, stream, metadata))
-
-    def _replay(
-        self,
-        question: _Question,
-        stream: SpeculativeStream[NodeWithScore],
-        metadata: dict[str, Any],
-    ) -> Generator[str]:
-        with stream:
-            if self._streaming:
-                yield from question.texts(stream)
-            else:
-                yield question.parse("".join(question.texts(stream)))
-            metadata[SPECULATION_METADATA] = stream.report
-
-    async def _areplay(
-        self,
-        question: _Question,
-        stream: AsyncSpeculativeStream[NodeWithScore],
-        metadata: dict[str, Any],
-    ) -> AsyncGenerator[str]:
-        async with stream, aclosing(question.atexts(stream)) as texts:
-            if self._streaming:
-                async for text in texts:
-                    yield text
-            else:
-                yield question.parse("".join([text async for text in texts]))
-            metadata[SPECULATION_METADATA] = stream.report
-
-    def _plain(self, query: QueryBundle, nodes: Sequence[NodeWithScore]) -> Generator[str]:
-        """Answer in sequence."""
-        variables = _variables(query, nodes)
+    def _in_sequence(self, query: QueryBundle, nodes: Sequence[NodeWithScore]) -> Flow:
+        template, variables = self._text_qa_template, _variables(query, nodes)
+        llm = self._llm
         if not nodes:
             yield _EMPTY
         elif self._streaming:
-            yield from self._llm.stream(self._text_qa_template, **variables)
+            yield Each(
+                partial(llm.stream, template, **variables),
+                partial(llm.astream, template, **variables),
+                str,
+            )
         else:
-            yield self._llm.predict(self._text_qa_template, **variables)
-
-    async def _aplain(
-        self, query: QueryBundle, nodes: Sequence[NodeWithScore]
-    ) -> AsyncGenerator[str]:
-        variables = _variables(query, nodes)
-        if not nodes:
-            yield _EMPTY
-        elif self._streaming:
-            async for text in await self._llm.astream(self._text_qa_template, **variables):
-                yield text
-        else:
-            yield await self._llm.apredict(self._text_qa_template, **variables)
+            yield (
+                yield Call(
+                    partial(llm.predict, template, **variables),
+                    partial(llm.apredict, template, **variables),
+                )
+            )
 
     # The search
 
-    def _stages(self, query: QueryBundle, interval: float | None) -> Any:
-        first, retriever = self._first, self._retriever
-        if first is not None:
-
-            def guess() -> list[NodeWithScore]:
-                return self._postprocess(first.retrieve(query), query)
-
-            return stages_of_pair(guess, partial(self.retrieve, query))
+    def _stages(
+        self, query: QueryBundle, interval: float | None
+    ) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """What begins a search in stages: for callers that block, and for those that await."""
+        retriever: Any = self._retriever
+        search, asearch = partial(self.retrieve, query), partial(self.aretrieve, query)
+        if self._first is not None:
+            guess = partial(self._found, self._first, query)
+            aguess = partial(self._afound, self._first, query)
+            return partial(stages_of_pair, guess, search), partial(stages_of_pair, aguess, asearch)
         if hasattr(retriever, "stages"):
-            return self._processed_stages(retriever.stages(query, interval=interval), query)
-        return stage_of_search(partial(self.retrieve, query))
-
-    def _astages(self, query: QueryBundle, interval: float | None) -> Any:
-        first, retriever = self._first, self._retriever
-        if first is not None:
-
-            async def guess() -> list[NodeWithScore]:
-                return await self._apostprocess(await first.aretrieve(query), query)
-
-            return stages_of_pair(guess, partial(self.aretrieve, query))
-        if hasattr(retriever, "astages"):
-            return self._aprocessed_stages(retriever.astages(query, interval=interval), query)
-        return stage_of_search(partial(self.aretrieve, query))
+            return (
+                lambda: self._processed_stages(retriever.stages(query, interval=interval), query),
+                lambda: self._aprocessed_stages(retriever.astages(query, interval=interval), query),
+            )
+        return partial(stage_of_search, search), partial(stage_of_search, asearch)
 
     def _processed_stages(
         self, search: Generator[DocumentStage[NodeWithScore]], query: QueryBundle
@@ -271,15 +194,6 @@ class SpeculativeQueryEngine(RetrieverEngine):
             async for stage in stages:
                 nodes = await self._apostprocess(list(stage.documents), query)
                 yield StageOfDocuments(tuple(nodes), stage.final)
-
-
-@dataclass(frozen=True)
-class _Answer(Generic[Texts]):
-    """A running answer."""
-
-    nodes: list[NodeWithScore]
-    metadata: dict[str, Any]
-    texts: Texts
 
 
 class _NothingFoundError(Exception):
@@ -313,17 +227,11 @@ class _Question:
         """Return the other arguments for the engine."""
         return arguments_of(self._llm, {})
 
-    def texts(self, stream: SpeculativeStream[NodeWithScore]) -> Generator[str]:
+    def texts(self, stream: Any) -> Each:
         """The texts of the running answer, as the LLM class streams them."""
         nodes = stream.documents
         llm = answered_by(self._llm, self.prompt(nodes), stream)
         return deltas(llm, self._prompt(nodes), documents=_marks(nodes))
-
-    def atexts(self, stream: AsyncSpeculativeStream[NodeWithScore]) -> AsyncGenerator[str]:
-        """Async version of :meth:`texts`."""
-        nodes = stream.documents
-        llm = answered_by(self._llm, self.prompt(nodes), stream)
-        return adeltas(llm, self._prompt(nodes), documents=_marks(nodes))
 
     # Parts of LLM.predict and LLM.stream, which are not public.
 
@@ -336,6 +244,12 @@ class _Question:
         if self._llm.metadata.is_chat_model:
             return self._llm._get_messages(self._template, **variables)  # noqa: SLF001 - see above
         return self._llm._get_prompt(self._template, **variables)  # noqa: SLF001 - see above
+
+
+def _replay(question: _Question, stream: Any, metadata: dict[str, Any]) -> Flow:
+    yield entering(stream)
+    yield question.texts(stream)
+    metadata[SPECULATION_METADATA] = stream.report
 
 
 def _variables(query: QueryBundle, nodes: Sequence[NodeWithScore]) -> dict[str, str]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import aclosing, closing
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 from langchain_core.documents import Document
-from langchain_core.prompts import BasePromptTemplate, PromptTemplate, format_document
+from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import AddableDict
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PrivateAttr,
-    SkipValidation,
-)
+from pydantic import Field, PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.adaptive import (
@@ -29,10 +24,16 @@ from ragcache_integrations.adaptive import (
     synthesise,
 )
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
-from ragcache_integrations.chains.askers.langchain import LangChainAsker, LangChainModel
-from ragcache_integrations.chains.streamed.langchain import Output, StreamedRunnable
+from ragcache_integrations.chains.flows import Call, Each, Flow
+from ragcache_integrations.chains.langchain import (
+    LangChainAsker,
+    LangChainModel,
+    Output,
+    StreamedRunnable,
+    Template,
+    marked_documents,
+)
 from ragcache_integrations.core.checks import check_choice, check_type
-from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.sharing import Identity
 
@@ -48,16 +49,6 @@ __all__ = [
 
 Values = Output
 
-
-def _check_template(value: object) -> object:
-    check_type("document_prompt", value, BasePromptTemplate, "one of LangChain's templates")
-    return value
-
-
-# Not validated by pydantic, which would make a new object.
-DocumentPrompt = Annotated[
-    BasePromptTemplate[Any], SkipValidation, BeforeValidator(_check_template)
-]
 
 DOCUMENTS_KEYS = ("input_documents", "context")
 
@@ -93,7 +84,7 @@ class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
 
     llm: Runnable[Any, Any]
     prompts: SynthesisPrompts = DEFAULT_PROMPTS
-    document_prompt: DocumentPrompt = PromptTemplate.from_template("{page_content}")
+    document_prompt: Template = PromptTemplate.from_template("{page_content}")
     return_intermediate_steps: bool = Field(default=False, strict=True)
 
     _model: LangChainModel = PrivateAttr()
@@ -108,34 +99,21 @@ class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
         self._synthesis_settings = self._settings_with(self.prompts)
 
     @override
-    def _whole(self, value: Values, config: RunnableConfig, call: dict[str, Any]) -> Values:
+    def _flow(
+        self, value: Values, config: RunnableConfig, call: dict[str, Any], *, streamed: bool
+    ) -> Flow:
         question = _Question(self, value)
-        return question.whole(synthesise(*question.arguments(config, call)))
-
-    @override
-    async def _awhole(self, value: Values, config: RunnableConfig, call: dict[str, Any]) -> Values:
-        question = _Question(self, value)
-        return question.whole(await asynthesise(*question.arguments(config, call)))
-
-    @override
-    def _pieces(
-        self, value: Values, config: RunnableConfig, call: dict[str, Any]
-    ) -> Generator[Values]:
-        question = _Question(self, value)
-        yield self._first_piece(value)
-        with closing(stream_synthesis(*question.arguments(config, call))) as pieces:
-            for piece in pieces:
-                yield question.piece(piece)
-
-    @override
-    async def _apieces(
-        self, value: Values, config: RunnableConfig, call: dict[str, Any]
-    ) -> AsyncGenerator[Values]:
-        question = _Question(self, value)
-        yield self._first_piece(value)
-        async with aclosing(astream_synthesis(*question.arguments(config, call))) as pieces:
-            async for piece in pieces:
-                yield question.piece(piece)
+        arguments = question.arguments(config, call)
+        if streamed:
+            yield self._first_piece(value)
+            yield Each(
+                partial(stream_synthesis, *arguments),
+                partial(astream_synthesis, *arguments),
+                question.piece,
+            )
+        else:
+            result = yield Call(partial(synthesise, *arguments), partial(asynthesise, *arguments))
+            yield question.whole(result)
 
 
 class StuffSynthesis(SynthesisRunnable):
@@ -210,11 +188,7 @@ class _Question:
     def arguments(self, config: RunnableConfig, call: dict[str, Any]) -> tuple[Any, ...]:
         """Arguments of the synthesis functions."""
         chain = self._chain
-        # An empty document becomes a blank, so that the others keep their places.
-        chunks = [
-            PromptDocument(format_document(doc, chain.document_prompt) or " ", doc.id or "")
-            for doc in self._documents
-        ]
+        chunks = marked_documents(self._documents, chain.document_prompt)
         return (
             LangChainAsker(chain._model, config, call),  # noqa: SLF001 - a part of it
             self._values["question"],

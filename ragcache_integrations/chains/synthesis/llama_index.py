@@ -29,9 +29,12 @@ from ragcache_integrations.adaptive import (
     synthesise,
 )
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
-from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
-from ragcache_integrations.chains.query_engine.llama_index import CopiedBySettings
-from ragcache_integrations.chains.streams import atexts_before, texts_before
+from ragcache_integrations.chains.flows import Flow, aoutputs, outputs
+from ragcache_integrations.chains.llama_index import (
+    CopiedBySettings,
+    LlamaIndexAsker,
+    texts_before,
+)
 from ragcache_integrations.core.blocks import context_value
 from ragcache_integrations.core.checks import unknown_name
 from ragcache_integrations.core.knobs import read_knobs
@@ -144,7 +147,7 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
         arguments = self._synthesis_arguments(query_str, text_chunks, response_kwargs)
         run = _current_run()
         if self._streaming:
-            return texts_before(stream_synthesis(*arguments), run.end)
+            return outputs(_texts(arguments, run))
         result = synthesise(*arguments)
         run.end(result)
         return result.text
@@ -159,7 +162,7 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
         arguments = self._synthesis_arguments(query_str, text_chunks, response_kwargs)
         run = _current_run()
         if self._streaming:
-            return atexts_before(astream_synthesis(*arguments), run.end)
+            return aoutputs(_texts(arguments, run))
         result = await asynthesise(*arguments)
         run.end(result)
         return result.text
@@ -255,6 +258,10 @@ class MapRerankSynthesis(BaseSynthesis):
 
     method: ClassVar[Synthesis] = "map_rerank"
     _templates: ClassVar[tuple[str, ...]] = ("system", "candidate", "scored")
+
+
+def _texts(arguments: tuple[Any, ...], run: _Run) -> Flow:
+    return texts_before(stream_synthesis(*arguments), astream_synthesis(*arguments), run.end)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from ragcache_integrations.adaptive import (
     Synthesised,
 )
 from ragcache_integrations.chains.adaptive.langchain import AdaptiveRAG
-from ragcache_integrations.chains.askers.langchain import INNER_TAG
+from ragcache_integrations.chains.langchain import INNER_TAG
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache

@@ -12,8 +12,8 @@ from langchain_core.language_models import BaseLLM
 from langchain_core.runnables import Runnable, RunnableConfig
 from typing_extensions import override
 
-from ragcache_integrations.chains.askers.langchain import LangChainAsker
-from ragcache_integrations.chains.askers.langchain import LangChainModel as AskerModel
+from ragcache_integrations.chains.langchain import LangChainAsker
+from ragcache_integrations.chains.langchain import LangChainModel as AskerModel
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.embeddings.langchain import MiniLMEmbeddings

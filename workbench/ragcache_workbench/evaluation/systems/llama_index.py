@@ -19,7 +19,7 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.vector_stores.faiss import FaissVectorStore
 from typing_extensions import override
 
-from ragcache_integrations.chains.askers.llama_index import LlamaIndexAsker
+from ragcache_integrations.chains.llama_index import LlamaIndexAsker
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.embeddings.llama_index import MiniLMEmbeddings

@@ -1,17 +1,27 @@
-"""Calls any of LangChain's models for the framework-free packages."""
+"""What our Runnables have in common: answers in pieces, and calls of any of LangChain's models."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, ClassVar, TypeVar
 
+from langchain_core.documents import Document
 from langchain_core.language_models import BaseLLM
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import Generation
-from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
+from langchain_core.prompts import BasePromptTemplate, format_document
+from langchain_core.runnables import (
+    Runnable,
+    RunnableBinding,
+    RunnableConfig,
+    RunnableSerializable,
+)
 from langchain_core.runnables.config import ensure_config, merge_configs
+from langchain_core.runnables.utils import AddableDict
+from pydantic import BeforeValidator, ConfigDict, SkipValidation, ValidationInfo
+from typing_extensions import override
 
 from ragcache_integrations.adaptive import (
     EngineAsker,
@@ -27,17 +37,176 @@ from ragcache_integrations.adaptive.asker import (
 )
 from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.generation import TokenLogprob
-from ragcache_integrations.core.prompt import Prompt
+from ragcache_integrations.core.prompt import Prompt, PromptDocument
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.handover import backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.prompts.langchain import (
     CompletionPromptValue,
     message_content,
 )
+from ragcache_integrations.retrievers.sharing import Rebuildable
 
-from .common import MAX_TOKENS_NAMES, limit_argument, own_arguments, usage_of
+from .askers import MAX_TOKENS_NAMES, limit_argument, own_arguments, usage_of
+from .flows import Flow, aclosed, aoutputs, awhole_output, closed, outputs, whole_output
 
-__all__ = ["INNER_TAG", "BoundRunnable", "LangChainAsker", "LangChainModel", "unbound"]
+__all__ = [
+    "INNER_TAG",
+    "BoundRunnable",
+    "LangChainAsker",
+    "LangChainModel",
+    "Output",
+    "StreamedRunnable",
+    "Template",
+    "chunk_piece",
+    "marked_documents",
+    "read_question",
+    "unbound",
+]
+
+Output = dict[str, Any]
+Input = TypeVar("Input")
+
+
+class StreamedRunnable(RunnableSerializable[Input, Output], Rebuildable):
+    """A Runnable whose output is a dict that comes in pieces, which are dicts that can be added.
+
+    Each run has its own callbacks, which are part of its ``config``. Subclasses keep state in
+    ``shared_state``, which copies with other settings share.
+
+    Raises:
+        ConfigurationError: An argument is unknown, missing or out of range.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True
+    )
+    _written: ClassVar[frozenset[str]] = frozenset()
+    """The keys that the pieces have."""
+
+    @override
+    def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
+        """Answer; other arguments are the model's."""
+
+        def answer(value: Input, config: RunnableConfig) -> Output:
+            return dict(whole_output(self._flow(value, config, kwargs, streamed=False)))
+
+        run: Any = self._call_with_config  # its types don't allow functions of input and config
+        return dict(run(answer, input, config))
+
+    @override
+    async def ainvoke(
+        self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Output:
+        """Async version of :meth:`invoke`."""
+
+        async def answer(value: Input, config: RunnableConfig) -> Output:
+            return dict(await awhole_output(self._flow(value, config, kwargs, streamed=False)))
+
+        run: Any = self._acall_with_config  # as above
+        return dict(await run(answer, input, config))
+
+    @override
+    def stream(
+        self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[Output]:
+        """Answer in pieces; closing the iterator aborts the answer."""
+
+        def answer(values: Iterator[Input], config: RunnableConfig) -> Iterator[Output]:
+            yield from outputs(self._flow(next(values), config, kwargs, streamed=True))
+
+        run: Any = self._transform_stream_with_config  # as above
+        yield from run(iter([input]), answer, config)
+
+    @override
+    async def astream(
+        self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[Output]:
+        """Async version of :meth:`stream`."""
+
+        async def inputs() -> AsyncIterator[Input]:
+            yield input
+
+        async def answer(
+            values: AsyncIterator[Input], config: RunnableConfig
+        ) -> AsyncIterator[Output]:
+            flow = self._flow(await anext(values), config, kwargs, streamed=True)
+            async with aclosing(aoutputs(flow)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+        run: Any = self._atransform_stream_with_config  # as above
+        # It is a generator, although typed as an iterator: closing it aborts the answer.
+        async with aclosing(run(inputs(), answer, config)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def _first_piece(self, inputs: Mapping[str, Any]) -> Output:
+        """The first piece: the input without the keys of later pieces, which would be added."""
+        return AddableDict({key: inputs[key] for key in inputs if key not in self._written})
+
+    def _flow(
+        self, value: Input, config: RunnableConfig, call: dict[str, Any], *, streamed: bool
+    ) -> Flow:
+        """Answer within one run; ``call`` has the model's arguments.
+
+        The outputs are pieces, or the whole answer unless it is ``streamed``. Subclasses implement
+        this.
+        """
+        raise NotImplementedError
+
+
+def chunk_piece(chunk: Any) -> Output:
+    """A piece of an answer, of a model's chunk: a string or a message."""
+    return AddableDict(answer=chunk if isinstance(chunk, str) else str(chunk.text))
+
+
+def read_question(value: object, input_key: str) -> tuple[dict[str, Any], str]:
+    """Read the input of a chain, a question or a dict with one.
+
+    Args:
+        value: The input.
+        input_key: Name of the question in a dict.
+
+    Returns:
+        The input as a dict, and the question.
+
+    Raises:
+        ConfigurationError: There is no question.
+    """
+    inputs = dict(value) if isinstance(value, Mapping) else {input_key: value}
+    question = inputs.get(input_key)
+    if not isinstance(question, str):
+        msg = f"the input must be a string, or a dict with {input_key!r}, got {value!r}"
+        raise ConfigurationError(msg)
+    return inputs, question
+
+
+def _check_template(value: object, info: ValidationInfo) -> object:
+    check_type(info.field_name or "", value, BasePromptTemplate, "one of LangChain's templates")
+    return value
+
+
+# Not validated by pydantic, which would make a new object.
+Template = Annotated[BasePromptTemplate[Any], SkipValidation, BeforeValidator(_check_template)]
+
+
+def marked_documents(
+    documents: Sequence[Document], template: BasePromptTemplate[Any]
+) -> list[PromptDocument]:
+    """Return documents as prompts have them.
+
+    An empty document becomes a blank, so that the others keep their places.
+
+    Args:
+        documents: The documents.
+        template: Formats each of them.
+    """
+    return [
+        PromptDocument(format_document(document, template) or " ", document.id or "")
+        for document in documents
+    ]
+
 
 INNER_TAG = "nostream"
 """Tag of the calls whose answers are only steps to that of the user: LangGraph streams no tokens of
@@ -184,7 +353,7 @@ class LangChainAsker:
         value = self._input(request.prompt)
         config = self._config_of(request)
         stream: Any = self._model.outer.stream(value, config, **self._arguments(request))
-        with _closing(stream) as chunks:
+        with closed(stream) as chunks:
             for chunk in chunks:
                 yield _answer(chunk)
 
@@ -193,7 +362,7 @@ class LangChainAsker:
         value = self._input(request.prompt)
         config = self._config_of(request)
         stream: Any = self._model.outer.astream(value, config, **self._arguments(request))
-        async with _aclosing(stream) as chunks:
+        async with aclosed(stream) as chunks:
             async for chunk in chunks:
                 yield _answer(chunk)
 
@@ -250,24 +419,6 @@ class LangChainAsker:
             kind = SystemMessage if message.role == "system" else HumanMessage
             messages.append(kind(message_content(message, is_ours=self._model.own is not None)))
         return messages
-
-
-def _closing(stream: Iterator[Any]) -> Any:
-    """Close a stream: Runnables return iterators, most of which are generators."""
-    return closing(stream) if isinstance(stream, Generator) else closing(_generator(stream))
-
-
-def _generator(stream: Iterator[Any]) -> Generator[Any]:
-    yield from stream
-
-
-def _aclosing(stream: AsyncIterator[Any]) -> Any:
-    return aclosing(stream) if isinstance(stream, AsyncGenerator) else aclosing(_agenerator(stream))
-
-
-async def _agenerator(stream: AsyncIterator[Any]) -> AsyncGenerator[Any]:
-    async for item in stream:
-        yield item
 
 
 def _answer(result: Any) -> ModelAnswer:

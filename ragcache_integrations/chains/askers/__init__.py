@@ -1,1 +1,0 @@
-"""Calls the frameworks' own models for the framework-free packages."""

@@ -1,1 +1,0 @@
-"""What the query engines of LlamaIndex have in common."""

@@ -1,1 +1,0 @@
-"""Retrieval that streams its stages."""
