@@ -1,4 +1,4 @@
-"""What reaches a model that completes text, of what our components write as messages."""
+"""What reaches a model of what our components, and other providers' messages, say."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import LLM
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import ChatMessage as LangChainMessage
 from langchain_core.runnables import Runnable
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ThinkingBlock
 from pydantic import Field
 from typing_extensions import override
 
 from ragcache_integrations.core.prompt import MarkedText, Message, Prompt, PromptDocument
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import (
     MapReduceSynthesis,
     MapRerankSynthesis,
@@ -25,6 +28,8 @@ from ragcache_integrations.langchain import (
     RelevanceFilter,
     StuffSynthesis,
 )
+from ragcache_integrations.llms.langchain.translation import chat_prompt
+from ragcache_integrations.llms.llama_index.model import chat_prompt as llama_prompt
 
 from .doubles import Tokenising
 
@@ -149,3 +154,41 @@ def test_marked_text_is_a_string_that_keeps_its_parts() -> None:
 
 def text(prompt: Prompt) -> str:
     return Message("user", prompt.parts).text
+
+
+def test_developers_speak_as_the_system() -> None:
+    developer = {"__openai_role__": "developer"}
+    messages = chat_prompt(
+        [
+            LangChainMessage(content="Be brief.", role="developer"),
+            SystemMessage("Be kind.", additional_kwargs=developer),
+        ]
+    ).messages
+    assert messages == (Message("system", "Be brief."), Message("system", "Be kind."))
+    said = ChatMessage("Be brief.", role=MessageRole.DEVELOPER)
+    assert llama_prompt([said]).messages == (Message("system", "Be brief."),)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "reasoning", "reasoning": "hm", "extras": {"signature": "x"}},
+        {"type": "reasoning", "summary": []},
+        {"type": "thinking", "thinking": "hm", "signature": "x"},
+        {"type": "redacted_thinking", "data": "x"},
+    ],
+)
+def test_thoughts_are_left_out_in_langchain(block: dict[str, object]) -> None:
+    answer = AIMessage([block, {"type": "text", "text": "Rome"}])
+    assert chat_prompt([answer]).messages == (Message("assistant", "Rome"),)
+    assert chat_prompt([HumanMessage("Where?"), AIMessage([block])]).messages[1].text == ""
+    with pytest.raises(ConfigurationError, match="must hold text"):
+        chat_prompt([HumanMessage([block])])
+
+
+def test_thoughts_are_left_out_in_llama_index() -> None:
+    blocks = [ThinkingBlock(content="hm"), TextBlock(text="Rome")]
+    answer = ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks)
+    assert llama_prompt([answer]).messages == (Message("assistant", "Rome"),)
+    with pytest.raises(ConfigurationError, match="must hold text"):
+        llama_prompt([ChatMessage(role=MessageRole.USER, blocks=blocks)])

@@ -1,4 +1,4 @@
-"""What a call may say besides its prompt: limits, penalties and headers, in both frameworks."""
+"""What a call may say besides its prompt: limits, penalties, headers, pins and priorities."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import llama_index.core.instrumentation as instrument
 import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.span_handlers import NullSpanHandler
+from llama_index.core.schema import TextNode
 from pydantic import SecretStr
 
+from ragcache_integrations import langchain, llama_index
 from ragcache_integrations.adaptive import EngineAsker
 from ragcache_integrations.adaptive.asker import DEFAULT_ANSWER_TOKENS
 from ragcache_integrations.chains.langchain import LangChainModel
@@ -248,3 +251,36 @@ class TestHeaders:
         with closing(connect(stub)) as server:
             ask_in_every_way(kind(engine=server), extra_headers={"X-Tenant": SECRET})
         assert [seen.headers["X-Tenant"] for seen in stub.seen] == [SECRET] * 4
+
+
+TEXT = "The moon is 384,400 km away from the earth, and goes around it in 27 days. " * 3
+
+
+@pytest.mark.engine
+async def test_documents_of_the_frameworks_are_pinned(engine: RAGCacheEngine) -> None:
+    chat = langchain.ChatRAGCache(engine=engine, namespace="pins", max_tokens=1)
+    llm = llama_index.RAGCacheLLM(engine=engine, namespace="pins", max_tokens=1)
+    for model, documents in ((chat, [Document(TEXT)]), (llm, [TextNode(text=TEXT)])):
+        assert model.pin(documents, ttl=100).prompt_tokens > 32
+        tree = await engine.atree()
+        assert tree is not None
+        assert {root.name for root in tree.roots if root.pinned} == {"pins"}
+        assert not await model.aunpin(documents, namespace="another")
+        assert await model.aunpin(documents)
+        assert (await model.apin(documents)).cached_tokens > 0
+        assert model.unpin(documents)
+    assert chat.invoke("Hello", priority=-1).response_metadata["finish_reason"]
+    with pytest.raises(ConfigurationError, match="priority must be"):
+        chat.invoke("Hello", priority="high")
+
+
+def test_a_server_is_sent_the_field() -> None:
+    model = langchain.ChatRAGCache(base_url="http://127.0.0.1:9/v1", model="any")
+    with pytest.raises(ConfigurationError, match="got OpenAIServer: send the field `pin`"):
+        model.pin([Document(TEXT)])
+
+
+def test_wrong_quotas() -> None:
+    for kind in (langchain.ChatRAGCache, llama_index.RAGCacheLLM):
+        with pytest.raises(ConfigurationError, match=r"at most 1 together, got 1\.5"):
+            kind(quotas={"a": 0.75, "b": 0.75})
