@@ -21,10 +21,10 @@ from ragcache_integrations.core.prompt import (
     RenderedPrompt,
 )
 
-from .calls import AsyncGenerationStream, GenerationStream
 from .engine import RAGCacheEngine
 from .metrics import EngineCollector
 from .protocol import EngineLoad, EngineStats
+from .streams import AsyncGenerationStream, GenerationStream
 
 __all__ = [
     "AsyncGenerationStream",

@@ -35,15 +35,7 @@ from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
 from .arguments import check_installed, engine_settings, with_bundled_model
-from .calls import (
-    AsyncGenerationStream,
-    Calls,
-    GenerationStream,
-    Keeping,
-    Link,
-    aencode_all,
-    encode_all,
-)
+from .calls import Calls, Keeping, aencode_all, encode_all
 from .process import Supervisor, acontrol, control
 from .protocol import (
     SLOW_DTYPE,
@@ -56,6 +48,7 @@ from .protocol import (
     FaultSettings,
     Submit,
 )
+from .streams import AsyncGenerationStream, GenerationStream, Link
 
 __all__ = ["PREFILL", "Pinning", "RAGCacheEngine", "engine_settings", "load_tokenizer"]
 

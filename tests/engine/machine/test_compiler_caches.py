@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.machine.compiler_caches import VARIABLES, compiler_caches
+from ragcache_integrations.engine.machine import VARIABLES, compiler_caches
 
 SET_BEFORE = VARIABLES.keys() & os.environ.keys()
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_integrations.engine.machine import device, device_name
+from ragcache_integrations.engine import machine
+from ragcache_integrations.engine.machine import device_name
 
 
 @pytest.fixture
@@ -35,10 +36,10 @@ def test_the_name_does_not_depend_on_the_cores_of_a_thread() -> None:
 def test_the_name_of_a_cpu(tmp_path: Path) -> None:
     described = tmp_path / "cpuinfo"
     described.write_text("processor\t: 0\nmodel\t\t: 49\nmodel name\t: AMD EPYC 7R32\n\n" * 2)
-    assert device._cpu_name(described) == f"cpu-AMD EPYC 7R32-{os.cpu_count()}"
+    assert machine._cpu_name(described) == f"cpu-AMD EPYC 7R32-{os.cpu_count()}"
     described.write_text("processor\t: 0\nCPU part\t: 0xd0c\n")  # as on ARM
     for path in (described, tmp_path / "missing"):
-        name = device._cpu_name(path)
+        name = machine._cpu_name(path)
         assert name.startswith("cpu-")
         assert name.endswith(f"-{os.cpu_count()}")
         assert len(name) > len(f"cpu--{os.cpu_count()}")
@@ -57,17 +58,17 @@ def test_the_name_of_a_cuda_device(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(device, "computes_on_cpu", lambda: True)
+    monkeypatch.setattr(machine, "computes_on_cpu", lambda: True)
     assert device_name().startswith("cpu-")  # that build of vLLM leaves the GPU alone
-    monkeypatch.setattr(device, "computes_on_cpu", lambda: False)
+    monkeypatch.setattr(machine, "computes_on_cpu", lambda: False)
     for visible, name in {
         "": "NVIDIA A10G",
         "1,0": "NVIDIA L4",
-        "none": device._cpu_name(),
+        "none": machine._cpu_name(),
     }.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         device_name.cache_clear()
         assert device_name() == name
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     device_name.cache_clear()
-    assert device_name() == device._cpu_name()
+    assert device_name() == machine._cpu_name()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_integrations.engine.machine.device import openmp_environment, physical_cores
+from ragcache_integrations.engine.machine import openmp_environment, physical_cores
 
 
 def test_one_logical_cpu_of_every_core(tmp_path: Path) -> None:

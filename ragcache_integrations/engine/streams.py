@@ -19,9 +19,10 @@ from ragcache_integrations.core.generation import (
     Usage,
 )
 from ragcache_integrations.core.prompt import RenderedPrompt, ToolCallPiece, join_calls
-from ragcache_integrations.engine.process import Received, Supervisor, expect
-from ragcache_integrations.engine.protocol import Counters, Output, Submit, ToolUse
 from ragcache_integrations.errors import GenerationTimeoutError
+
+from .process import Received, Supervisor, expect
+from .protocol import Counters, Output, Submit, ToolUse
 
 __all__ = ["AsyncGenerationStream", "GenerationStream", "Link"]
 

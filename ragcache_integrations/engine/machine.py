@@ -1,4 +1,4 @@
-"""The device on which the engine computes: its name, and OpenMP settings if it is a CPU.
+"""The machine on which the engine computes: its name, OpenMP, folders of compiled code.
 
 A CPU engine shares its cores with its application. vLLM binds the threads of the worker processes
 that it starts, but cannot bind those of its own process. An engine in one process must be bound
@@ -7,29 +7,43 @@ something else, and wait for each other at every layer. Waiting threads spin for
 microseconds, long enough for the next layer, and then sleep: spinning longer would starve the
 embeddings and the vector search, sleeping immediately would slow every token down. Variables that
 the user has set take precedence.
+
+Only the user can access the folders of compiled code: torch, Triton, vLLM, Numba and CUDA load and
+run the code that an earlier start has compiled, without checks, some of it by ``pickle``. torch's
+own choice is a folder of a known name among the temporary files, which any user of the machine can
+create first.
 """
 
 from __future__ import annotations
 
 import functools
+import getpass
+import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
+from ragcache_integrations.core.files import private_folder
+from ragcache_integrations.resources.cache import cache_home
+
 __all__ = [
     "IN_ONE_PROCESS",
     "WAITING",
+    "compiler_caches",
     "computes_on_cpu",
     "device_name",
     "openmp_environment",
     "unbound_while_loading",
 ]
 
+logger = logging.getLogger(__name__)
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
 IN_ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -140,3 +154,56 @@ def _cpu_name(description: Path = Path("/proc/cpuinfo")) -> str:
     named = (value.strip() for key, _, value in fields if key.strip() == "model name")
     model = next(named, "") or platform.processor() or platform.machine()
     return f"cpu-{model}-{os.cpu_count()}"
+
+
+FOLDER = "compiled"
+"""In the cache folder."""
+
+VARIABLES = {
+    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
+    "TORCH_EXTENSIONS_DIR": "torch_extensions",
+    "TRITON_CACHE_DIR": "triton",
+    "VLLM_CACHE_ROOT": "vllm",
+    "NUMBA_CACHE_DIR": "numba",
+    "CUDA_CACHE_PATH": "cuda",
+}
+
+
+def compiler_caches(otherwise: str | os.PathLike[str]) -> dict[str, str]:
+    """Environment variables that compilers read; those that the user has set are left out.
+
+    Args:
+        otherwise: A private folder, which is used with a warning if the cache folder is not safe.
+    """
+    unset = [name for name in VARIABLES if not _is_set_by_user(name)]
+    if not unset:
+        return {}
+    place = _place(Path(otherwise))
+    return {name: str(place / VARIABLES[name]) for name in unset}
+
+
+def _is_set_by_user(name: str) -> bool:
+    """Whether a variable is set, and not by torch in this very process."""
+    value = os.environ.get(name, "")
+    return value != "" and not Path(value).is_relative_to(_torchs_own_choice())
+
+
+def _torchs_own_choice() -> Path:
+    try:
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, OSError):  # a container's user without a name
+        user = f"uid_{os.getuid()}"
+    return Path(tempfile.gettempdir(), f"torchinductor_{user}").absolute()
+
+
+def _place(otherwise: Path) -> Path:
+    try:
+        return private_folder(cache_home() / FOLDER)
+    except (OSError, RuntimeError) as error:  # there may be no home
+        logger.warning(
+            "what is compiled for this engine is not kept for the next one: %s. Set RAGCACHE_HOME "
+            "to a folder that is yours alone, or %s",
+            error,
+            ", ".join(VARIABLES),
+        )
+        return otherwise / FOLDER

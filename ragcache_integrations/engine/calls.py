@@ -31,8 +31,14 @@ from ragcache_integrations.core.prompt import (
     check_tool_choice,
 )
 from ragcache_integrations.core.texts import content_id
-from ragcache_integrations.engine.arguments import GIB
-from ragcache_integrations.engine.protocol import (
+from ragcache_integrations.errors import (
+    ConfigurationError,
+    DocumentsNotKeptError,
+    PromptTooLongError,
+)
+
+from .arguments import GIB
+from .protocol import (
     MOST_LINK_TOKENS,
     MOST_URGENT,
     REUSES,
@@ -40,14 +46,8 @@ from ragcache_integrations.engine.protocol import (
     ToolUse,
     document_key,
 )
-from ragcache_integrations.engine.tool_parsers import find_tool_parser
-from ragcache_integrations.errors import (
-    ConfigurationError,
-    DocumentsNotKeptError,
-    PromptTooLongError,
-)
-
 from .streams import AsyncGenerationStream, GenerationStream
+from .tool_parsers import find_tool_parser
 
 __all__ = ["NO_PARSER", "Calls", "Keeping", "aencode_all", "encode_all"]
 
