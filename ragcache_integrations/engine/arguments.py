@@ -52,6 +52,8 @@ CPU_BLOCK_SIZE = 32
 """The smallest size that vLLM's attention supports there. Its default of 128 is no faster, and text
 that fills no block is not reused: passages of RAG applications are often that short."""
 
+_CACHE = tuple(name for name in CacheSettings.__slots__ if name != "prefill_profile")
+
 GUIDANCE, XGRAMMAR = "guidance", "xgrammar"
 """vLLM's grammar backends that can leave white space out. Guidance reports what it does not
 support, and limits don't slow it down; it needs a fast tokenizer. An engine uses one backend for
@@ -99,20 +101,8 @@ def engine_settings(
         ConfigurationError: An argument is out of its range or unknown.
         ModelNotFoundError: ``model`` looks like a path and no model is there.
     """
-    cache: CacheSettings | None = CacheSettings(
-        policy,
-        host_cache_gib,
-        reorder_window,
-        cache_depth,
-        frequency_window,
-        reuse=reuse,
-        link_tokens=link_tokens,
-        exact_documents=exact_documents,
-        document_cache_gib=document_cache_gib,
-        disk_cache_gib=disk_cache_gib,
-        disk_cache_dir=str(disk_cache_dir) if isinstance(disk_cache_dir, Path) else disk_cache_dir,
-        quotas=quotas,
-    )
+    given = locals()  # the arguments by name
+    cache: CacheSettings | None = CacheSettings(**{name: given[name] for name in _CACHE})
     if not check_flag("knowledge_tree", knowledge_tree):
         tiers = {"host_cache_gib": host_cache_gib, "disk_cache_gib": disk_cache_gib}
         for name, needed in (*tiers.items(), ("reuse", reuse == "anywhere")):

@@ -5,9 +5,9 @@ Documents that are encoded ahead: a few at a time, however many there are.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
 
@@ -43,13 +43,23 @@ from .protocol import (
     MOST_URGENT,
     REUSES,
     CacheSettings,
+    Submit,
     ToolUse,
     document_key,
 )
 from .streams import AsyncGenerationStream, GenerationStream
 from .tool_parsers import find_tool_parser
 
-__all__ = ["NO_PARSER", "Calls", "Keeping", "aencode_all", "encode_all"]
+__all__ = [
+    "NO_PARSER",
+    "Calls",
+    "Encoding",
+    "Keeping",
+    "afinish",
+    "encoding",
+    "finish",
+    "submission",
+]
 
 
 IN_FLIGHT = 32
@@ -59,8 +69,8 @@ LOOKED_UP = 512
 NO_ROOM = "disk_cache_gib has no room for them, or their files were removed"
 
 Document = TypeVar("Document")
-Render = Callable[[Document], RenderedPrompt | None]
-"""Makes tokens of a document; ``None`` for one that is empty, or that was encoded before."""
+Running = TypeVar("Running", GenerationStream, AsyncGenerationStream)
+Encoding = Generator[Any, Any, Usage]
 Named = tuple[bytes, int]
 """A document's key, and its length in tokens."""
 Missing = tuple[int, str]
@@ -82,90 +92,82 @@ class Keeping:
     token_bytes: int
 
 
-def encode_all(
+def encoding(
     documents: Iterable[Document],
-    render: Render[Document],
-    start: Callable[[RenderedPrompt], GenerationStream],
-    count_missing: Callable[[list[Named]], Missing],
+    render: Callable[[Document], Any],
+    start: Callable[[RenderedPrompt], Running],
+    result: Callable[[Running], Any],
+    count_missing: Callable[[list[Named]], Any],
     keeping: Keeping,
     *,
     show_progress: bool,
-) -> Usage:
+) -> Encoding:
     """Encode documents. Those that are finished stay encoded when an error ends it.
+
+    It yields what its calls return, and is sent their results: :func:`finish` sends them as they
+    are, :func:`afinish` awaits them first.
 
     Args:
         documents: The documents.
-        render: Makes their tokens.
+        render: Makes their tokens; ``None`` for one that is empty, or that was encoded before.
         start: Starts a request that encodes one.
-        count_missing: Looks up which are on disk.
+        result: Waits for its :class:`Generation`.
+        count_missing: Looks up how many are not on disk, and why; empty if nothing is known.
         keeping: Where they are kept.
         show_progress: Show a progress bar on standard error.
 
     Raises:
         DocumentsNotKeptError: The disk does not hold them.
     """
-    running: deque[GenerationStream] = deque()
+    running: deque[Running] = deque()
     with _bar(documents, show_progress=show_progress) as bar:
         account = _Account(keeping, bar)
         try:
             for document in documents:
-                rendered = render(document)
+                rendered = yield render(document)
                 if rendered is None:
                     bar.update()
                     continue
                 account.begin(rendered)
                 running.append(start(rendered))
                 if len(running) == IN_FLIGHT:
-                    account.finish(running[0].result().usage)
+                    account.finish((yield result(running[0])).usage)
                     running.popleft()
                     if part := account.due():
-                        account.check(count_missing(part))
+                        account.check((yield count_missing(part)))
             while running:
-                account.finish(running[0].result().usage)
+                account.finish((yield result(running[0])).usage)
                 running.popleft()
             for part in account.parts():
-                account.check(count_missing(part))
+                account.check((yield count_missing(part)))
         finally:
             for stream in running:
                 stream.abort()
     return account.usage
 
 
-async def aencode_all(
-    documents: Iterable[Document],
-    render: Render[Document],
-    start: Callable[[RenderedPrompt], AsyncGenerationStream],
-    count_missing: Callable[[list[Named]], Awaitable[Missing]],
-    keeping: Keeping,
-    *,
-    show_progress: bool,
-) -> Usage:
-    """Async version of :func:`encode_all`."""
-    running: deque[AsyncGenerationStream] = deque()
-    with _bar(documents, show_progress=show_progress) as bar:
-        account = _Account(keeping, bar)
+def finish(encoding: Encoding) -> Usage:
+    """Encode documents by calls that return their results."""
+    result = None
+    while True:
         try:
-            for document in documents:
-                rendered = await asyncio.to_thread(render, document)
-                if rendered is None:
-                    bar.update()
-                    continue
-                account.begin(rendered)
-                running.append(start(rendered))
-                if len(running) == IN_FLIGHT:
-                    account.finish((await running[0].aresult()).usage)
-                    running.popleft()
-                    if part := account.due():
-                        account.check(await count_missing(part))
-            while running:
-                account.finish((await running[0].aresult()).usage)
-                running.popleft()
-            for part in account.parts():
-                account.check(await count_missing(part))
-        finally:
-            for stream in running:
-                stream.abort()
-    return account.usage
+            result = encoding.send(result)
+        except StopIteration as end:
+            usage: Usage = end.value
+            return usage
+
+
+async def afinish(encoding: Encoding) -> Usage:
+    """Encode documents by calls whose results are awaited; cancelling it aborts them."""
+    result = None
+    with closing(encoding):
+        while True:
+            try:
+                awaited = encoding.send(result)
+            except StopIteration as end:
+                usage: Usage = end.value
+                return usage
+            result = await awaited
 
 
 class _Account:
@@ -245,6 +247,12 @@ NO_PARSER = (
 )
 
 
+def submission(prompt: RenderedPrompt, **fields: Any) -> Submit:
+    """Return the request of a prompt's tokens, with further fields of :class:`Submit`."""
+    documents = tuple((span.id, span.start, span.end) for span in prompt.documents)
+    return Submit(0, prompt.token_ids, documents=documents, **fields)
+
+
 class Calls:
     """Checks an engine's calls, and turns their prompts into tokens. Thread-safe.
 
@@ -277,8 +285,8 @@ class Calls:
         step: str = "",
         next_steps: Mapping[str, int] | None = None,
         **call: Unpack[CallOptions],
-    ) -> tuple[SamplingOptions, dict[str, Any]]:
-        """Return the options of a request, and the arguments of its stream.
+    ) -> dict[str, Any]:
+        """Return the options of a request, and further fields of it, by name.
 
         Raises:
             ConfigurationError: An argument is wrong, or the engine reuses prefixes alone.
@@ -295,11 +303,11 @@ class Calls:
             raise ConfigurationError(msg)
         check_int("link_tokens", link_tokens, 0, MOST_LINK_TOKENS)
         check_int("priority", priority, -MOST_URGENT, MOST_URGENT)
-        links = link_tokens if reuse == "anywhere" else None
         step, coming = check_steps(step, {} if next_steps is None else next_steps)
-        return options, {
-            **call,
-            "link_tokens": links,
+        return {
+            "options": options,
+            "namespace": call.get("namespace", ""),
+            "link_tokens": link_tokens if reuse == "anywhere" else None,
             "priority": priority,
             "step": step,
             "next_steps": coming,

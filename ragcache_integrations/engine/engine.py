@@ -1,18 +1,13 @@
-"""The bundled engine: unmodified vLLM in a process of its own.
-
-Documents that stay in the GPU until they are unpinned or their time is over.
-
-The tokenizer of an engine's model, loaded in the application.
-"""
+"""The bundled engine: unmodified vLLM in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
+import inspect
 import logging
 import weakref
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -35,7 +30,7 @@ from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
 from .arguments import check_installed, engine_settings, with_bundled_model
-from .calls import Calls, Keeping, aencode_all, encode_all
+from .calls import Calls, Encoding, Keeping, afinish, encoding, finish, submission
 from .process import Supervisor, acontrol, control
 from .protocol import (
     SLOW_DTYPE,
@@ -50,111 +45,12 @@ from .protocol import (
 )
 from .streams import AsyncGenerationStream, GenerationStream, Link
 
-__all__ = ["PREFILL", "Pinning", "RAGCacheEngine", "engine_settings", "load_tokenizer"]
+__all__ = ["PREFILL", "RAGCacheEngine", "engine_settings", "load_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
 
 PREFILL = SamplingOptions(max_tokens=1, tool_choice="none")
-
-
-class Pinning:
-    """An engine's methods that pin documents."""
-
-    _process: Supervisor
-    _calls: Calls
-
-    @property
-    @abstractmethod
-    def _link(self) -> Link:
-        """What ties a stream to the engine."""
-
-    @abstractmethod
-    def _check(
-        self, options: SamplingOptions | None, **call: Unpack[EngineCallOptions]
-    ) -> tuple[SamplingOptions, dict[str, Any]]:
-        """The options of a request, and the arguments of its stream."""
-
-    def pin(
-        self,
-        documents: Prompt | Iterable[Any],
-        *,
-        ttl: float | None = None,
-        system: str = "",
-        **call: Unpack[EngineCallOptions],
-    ) -> Usage:
-        """Keep documents' KV caches in the GPU under any load.
-
-        A KV cache serves only after the same text, so that all before the documents is kept, too.
-        What is missing is computed now. Pinning again sets a new time. :meth:`reset_cache` ends all
-        pins; after a restart of the process they are made again. A prompt's question is not kept.
-
-        Args:
-            documents: A prompt as it will be asked, or several documents, which
-                :meth:`Prompt.rag` puts into one.
-            ttl: Seconds; ``None`` until :meth:`unpin`.
-            system: System text before the documents, if they are not in a prompt.
-            call: As of :meth:`generate`, and so are the errors.
-
-        Returns:
-            The prompt's tokens, and how many of these were cached before.
-
-        Raises:
-            ConfigurationError: There would be no room for the longest request, of
-                ``max_model_len`` tokens, or the tenant's pins would exceed its quota; the message
-                says the numbers. Or there are no documents, or there is no knowledge tree.
-        """
-        arguments = self._pinning(ttl, call)
-        rendered = self._calls.render_pinned(documents, system, call.get("namespace", ""))
-        return GenerationStream(self._link, rendered, **arguments).result().usage
-
-    async def apin(
-        self,
-        documents: Prompt | Iterable[Any],
-        *,
-        ttl: float | None = None,
-        system: str = "",
-        **call: Unpack[EngineCallOptions],
-    ) -> Usage:
-        """Async version of :meth:`pin`."""
-        arguments = self._pinning(ttl, call)
-        render, namespace = self._calls.render_pinned, call.get("namespace", "")
-        rendered = await asyncio.to_thread(render, documents, system, namespace)
-        stream = AsyncGenerationStream(self._link, rendered, **arguments)
-        return (await stream.aresult()).usage
-
-    def unpin(
-        self, documents: Prompt | Iterable[Any], *, system: str = "", namespace: str = ""
-    ) -> bool:
-        """Let pinned documents be evicted again; arguments as of :meth:`pin`.
-
-        Returns:
-            Whether they were pinned at this place.
-        """
-        self._check(PREFILL, namespace=namespace)
-        rendered = self._calls.render_pinned(documents, system, namespace)
-        return bool(control(self._process, "unpin", _unpinning(rendered, namespace)))
-
-    async def aunpin(
-        self, documents: Prompt | Iterable[Any], *, system: str = "", namespace: str = ""
-    ) -> bool:
-        """Async version of :meth:`unpin`."""
-        self._check(PREFILL, namespace=namespace)
-        render = self._calls.render_pinned
-        rendered = await asyncio.to_thread(render, documents, system, namespace)
-        return bool(await acontrol(self._process, "unpin", _unpinning(rendered, namespace)))
-
-    def _pinning(self, ttl: float | None, call: EngineCallOptions) -> dict[str, Any]:
-        """The arguments of a stream that pins its documents."""
-        check_seconds("ttl", ttl, also="None for no end")
-        call = {**call, "reuse": "prefix", "link_tokens": None}
-        options, arguments = self._check(PREFILL, **call)
-        return {"options": options, **arguments, "pin": FOREVER if ttl is None else float(ttl)}
-
-
-def _unpinning(prompt: RenderedPrompt, namespace: str) -> Submit:
-    documents = tuple((span.id, span.start, span.end) for span in prompt.documents)
-    return Submit(0, prompt.token_ids, PREFILL, namespace, documents, pin=0.0)
 
 
 _ARGUMENTS = ("revision", "trust_remote_code")
@@ -181,9 +77,16 @@ def load_tokenizer(settings: EngineSettings) -> Any:
 
 
 FAULTS = FaultSettings()
+_OFF = {
+    "tree_is_off": "the knowledge tree is off, documents are cached as vLLM does: %s",
+    "reuse_is_off": "documents are not reused anywhere but computed exactly: %s",
+    "disk_is_off": "documents are not kept on disk: %s",
+}
+"""Warnings about what was requested and is not possible, by the field that says why."""
+_SETTINGS = tuple(inspect.signature(engine_settings).parameters)
 
 
-class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
+class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     """A local vLLM engine whose prompts know their documents.
 
     ::
@@ -323,38 +226,11 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
         max_retries: int = FAULTS.max_retries,
         vllm_args: Mapping[str, Any] | None = None,
     ) -> None:
-        settings = engine_settings(
-            model,
-            kv_cache_gib=kv_cache_gib,
-            max_model_len=max_model_len,
-            dtype=dtype,
-            seed=seed,
-            knowledge_tree=knowledge_tree,
-            policy=policy,
-            host_cache_gib=host_cache_gib,
-            reorder_window=reorder_window,
-            cache_depth=cache_depth,
-            frequency_window=frequency_window,
-            reuse=reuse,
-            link_tokens=link_tokens,
-            exact_documents=exact_documents,
-            document_cache_gib=document_cache_gib,
-            disk_cache_gib=disk_cache_gib,
-            disk_cache_dir=disk_cache_dir,
-            quotas=quotas,
-            vllm_args=vllm_args,
-        )
+        given = locals()  # the arguments by name
+        settings = engine_settings(**{name: given[name] for name in _SETTINGS})
         check_seconds("startup_timeout", startup_timeout)
         check_type("tool_parser", tool_parser, str | None, "a name or None")
-        faults = FaultSettings(
-            max_restarts=max_restarts,
-            restart_window=restart_window,
-            rewarm_tokens=rewarm_tokens,
-            hang_timeout=hang_timeout,
-            step_timeout=step_timeout,
-            request_timeout=request_timeout,
-            max_retries=max_retries,
-        )
+        faults = FaultSettings(**{name: given[name] for name in FaultSettings.__slots__})
         check_installed("The local engine")
         settings = with_bundled_model(settings)
         self.model = settings.model
@@ -380,17 +256,9 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
         self.disk_is_off = ready.disk_is_off
         self._disk_cache_gib = 0.0 if ready.disk_is_off else cache.disk_cache_gib
         self._block_bytes = ready.block_bytes
-        if ready.tree_is_off is not None:
-            logger.warning(
-                "the knowledge tree is off, documents are cached as vLLM does: %s",
-                ready.tree_is_off,
-            )
-        if ready.reuse_is_off is not None:
-            logger.warning(
-                "documents are not reused anywhere but computed exactly: %s", ready.reuse_is_off
-            )
-        if ready.disk_is_off is not None:
-            logger.warning("documents are not kept on disk: %s", ready.disk_is_off)
+        for name, words in _OFF.items():
+            if (why := getattr(ready, name)) is not None:
+                logger.warning(words, why)
         if ready.slow_dtype is not None:
             logger.warning(SLOW_DTYPE, ready.slow_dtype, 'dtype="float32"')
 
@@ -448,10 +316,8 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
         **call: Unpack[EngineCallOptions],
     ) -> GenerationStream:
         """Answer a prompt piece by piece; arguments and errors as :meth:`generate`."""
-        options, arguments = self._check(options, **call)
-        tools = self._calls.tool_use(prompt, options)
-        rendered = self._calls.render(prompt, call.get("namespace", ""))
-        return GenerationStream(self._link, rendered, options, **arguments, tools=tools)
+        request = self._request(prompt, options, call)
+        return GenerationStream(self._link, request, call.get("timeout"))
 
     async def astream(
         self,
@@ -460,10 +326,8 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
         **call: Unpack[EngineCallOptions],
     ) -> AsyncGenerationStream:
         """Async version of :meth:`stream`: ``async for chunk in await engine.astream(prompt)``."""
-        options, arguments = self._check(options, **call)
-        tools = await asyncio.to_thread(self._calls.tool_use, prompt, options)
-        rendered = await asyncio.to_thread(self._calls.render, prompt, call.get("namespace", ""))
-        return AsyncGenerationStream(self._link, rendered, options, **arguments, tools=tools)
+        request = await asyncio.to_thread(self._request, prompt, options, call)
+        return AsyncGenerationStream(self._link, request, call.get("timeout"))
 
     def generate_batch(
         self,
@@ -475,16 +339,12 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
 
         When a request fails, the others are aborted and its error is raised.
         """
-        options, arguments = self._check(options, **call)
-        prompts = list(prompts)
-        uses = [self._calls.tool_use(prompt, options) for prompt in prompts]
-        rendered = self._render_all(prompts, call.get("namespace", ""))
+        self._check(options, call)
+        requests = self._requests(prompts, options, call)
         with contextlib.ExitStack() as stack:
             streams = [
-                stack.enter_context(
-                    GenerationStream(self._link, prompt, options, **arguments, tools=tools)
-                )
-                for prompt, tools in zip(rendered, uses, strict=True)
+                stack.enter_context(GenerationStream(self._link, request, call.get("timeout")))
+                for request in requests
             ]
             return [stream.result() for stream in streams]
 
@@ -495,18 +355,14 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
         **call: Unpack[EngineCallOptions],
     ) -> list[Generation]:
         """Async version of :meth:`generate_batch`."""
-        options, arguments = self._check(options, **call)
-        prompts = list(prompts)
-        uses = [
-            await asyncio.to_thread(self._calls.tool_use, prompt, options) for prompt in prompts
-        ]
-        rendered = await asyncio.to_thread(self._render_all, prompts, call.get("namespace", ""))
+        self._check(options, call)
+        requests = await asyncio.to_thread(self._requests, list(prompts), options, call)
         async with contextlib.AsyncExitStack() as stack:
             streams = [
                 await stack.enter_async_context(
-                    AsyncGenerationStream(self._link, prompt, options, **arguments, tools=tools)
+                    AsyncGenerationStream(self._link, request, call.get("timeout"))
                 )
-                for prompt, tools in zip(rendered, uses, strict=True)
+                for request in requests
             ]
             return [await stream.aresult() for stream in streams]
 
@@ -557,14 +413,7 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
             DocumentsNotKeptError: The disk is full, or ``disk_cache_gib`` does not hold them all.
                 Those that are on disk stay.
         """
-        options, arguments = self._check(PREFILL, **call)
-        render = self._calls.render_documents(documents, call.get("namespace", ""))
-        if self.reuse_is_off is not None:
-            return Usage(0, 0, 0)
-        start = partial(GenerationStream, self._link, options=options, **arguments, encodes=True)
-        missing = partial(control, self._process, "count_missing", timeout=None)
-        keeping = self._keeping(call.get("namespace", ""))
-        return encode_all(documents, render, start, missing, keeping, show_progress=show_progress)
+        return finish(self._encoding(documents, show_progress, call))
 
     async def aencode(
         self,
@@ -574,18 +423,69 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
         **call: Unpack[EngineCallOptions],
     ) -> Usage:
         """Async version of :meth:`encode`."""
-        options, arguments = self._check(PREFILL, **call)
-        render = self._calls.render_documents(documents, call.get("namespace", ""))
-        if self.reuse_is_off is not None:
-            return Usage(0, 0, 0)
-        start = partial(
-            AsyncGenerationStream, self._link, options=options, **arguments, encodes=True
-        )
-        missing = partial(acontrol, self._process, "count_missing", timeout=None)
-        keeping = self._keeping(call.get("namespace", ""))
-        return await aencode_all(
-            documents, render, start, missing, keeping, show_progress=show_progress
-        )
+        return await afinish(self._encoding(documents, show_progress, call, awaited=True))
+
+    def pin(
+        self,
+        documents: Prompt | Iterable[Any],
+        *,
+        ttl: float | None = None,
+        system: str = "",
+        **call: Unpack[EngineCallOptions],
+    ) -> Usage:
+        """Keep documents' KV caches in the GPU under any load.
+
+        A KV cache serves only after the same text, so that all before the documents is kept, too.
+        What is missing is computed now. Pinning again sets a new time. :meth:`reset_cache` ends all
+        pins; after a restart of the process they are made again. A prompt's question is not kept.
+
+        Args:
+            documents: A prompt as it will be asked, or several documents, which
+                :meth:`Prompt.rag` puts into one.
+            ttl: Seconds; ``None`` until :meth:`unpin`.
+            system: System text before the documents, if they are not in a prompt.
+            call: As of :meth:`generate`, and so are the errors.
+
+        Returns:
+            The prompt's tokens, and how many of these were cached before.
+
+        Raises:
+            ConfigurationError: There would be no room for the longest request, of
+                ``max_model_len`` tokens, or the tenant's pins would exceed its quota; the message
+                says the numbers. Or there are no documents, or there is no knowledge tree.
+        """
+        request = self._pinning(documents, ttl, system, call)
+        return GenerationStream(self._link, request, call.get("timeout")).result().usage
+
+    async def apin(
+        self,
+        documents: Prompt | Iterable[Any],
+        *,
+        ttl: float | None = None,
+        system: str = "",
+        **call: Unpack[EngineCallOptions],
+    ) -> Usage:
+        """Async version of :meth:`pin`."""
+        request = await asyncio.to_thread(self._pinning, documents, ttl, system, call)
+        stream = AsyncGenerationStream(self._link, request, call.get("timeout"))
+        return (await stream.aresult()).usage
+
+    def unpin(
+        self, documents: Prompt | Iterable[Any], *, system: str = "", namespace: str = ""
+    ) -> bool:
+        """Let pinned documents be evicted again; arguments as of :meth:`pin`.
+
+        Returns:
+            Whether they were pinned at this place.
+        """
+        return bool(control(self._process, "unpin", self._unpinning(documents, system, namespace)))
+
+    async def aunpin(
+        self, documents: Prompt | Iterable[Any], *, system: str = "", namespace: str = ""
+    ) -> bool:
+        """Async version of :meth:`unpin`."""
+        request = await asyncio.to_thread(self._unpinning, documents, system, namespace)
+        return bool(await acontrol(self._process, "unpin", request))
 
     # State
 
@@ -660,21 +560,67 @@ class RAGCacheEngine(Pinning, Rendering, Closeable, AsyncCloseable):
     def _link(self) -> Link:
         return Link(self._process, self._counters, self)
 
-    def _keeping(self, namespace: str) -> Keeping:
-        token_bytes = self._block_bytes // self.block_size
-        return Keeping(namespace, self._disk_cache_gib, token_bytes)
-
-    def _check(
-        self, options: SamplingOptions | None, **call: Unpack[EngineCallOptions]
-    ) -> tuple[SamplingOptions, dict[str, Any]]:
-        """The options of a request, and the arguments of its stream."""
+    def _check(self, options: SamplingOptions | None, call: EngineCallOptions) -> dict[str, Any]:
+        """Check a call, and return the fields of its request but for the prompt's."""
         self._process.check_usable()
         return self._calls.check(options, **call)
 
-    def _render_all(
-        self, prompts: Iterable[Prompt | RenderedPrompt], namespace: str
-    ) -> list[RenderedPrompt]:
-        return [self._calls.render(prompt, namespace) for prompt in prompts]
+    def _request(
+        self,
+        prompt: Prompt | RenderedPrompt,
+        options: SamplingOptions | None,
+        call: EngineCallOptions,
+    ) -> Submit:
+        fields = self._check(options, call)
+        tools = self._calls.tool_use(prompt, fields["options"])
+        rendered = self._calls.render(prompt, fields["namespace"])
+        return submission(rendered, **fields, tools=tools)
+
+    def _requests(
+        self,
+        prompts: Iterable[Prompt | RenderedPrompt],
+        options: SamplingOptions | None,
+        call: EngineCallOptions,
+    ) -> list[Submit]:
+        return [self._request(prompt, options, call) for prompt in prompts]
+
+    def _pinning(
+        self, documents: object, ttl: float | None, system: str, call: EngineCallOptions
+    ) -> Submit:
+        """The request that pins documents."""
+        check_seconds("ttl", ttl, also="None for no end")
+        fields = self._check(PREFILL, {**call, "reuse": "prefix", "link_tokens": None})
+        rendered = self._calls.render_pinned(documents, system, fields["namespace"])
+        return submission(rendered, **fields, pin=FOREVER if ttl is None else float(ttl))
+
+    def _unpinning(self, documents: object, system: str, namespace: str) -> Submit:
+        """The request that unpins documents, for :func:`control`."""
+        self._check(PREFILL, {"namespace": namespace})
+        rendered = self._calls.render_pinned(documents, system, namespace)
+        return submission(rendered, options=PREFILL, namespace=namespace, pin=0.0)
+
+    def _encoding(
+        self,
+        documents: Iterable[Any],
+        show_progress: bool,
+        call: EngineCallOptions,
+        *,
+        awaited: bool = False,
+    ) -> Encoding:
+        """How documents are encoded, for :func:`finish` or, awaited, for :func:`afinish`."""
+        fields = self._check(PREFILL, call)
+        namespace, timeout = fields["namespace"], call.get("timeout")
+        render: Any = self._calls.render_documents(documents, namespace)
+        stream: Any = AsyncGenerationStream if awaited else GenerationStream
+        return encoding(
+            () if self.reuse_is_off else documents,
+            partial(asyncio.to_thread, render) if awaited else render,
+            lambda prompt: stream(self._link, submission(prompt, **fields, encodes=True), timeout),
+            stream.aresult if awaited else stream.result,
+            partial(acontrol if awaited else control, self._process, "count_missing", timeout=None),
+            Keeping(namespace, self._disk_cache_gib, self._block_bytes // self.block_size),
+            show_progress=show_progress and not self.reuse_is_off,
+        )
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"pid {self.pid}"

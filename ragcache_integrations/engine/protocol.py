@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.core.checks import (
@@ -188,6 +189,8 @@ class CacheSettings:
         check_field(self, check_number, "disk_cache_gib", 0)
         if self.quotas is not None:
             object.__setattr__(self, "quotas", check_quotas(self.quotas))
+        if isinstance(self.disk_cache_dir, Path):
+            object.__setattr__(self, "disk_cache_dir", str(self.disk_cache_dir))
         if self.disk_cache_dir is not None and not (
             isinstance(self.disk_cache_dir, str) and self.disk_cache_dir and self.disk_cache_gib
         ):

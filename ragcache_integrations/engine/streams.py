@@ -14,15 +14,14 @@ from ragcache_integrations.core.generation import (
     FinishReason,
     Generation,
     GenerationChunk,
-    SamplingOptions,
     TokenLogprob,
     Usage,
 )
-from ragcache_integrations.core.prompt import RenderedPrompt, ToolCallPiece, join_calls
+from ragcache_integrations.core.prompt import ToolCallPiece, join_calls
 from ragcache_integrations.errors import GenerationTimeoutError
 
 from .process import Received, Supervisor, expect
-from .protocol import Counters, Output, Submit, ToolUse
+from .protocol import Counters, Output, Submit
 
 __all__ = ["AsyncGenerationStream", "GenerationStream", "Link"]
 
@@ -60,27 +59,17 @@ class Link:
 class _Stream:
     """What both kinds of stream share: the request, its state, and its output so far.
 
+    Args:
+        link: What ties it to its engine.
+        request: The request, which is submitted now; its number is filled in.
+        timeout: Seconds for the whole answer; ``None`` for no limit.
+
     Attributes:
         request_id: Number of the request in its engine.
         prompt_tokens: Length of the prompt in tokens.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        prompt: RenderedPrompt,
-        options: SamplingOptions,
-        namespace: str = "",
-        timeout: float | None = None,
-        tools: ToolUse | None = None,
-        *,
-        link_tokens: int | None = None,
-        encodes: bool = False,
-        priority: int = 0,
-        pin: float | None = None,
-        step: str = "",
-        next_steps: tuple[tuple[str, int], ...] = (),
-    ) -> None:
+    def __init__(self, link: Link, request: Submit, timeout: float | None = None) -> None:
         self._link = link
         self._timeout = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
@@ -90,37 +79,18 @@ class _Stream:
         self._logprobs: list[TokenLogprob] = []
         self._tool_calls: list[ToolCallPiece] = []
         self._finish_reason: FinishReason | None = None
-        self.prompt_tokens = len(prompt.token_ids)
+        self.prompt_tokens = len(request.token_ids)
         self._cached_tokens = 0
         self._received_tokens = 0
         self.request_id = 0
         self._open_inbox()
-        documents = tuple((span.id, span.start, span.end) for span in prompt.documents)
-        self._submit(
-            Submit(
-                0,
-                prompt.token_ids,
-                options,
-                namespace,
-                documents,
-                tools=tools,
-                link_tokens=link_tokens,
-                encodes=encodes,
-                priority=priority,
-                pin=pin,
-                step=step,
-                next_steps=next_steps,
-            )
-        )
+        self.request_id = link.process.register(_weakly(self._receive), request)
+        link.counters.started()
+        link.process.exchange.send(self.request_id)
 
     def _open_inbox(self) -> None:
         """Make the queue that the consumer reads."""
         raise NotImplementedError
-
-    def _submit(self, request: Submit) -> None:
-        self.request_id = self._link.process.register(_weakly(self._receive), request)
-        self._link.counters.started()
-        self._link.process.exchange.send(self.request_id)
 
     def _receive(self, received: Received) -> None:
         """Count a message in the reading thread, then pass it to the consumer."""

@@ -59,6 +59,6 @@ def test_a_single_document_is_not_taken_for_several(calls: Calls, single: object
 
 
 def test_link_tokens_of_a_request_have_the_limits_of_the_engine_s(calls: Calls) -> None:
-    assert calls.check(None, link_tokens=1 << 20)[1]["link_tokens"] == 1 << 20
+    assert calls.check(None, link_tokens=1 << 20)["link_tokens"] == 1 << 20
     with pytest.raises(ConfigurationError, match="at most 1048576, got 1000"):
         calls.check(None, link_tokens=10**30)
