@@ -45,15 +45,13 @@ from .requests import (
     COMPLETION_PATH,
     DocumentReader,
     MarkupGuard,
-    ReuseFields,
+    OwnFields,
     check_fields,
     check_spans,
     decoded,
     has_grammar,
     is_guarded,
     parse_json,
-    pass_pin_on,
-    pass_steps_on,
     pin_ticket,
     read_body,
     refuse_marks,
@@ -269,8 +267,7 @@ class ServingMiddleware:
         self._refused: Refused = {}
         self._documents: DocumentReader | None = None
         self._guard: MarkupGuard | None = None
-        self._reuse = ReuseFields(None)
-        self._pins = False
+        self._fields = OwnFields(None)
         self._facts = b""
         self._closed: frozenset[str] = frozenset()
         self._keys: list[bytes] = []
@@ -319,8 +316,7 @@ class ServingMiddleware:
             if not state.args.skip_tokenizer_init:
                 self._guard = MarkupGuard.of(_vllm.tokenizer_of(state))
         tree = state.args.scheduler_cls == SCHEDULER
-        self._reuse = ReuseFields(state.args.additional_config[TREE_SETTINGS] if tree else None)
-        self._pins = tree
+        self._fields = OwnFields(state.args.additional_config[TREE_SETTINGS] if tree else None)
         facts = ServerFacts(
             ragcache=metadata.version("ragcache-integrations"),
             protocol=PROTOCOL,
@@ -485,8 +481,7 @@ class ServingMiddleware:
             if self._guard is not None and is_guarded(path, body):
                 await asyncio.to_thread(self._guard.check, body)
         if path in GENERATING:
-            prepared = pass_steps_on(self._reuse.apply(prepared))
-            prepared = pass_pin_on(prepared, pins=self._pins)
+            prepared = self._fields.apply(prepared)
         else:
             refuse_marks(body)
         if path == CHAT_PATH:

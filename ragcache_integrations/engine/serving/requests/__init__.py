@@ -7,19 +7,17 @@ from .documents import (
     check_fields,
     check_spans,
     has_grammar,
-    refuse_marks,
     with_strict_tools,
 )
 from .guard import MarkupGuard, RenderedGuard, is_guarded
 from .reading import (
     DISCARDED,
-    ReuseFields,
+    OwnFields,
     decoded,
     parse_json,
-    pass_pin_on,
-    pass_steps_on,
     pin_ticket,
     read_body,
+    refuse_marks,
 )
 
 __all__ = [
@@ -28,16 +26,14 @@ __all__ = [
     "DISCARDED",
     "DocumentReader",
     "MarkupGuard",
+    "OwnFields",
     "RenderedGuard",
-    "ReuseFields",
     "check_fields",
     "check_spans",
     "decoded",
     "has_grammar",
     "is_guarded",
     "parse_json",
-    "pass_pin_on",
-    "pass_steps_on",
     "pin_ticket",
     "read_body",
     "refuse_marks",

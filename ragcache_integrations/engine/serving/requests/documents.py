@@ -21,14 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ragcache_integrations.core.prompt import (
-    ENCODE,
-    LINK_TOKENS,
-    NEXT_STEPS,
-    PIN,
-    PIN_TICKET,
     SPAN_ARGS,
-    STEP,
-    STEPS_BEFORE,
     ChangedContentError,
     Part,
     Placeholders,
@@ -65,12 +58,10 @@ __all__ = [
     "check_spans",
     "has_grammar",
     "object_in",
-    "refuse_marks",
     "with_strict_tools",
 ]
 
 
-_MARKS = (ENCODE, LINK_TOKENS, PIN, PIN_TICKET, STEP, NEXT_STEPS, STEPS_BEFORE)
 _FREE_FORMATS = ("text", "json_object")
 
 
@@ -94,25 +85,6 @@ def object_in(body: dict[str, Any], name: str) -> dict[str, Any]:
         msg = f"{name} must be an object, got {type(value).__name__}"
         raise RequestRefusedError(400, msg)
     return value or {}
-
-
-def refuse_marks(body: dict[str, Any]) -> None:
-    """Refuse what only this server passes to the scheduler, on routes without fields of ours.
-
-    vLLM passes ``vllm_xargs`` on unchecked from there, too, and ``extra_args`` of sampling
-    parameters.
-
-    Raises:
-        RequestRefusedError: Such a name is among them.
-    """
-    sampling = body.get("sampling_params")
-    places = (
-        body.get("vllm_xargs"),
-        sampling.get("extra_args") if isinstance(sampling, dict) else None,
-    )
-    for name in _MARKS:
-        if any(isinstance(place, dict) and name in place for place in places):
-            raise RequestRefusedError(400, f"{name} is not for clients")
 
 
 def has_grammar(body: dict[str, Any]) -> bool:

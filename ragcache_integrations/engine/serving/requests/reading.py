@@ -37,65 +37,29 @@ from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
     "MAX_DEPTH",
-    "ReuseFields",
+    "OwnFields",
     "decoded",
     "parse_json",
-    "pass_pin_on",
-    "pass_steps_on",
     "pin_ticket",
     "read_body",
+    "refuse_marks",
 ]
 
 
-FIELD = "pin"
-
-
-def pass_pin_on(body: dict[str, Any], *, pins: bool) -> dict[str, Any]:
-    """Check a request's field, and translate it for the scheduler.
-
-    Args:
-        body: The request with the spans of its documents; it is not changed.
-        pins: Whether there is a knowledge tree, which pins documents.
-
-    Raises:
-        RequestRefusedError: The field is not among what is allowed, or there is nothing to pin.
-    """
-    xargs = body.get("vllm_xargs")
-    xargs = xargs if isinstance(xargs, dict) else {}
-    for name in (PIN, PIN_TICKET):
-        if name in xargs:
-            raise RequestRefusedError(400, f"{name} is not for clients: send {FIELD}")
-    if FIELD not in body:
-        return body
-    pin = body[FIELD]
-    body = {name: value for name, value in body.items() if name != FIELD}
-    if pin is None:
-        return body
-    if not isinstance(pin, bool) and not (is_number(pin) and 0 <= pin <= FOREVER):
-        msg = (
-            f"{FIELD} must be a number of seconds, true for no end, or false or 0 to unpin, "
-            f"got {pin!r:.100}"
-        )
-        raise RequestRefusedError(400, msg)
-    if not pins or not any(name in xargs for name in SPAN_ARGS):
-        what = "marks no documents" if pins else "is for a server without a knowledge tree"
-        raise RequestRefusedError(400, f"{FIELD} has nothing to pin: the request {what}")
-    seconds = (FOREVER if pin else 0.0) if isinstance(pin, bool) else float(pin)
-    ticket = {PIN_TICKET: uuid.uuid4().hex} if seconds else {}
-    return {**body, "vllm_xargs": {**xargs, PIN: seconds, **ticket}}
-
-
-def pin_ticket(body: dict[str, Any]) -> str:
-    """The ticket of a request that pins documents; empty for any other."""
-    xargs = body.get("vllm_xargs")
-    return str(xargs.get(PIN_TICKET, "")) if isinstance(xargs, dict) else ""
-
-
+PIN_FIELD = "pin"
 REUSE_FIELDS = REUSE, LINKS = ("reuse", "link_tokens")
+STEP_FIELDS = OWN, NEXT = ("step", "next_steps")
+FIELDS = frozenset({PIN_FIELD, *REUSE_FIELDS, *STEP_FIELDS})
+_MARKS = {
+    **dict.fromkeys((ENCODE, LINK_TOKENS), f"{REUSE} and {LINKS}"),
+    **dict.fromkeys((STEP, NEXT_STEPS, STEPS_BEFORE), f"{OWN} and {NEXT}"),
+    **dict.fromkeys((PIN, PIN_TICKET), PIN_FIELD),
+}
+"""What only this server passes to the scheduler, and the fields that a client sends instead."""
 
 
-class ReuseFields:
-    """Reads the fields, and passes them on to the scheduler.
+class OwnFields:
+    """Reads the fields that are ours, and passes them on to the scheduler.
 
     Args:
         settings: Those of the knowledge tree; ``None`` without one.
@@ -104,6 +68,7 @@ class ReuseFields:
     def __init__(self, settings: Mapping[str, Any] | None) -> None:
         known = CacheSettings() if settings is None else CacheSettings(**settings)
         self._default, self._links = known.reuse, known.link_tokens
+        self._pins = settings is not None
 
     def apply(self, body: dict[str, Any]) -> dict[str, Any]:
         """Check a request's fields, and translate them for vLLM.
@@ -112,21 +77,19 @@ class ReuseFields:
             body: The request with the spans of its documents; it is not changed.
 
         Raises:
-            RequestRefusedError: A field is not among what is allowed.
+            RequestRefusedError: A field is not among what is allowed, or there is nothing to pin.
         """
-        xargs = body.get("vllm_xargs")
-        xargs = xargs if isinstance(xargs, dict) else {}
-        if any(name in xargs for name in (ENCODE, LINK_TOKENS)):
-            msg = f"{LINK_TOKENS} and {ENCODE} are not for clients: send {REUSE} and {LINKS}"
-            raise RequestRefusedError(400, msg)
-        reuse, links = self._read(body)
-        if any(name in body for name in REUSE_FIELDS):
-            body = {name: value for name, value in body.items() if name not in REUSE_FIELDS}
-        if reuse == "anywhere" and any(name in xargs for name in SPAN_ARGS):
-            body = {**body, "vllm_xargs": {**xargs, LINK_TOKENS: links}}
-        return body
+        xargs = _object(body.get("vllm_xargs"))
+        for name, instead in _MARKS.items():
+            if name in xargs:
+                raise RequestRefusedError(400, f"{name} is not for clients: send {instead}")
+        spans = any(name in xargs for name in SPAN_ARGS)
+        passed = {**self._reuse(body, spans), **_steps(body), **self._pin(body, spans)}
+        if not FIELDS.isdisjoint(body):
+            body = {name: value for name, value in body.items() if name not in FIELDS}
+        return {**body, "vllm_xargs": {**xargs, **passed}} if passed else body
 
-    def _read(self, body: dict[str, Any]) -> tuple[str, int]:
+    def _reuse(self, body: Mapping[str, Any], spans: bool) -> dict[str, Any]:
         reuse, links = (body.get(name) for name in REUSE_FIELDS)
         if reuse is None:
             reuse = self._default
@@ -139,43 +102,66 @@ class ReuseFields:
             )
             raise RequestRefusedError(400, msg)
         if links is None:
-            return reuse, self._links
-        if reuse != "anywhere":
+            links = self._links
+        elif reuse != "anywhere":
             msg = f"{LINKS} needs {REUSE}: 'anywhere', here it is {reuse!r}"
             raise RequestRefusedError(400, msg)
-        if not is_whole(links) or not 0 <= links <= MOST_LINK_TOKENS:
+        elif not is_whole(links) or not 0 <= links <= MOST_LINK_TOKENS:
             msg = f"{LINKS} must be a whole number from 0 to {MOST_LINK_TOKENS}, got {links!r:.100}"
             raise RequestRefusedError(400, msg)
-        return reuse, links
+        return {LINK_TOKENS: links} if spans and reuse == "anywhere" else {}
+
+    def _pin(self, body: Mapping[str, Any], spans: bool) -> dict[str, Any]:
+        pin = body.get(PIN_FIELD)
+        if pin is None:
+            return {}
+        if not isinstance(pin, bool) and not (is_number(pin) and 0 <= pin <= FOREVER):
+            msg = (
+                f"{PIN_FIELD} must be a number of seconds, true for no end, or false or 0 to "
+                f"unpin, got {pin!r:.100}"
+            )
+            raise RequestRefusedError(400, msg)
+        if not self._pins or not spans:
+            what = (
+                "marks no documents" if self._pins else "is for a server without a knowledge tree"
+            )
+            raise RequestRefusedError(400, f"{PIN_FIELD} has nothing to pin: the request {what}")
+        seconds = (FOREVER if pin else 0.0) if isinstance(pin, bool) else float(pin)
+        return {PIN: seconds, **({PIN_TICKET: uuid.uuid4().hex} if seconds else {})}
 
 
-STEP_FIELDS = OWN, NEXT = ("step", "next_steps")
-
-
-def pass_steps_on(body: dict[str, Any]) -> dict[str, Any]:
-    """Check a request's fields, and translate them for the scheduler.
-
-    Args:
-        body: The request; it is not changed.
-
-    Raises:
-        RequestRefusedError: A field is not among what is allowed.
-    """
-    xargs = body.get("vllm_xargs")
-    xargs = xargs if isinstance(xargs, dict) else {}
-    for name in (STEP, NEXT_STEPS, STEPS_BEFORE):
-        if name in xargs:
-            raise RequestRefusedError(400, f"{name} is not for clients: send {OWN} and {NEXT}")
-    if not any(name in body for name in STEP_FIELDS):
-        return body
+def _steps(body: Mapping[str, Any]) -> dict[str, Any]:
     step, coming = (body.get(name) for name in STEP_FIELDS)
     try:
         checked = check_steps("" if step is None else step, {} if coming is None else coming)
     except ConfigurationError as error:
         raise RequestRefusedError(400, str(error)) from None
-    body = {name: value for name, value in body.items() if name not in STEP_FIELDS}
-    passed = extra_args_from_steps(*checked)
-    return {**body, "vllm_xargs": {**xargs, **passed}} if passed else body
+    return extra_args_from_steps(*checked)
+
+
+def refuse_marks(body: dict[str, Any]) -> None:
+    """Refuse what only this server passes to the scheduler, on routes without fields of ours.
+
+    vLLM passes ``vllm_xargs`` on unchecked from there, too, and ``extra_args`` of sampling
+    parameters.
+
+    Raises:
+        RequestRefusedError: Such a name is among them.
+    """
+    extra_args = _object(body.get("sampling_params")).get("extra_args")
+    for name in _MARKS:
+        if name in _object(body.get("vllm_xargs")) or name in _object(extra_args):
+            raise RequestRefusedError(400, f"{name} is not for clients")
+
+
+def pin_ticket(body: dict[str, Any]) -> str:
+    """The ticket of a request that pins documents; empty for any other."""
+    return str(_object(body.get("vllm_xargs")).get(PIN_TICKET, ""))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """A field's object; an empty one if it is something else, which vLLM refuses itself."""
+    return value if isinstance(value, dict) else {}
 
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -8,9 +8,9 @@ from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.requests.documents import (
     check_fields,
     has_grammar,
-    refuse_marks,
     with_strict_tools,
 )
+from ragcache_integrations.engine.serving.requests.reading import refuse_marks
 
 
 @pytest.mark.parametrize("value", ["x", 7, [], True, ""])

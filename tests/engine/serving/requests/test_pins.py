@@ -15,8 +15,9 @@ from ragcache_integrations.engine.serving.pin_refusals import (
     refuse_pin,
 )
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
-from ragcache_integrations.engine.serving.requests import pass_pin_on, pin_ticket
+from ragcache_integrations.engine.serving.requests import OwnFields, pin_ticket
 
+WITH_TREE, WITHOUT = OwnFields({}), OwnFields(None)
 BODY: dict[str, Any] = {"prompt": "?", "vllm_xargs": extra_args_from_spans([("a", 0, 3)])}
 
 
@@ -24,22 +25,22 @@ BODY: dict[str, Any] = {"prompt": "?", "vllm_xargs": extra_args_from_spans([("a"
     ("pin", "seconds"), [(60, 60.0), (0.5, 0.5), (True, FOREVER), (False, 0.0), (0, 0.0)]
 )
 def test_it_becomes_seconds_for_the_scheduler(pin: object, seconds: float) -> None:
-    passed = pass_pin_on({**BODY, "pin": pin}, pins=True)
+    passed = WITH_TREE.apply({**BODY, "pin": pin})
     ticket = passed["vllm_xargs"].pop(PIN_TICKET, "")
     assert passed == {**BODY, "vllm_xargs": {**BODY["vllm_xargs"], PIN: seconds}}
     assert bool(ticket) == bool(seconds), "only a pin can lack room"
 
 
 def test_every_pin_has_its_own_ticket() -> None:
-    tickets = {pin_ticket(pass_pin_on({**BODY, "pin": 60}, pins=True)) for _ in range(10)}
+    tickets = {pin_ticket(WITH_TREE.apply({**BODY, "pin": 60})) for _ in range(10)}
     assert len(tickets) == 10
     assert not pin_ticket(BODY)
     assert not pin_ticket({"prompt": "?"})
 
 
 def test_without_it_the_request_stays() -> None:
-    assert pass_pin_on(BODY, pins=False) == BODY
-    assert pass_pin_on({**BODY, "pin": None}, pins=False) == BODY
+    assert WITHOUT.apply(BODY) == BODY
+    assert WITHOUT.apply({**BODY, "pin": None}) == BODY
 
 
 @pytest.mark.parametrize(
@@ -54,9 +55,9 @@ def test_without_it_the_request_stays() -> None:
 )
 def test_what_is_refused(body: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestRefusedError, match=words):
-        pass_pin_on(body, pins=True)
+        WITH_TREE.apply(body)
     with pytest.raises(RequestRefusedError, match="without a knowledge tree"):
-        pass_pin_on({**BODY, "pin": 5}, pins=False)
+        WITHOUT.apply({**BODY, "pin": 5})
 
 
 def test_a_refused_pin_is_told_and_leaves_no_file(tmp_path: Path) -> None:

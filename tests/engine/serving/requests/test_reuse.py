@@ -7,7 +7,7 @@ import pytest
 
 from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
-from ragcache_integrations.engine.serving.requests import ReuseFields
+from ragcache_integrations.engine.serving.requests import OwnFields
 
 SPANS = {"rag_documents": ["a"], "rag_starts": [0], "rag_ends": [4]}
 ANYWHERE = dataclasses.asdict(CacheSettings(reuse="anywhere", link_tokens=7))
@@ -30,7 +30,7 @@ def test_they_reach_the_scheduler_and_nothing_else_does(
     body = {"prompt": [1, 2, 3, 4, 5], "vllm_xargs": SPANS, **fields}
     before = dict(body)
     expected = {**SPANS} if links is None else {**SPANS, "rag_link_tokens": links}
-    translated = ReuseFields(ANYWHERE).apply(body)
+    translated = OwnFields(ANYWHERE).apply(body)
     assert translated == {"prompt": body["prompt"], "vllm_xargs": expected}
     assert body == before
 
@@ -38,8 +38,8 @@ def test_they_reach_the_scheduler_and_nothing_else_does(
 @pytest.mark.parametrize("settings", [None, EXACT, ANYWHERE])
 def test_a_request_without_documents_is_as_it_was(settings: dict[str, Any] | None) -> None:
     body = {"prompt": "x", "vllm_xargs": None}
-    assert ReuseFields(settings).apply(body) is body
-    assert ReuseFields(settings).apply({"prompt": "x", "reuse": "prefix"}) == {"prompt": "x"}
+    assert OwnFields(settings).apply(body) is body
+    assert OwnFields(settings).apply({"prompt": "x", "reuse": "prefix"}) == {"prompt": "x"}
 
 
 @pytest.mark.parametrize(
@@ -63,5 +63,5 @@ def test_other_values_are_refused(
     settings: dict[str, Any] | None, body: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(RequestRefusedError, match=words) as refused:
-        ReuseFields(settings).apply({"prompt": [1, 2, 3, 4, 5], **body})
+        OwnFields(settings).apply({"prompt": [1, 2, 3, 4, 5], **body})
     assert refused.value.status == 400

@@ -8,23 +8,27 @@ import pytest
 
 from ragcache_integrations.core.prompt import NEXT_STEPS, STEP, STEPS_BEFORE
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
-from ragcache_integrations.engine.serving.requests import pass_steps_on
+from ragcache_integrations.engine.serving.requests import OwnFields
 
+FIELDS = OwnFields(None)
 BODY: dict[str, Any] = {"prompt": "?", "vllm_xargs": {"rag_starts": [1]}}
 
 
 def test_they_become_flat_lists_for_the_scheduler() -> None:
-    passed = pass_steps_on({**BODY, "step": "a", "next_steps": {"b": 1, "c": 2}})
+    passed = FIELDS.apply({**BODY, "step": "a", "next_steps": {"b": 1, "c": 2}})
     steps = {STEP: "a", NEXT_STEPS: ["b", "c"], STEPS_BEFORE: [1, 2]}
     assert passed == {**BODY, "vllm_xargs": {"rag_starts": [1], **steps}}
-    assert pass_steps_on({"prompt": "?", "step": "a"}) == {"prompt": "?", "vllm_xargs": {STEP: "a"}}
+    assert FIELDS.apply({"prompt": "?", "step": "a"}) == {
+        "prompt": "?",
+        "vllm_xargs": {STEP: "a"},
+    }
 
 
 @pytest.mark.parametrize(
     "fields", [{}, {"step": None}, {"step": None, "next_steps": None}, {"next_steps": {}}]
 )
 def test_without_them_the_request_stays(fields: dict[str, Any]) -> None:
-    assert pass_steps_on({**BODY, **fields}) == BODY
+    assert FIELDS.apply({**BODY, **fields}) == BODY
 
 
 @pytest.mark.parametrize(
@@ -44,5 +48,5 @@ def test_without_them_the_request_stays(fields: dict[str, Any]) -> None:
 )
 def test_what_is_refused(body: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestRefusedError, match=words) as refusal:
-        pass_steps_on(body)
+        FIELDS.apply(body)
     assert refusal.value.status == 400
