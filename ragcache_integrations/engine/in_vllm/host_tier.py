@@ -45,7 +45,7 @@ try:
 except ImportError:  # versions that do not distinguish sources
     HOST_SOURCE = None
 
-__all__ = ["Failures", "HostTierConnector", "KVConnectorWorkerMetadata", "Transfers", "host_blocks"]
+__all__ = ["Failures", "HostTierConnector", "Transfers", "host_blocks"]
 
 logger = logging.getLogger(__name__)
 
@@ -117,19 +117,25 @@ class Failures(KVConnectorWorkerMetadata):
 
 
 class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
-    """Both sides of the host tier; see the module for how they work together."""
+    """Both sides of the host tier; see the module for how they work together.
+
+    It does nothing with a ``host_cache_gib`` of 0.
+
+    Attributes:
+        host_blocks: How many blocks the host holds; 0 for none.
+    """
 
     _cache_hit_source = HOST_SOURCE
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         parallel = vllm_config.parallel_config
-        if parallel.pipeline_parallel_size > 1:  # its stages' blocks may differ in size
+        gib = float(self._kv_transfer_config.get_from_extra_config(HOST_CACHE_GIB, 0.0))
+        if gib and parallel.pipeline_parallel_size > 1:  # its stages' blocks may differ in size
             msg = "host_cache_gib does not work with pipeline parallelism: set it to 0"
             raise ValueError(msg)
-        gib = float(self._kv_transfer_config.get_from_extra_config(HOST_CACHE_GIB, 0.0))
-        self.host_blocks = host_blocks(gib, kv_cache_config, parallel.world_size)
-        self._unused = unsuited(kv_cache_config, vllm_config.cache_config) is not None
+        self.host_blocks = host_blocks(gib, kv_cache_config, parallel.world_size) if gib else 0
+        self._unused = not gib or unsuited(kv_cache_config, vllm_config.cache_config) is not None
         self._gpu_blocks = kv_cache_config.num_blocks
         # The draft model runs after the forward pass and before ``wait_for_save``, and may be one
         # CUDA graph where the forward pass is not.
@@ -172,7 +178,7 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
-    ) -> tuple[int, bool]:
+    ) -> tuple[int | None, bool]:
         """How many tokens the host has after those in the GPU.
 
         The last token of a request must be computed to get its logits, so that at most
@@ -240,7 +246,7 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: Any) -> None:
         """Take the failures from a step's output."""
         failures = getattr(connector_output, "kv_connector_worker_meta", None)
-        if isinstance(failures, Failures):
+        if isinstance(failures, Failures) and failures.blocks:
             self._bad |= failures.slots
             self.failed_blocks += failures.blocks
             self.last_error = failures.error
@@ -316,11 +322,6 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
             logger.error("could not %s the host", action, exc_info=error)
         self._bad.update(host)
         self._failures.add(host, error)
-
-    @property
-    def unread(self) -> set[int]:
-        """GPU blocks that could not be read back in this step, until they are reported."""
-        return self._unread
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """GPU blocks that could not be read back in this step."""

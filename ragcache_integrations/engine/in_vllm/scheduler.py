@@ -36,10 +36,10 @@ from ragcache_integrations.knowledge_tree import (
 from ragcache_integrations.knowledge_tree.node import Path
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
-from .anywhere.connector import host_tier_of
 from .anywhere.disk import open_disk
 from .anywhere.prefixes import StoredPrefixes
 from .anywhere.requests import is_plain, reuse_of, why_not
+from .host_tier import HostTierConnector
 from .kv_cache import unsuited, windows
 from .queues import CacheAwareRequestQueue, DocumentFreeQueue, keep_to_quotas, topics
 from .steps import Steps
@@ -126,7 +126,9 @@ class DocumentCache:
     """
 
     def __init__(self, scheduler: Any, settings: CacheSettings) -> None:
-        self._host_tier = host_tier_of(scheduler.connector)
+        connector = scheduler.connector
+        has_host_tier = isinstance(connector, HostTierConnector) and connector.host_blocks
+        self._host_tier: HostTierConnector | None = connector if has_host_tier else None
         self._windows = windows(
             scheduler.kv_cache_config, drafts=scheduler.vllm_config.speculative_config is not None
         )

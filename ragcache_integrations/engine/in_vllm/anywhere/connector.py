@@ -8,18 +8,12 @@ from typing import Any
 
 from torch import Tensor
 from vllm.distributed.kv_transfer import get_kv_transfer_group
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorMetadata,
-    KVConnectorRole,
-    SupportsHMA,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 from ragcache_integrations.engine.in_vllm.host_tier import (
     Failures,
     HostTierConnector,
-    KVConnectorWorkerMetadata,
     Transfers,
 )
 from ragcache_integrations.engine.in_vllm.kv_cache import unsuited, windows
@@ -31,14 +25,7 @@ from .models import unsuited_for_files, unsuited_for_reuse
 from .prefixes import StoredPrefixes
 from .worker import Moves, StoreWorker
 
-__all__ = ["DocumentConnector", "finish_writing", "host_tier_of"]
-
-
-def host_tier_of(connector: Any) -> HostTierConnector | None:
-    """The host tier of a scheduler's connector, if it has one."""
-    if isinstance(connector, DocumentConnector):
-        return connector.host_tier
-    return connector if isinstance(connector, HostTierConnector) else None
+__all__ = ["DocumentConnector", "finish_writing"]
 
 
 def finish_writing(worker: object) -> tuple[set[bytes], str]:
@@ -56,30 +43,31 @@ def finish_writing(worker: object) -> tuple[set[bytes], str]:
 
 
 @dataclass
-class _Step(KVConnectorMetadata):
-    """What the worker does in a step."""
+class _Step(Transfers):
+    """What the worker does in a step, besides the host tier's copies."""
 
-    transfers: Transfers
-    moves: Moves
+    moves: Moves = field(default_factory=Moves)
 
 
 @dataclass
-class _Report(KVConnectorWorkerMetadata):
-    """What a worker could not do in a step."""
+class _Report(Failures):
+    """What a worker could not do in a step, besides the host tier's copies."""
 
-    failures: Failures | None = None
     lost: set[bytes] = field(default_factory=set)
     unwritten: set[bytes] = field(default_factory=set)
 
-    def aggregate(self, other: _Report) -> _Report:
+    def aggregate(self, other: Failures) -> _Report:
         """Merge the reports of two workers."""
-        failures = self.failures or other.failures
-        if self.failures and other.failures:
-            failures = self.failures.aggregate(other.failures)
-        return _Report(failures, self.lost | other.lost, self.unwritten | other.unwritten)
+        merged = vars(super().aggregate(other))
+        if isinstance(other, _Report):
+            merged |= {
+                "lost": self.lost | other.lost,
+                "unwritten": self.unwritten | other.unwritten,
+            }
+        return _Report(**merged)
 
 
-class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
+class DocumentConnector(HostTierConnector):
     """Asks the store first, for requests that reuse documents anywhere.
 
     For all others it asks the host tier, and the disk for what comes after that.
@@ -87,36 +75,23 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        extra = self._kv_transfer_config.get_from_extra_config
-        self.host_tier: HostTierConnector | None = None
-        if float(extra("host_cache_gib", 0.0)):
-            self.host_tier = HostTierConnector(vllm_config, role, kv_cache_config)
         self._block_size = vllm_config.cache_config.block_size
         self._groups = [group.layer_names for group in kv_cache_config.kv_cache_groups]
         # The scheduler comes to the same conclusion, and then asks for nothing.
-        self._unused = (
+        self._unstored = (
             unsuited(kv_cache_config, vllm_config.cache_config)
             or unsuited_for_files(vllm_config, kv_cache_config)
         ) is not None
-        self._windows = () if self._unused else windows(kv_cache_config)
+        self._windows = () if self._unstored else windows(kv_cache_config)
         # Keys are turned only where documents are reused anywhere; else there is the disk alone.
         self._turns = unsuited_for_reuse(vllm_config, kv_cache_config) is None
+        extra = self._kv_transfer_config.get_from_extra_config
         if not self._turns and not float(extra(DISK_CACHE_GIB, 0.0)):
-            self._unused = True
+            self._unstored = True
         self.reuse: Any = None
         self.disk: DiskIndex | None = None
         self.prefixes: StoredPrefixes | None = None
         self._store: StoreWorker | None = None
-
-    @property
-    def requires_kv_delivery(self) -> bool:
-        """False, because a cache may lose its content."""
-        return False
-
-    @classmethod
-    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        """False, as the host tier does not."""
-        return HostTierConnector.supports_sleep_mode(kv_transfer_config)
 
     # The scheduler's side
 
@@ -126,10 +101,8 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
         """Tokens after the prefix hit that need no computing, or that rows compute."""
         if self.reuse is not None and self.reuse.knows(request):
             return self.reuse.match(request, num_computed_tokens), False
-        on_host = 0
-        if self.host_tier is not None:
-            on_host, _ = self.host_tier.get_num_new_matched_tokens(request, num_computed_tokens)
-        if self.prefixes is None:
+        on_host, _ = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if on_host is None or self.prefixes is None:
             return on_host, False
         return on_host + self.prefixes.match(request, num_computed_tokens + on_host), False
 
@@ -141,22 +114,21 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
         on_host = num_external_tokens
         if self.prefixes is not None:
             on_host -= self.prefixes.admit(request, blocks, num_external_tokens)
-        if self.host_tier is not None:
-            self.host_tier.update_state_after_alloc(request, blocks, on_host)
+        super().update_state_after_alloc(request, blocks, on_host)
 
     def build_connector_meta(self, scheduler_output: Any) -> _Step:
         """Hand this step's work to the worker."""
-        host, reuse = self.host_tier, self.reuse
-        transfers = host.build_connector_meta(scheduler_output) if host else Transfers()
-        moves = reuse.take_moves(scheduler_output) if reuse else Moves()
+        transfers = super().build_connector_meta(scheduler_output)
+        moves = self.reuse.take_moves(scheduler_output) if self.reuse else Moves()
         if self.prefixes is not None:
             self.prefixes.add_moves(moves, scheduler_output)
         if self.disk is not None:
             moves.removals, moves.used = self.disk.take_drops(), self.disk.take_used()
-        return _Step(transfers, moves)
+        return _Step(transfers.out, transfers.back, moves)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Take the failures from a step's output."""
+        super().update_connector_output(connector_output)
         report = getattr(connector_output, "kv_connector_worker_meta", None)
         if not isinstance(report, _Report):
             return
@@ -164,25 +136,13 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
             self.reuse.forget(report.lost)
         if self.disk is not None:
             self.disk.discard(report.lost | report.unwritten)
-        if self.host_tier is not None and report.failures is not None:
-            connector_output.kv_connector_worker_meta = report.failures
-            self.host_tier.update_connector_output(connector_output)
-
-    def request_finished_all_groups(
-        self, request: Any, block_ids: Any
-    ) -> tuple[bool, dict[str, Any] | None]:
-        """Nothing to wait for: the blocks may be freed."""
-        if self.host_tier is not None:
-            self.host_tier.request_finished_all_groups(request, block_ids)
-        return False, None
 
     # The worker's side
 
     def register_kv_caches(self, kv_caches: Mapping[str, Tensor]) -> None:
         """Take the layers."""
-        if self.host_tier is not None:
-            self.host_tier.register_kv_caches(kv_caches)
-        if not self._unused:
+        super().register_kv_caches(kv_caches)
+        if not self._unstored:
             layers = self._vllm_config.compilation_config.static_forward_context
             size = self._block_size
             memory = GroupedMemory(
@@ -201,53 +161,23 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
         workers = self._vllm_config.parallel_config.world_size
         return DiskWorker(folder, form, gib, get_tensor_model_parallel_rank(), workers)
 
-    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """What is to be done in a step."""
-        super().bind_connector_metadata(connector_metadata)
-        if self.host_tier is not None and isinstance(connector_metadata, _Step):
-            self.host_tier.bind_connector_metadata(connector_metadata.transfers)
-
-    def clear_connector_metadata(self) -> None:
-        """The step is over."""
-        super().clear_connector_metadata()
-        if self.host_tier is not None:
-            self.host_tier.clear_connector_metadata()
-
-    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """Copy blocks out before anything is overwritten."""
-        if self.host_tier is not None:
-            self.host_tier.handle_preemptions(kv_connector_metadata.transfers)
-
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Bring blocks and documents before the forward pass."""
-        if self.host_tier is not None:
-            self.host_tier.start_load_kv(forward_context, **kwargs)
+        super().start_load_kv(forward_context, **kwargs)
         step = self._get_connector_metadata()
         if self._store is not None and isinstance(step, _Step):
             self._store.load(step.moves)
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Make the forward pass wait for the blocks of a layer."""
-        if self.host_tier is not None:
-            self.host_tier.wait_for_layer_load(layer_name)
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: Tensor, attn_metadata: Any, **kwargs: Any
-    ) -> None:
-        """Nothing is saved as it is computed."""
-
     def wait_for_save(self) -> None:
         """Keep documents after the forward pass."""
-        if self.host_tier is not None:
-            self.host_tier.wait_for_save()
+        super().wait_for_save()
         step = self._get_connector_metadata()
         if self._store is not None and isinstance(step, _Step):
-            unread = self.host_tier.unread if self.host_tier is not None else set[int]()
-            self._store.save(step.moves, unread)
+            self._store.save(step.moves, self._unread)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that could not be filled in this step."""
-        unread = self.host_tier.get_block_ids_with_load_errors() if self.host_tier else set()
+        unread = super().get_block_ids_with_load_errors()
         if self._store is not None:
             unread |= self._store.unread
             self._store.unread = set()
@@ -255,13 +185,15 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_worker_meta(self) -> _Report | None:
         """The failures of this step; ``None`` if there are none."""
-        failures = self.host_tier.build_connector_worker_meta() if self.host_tier else None
+        failures = super().build_connector_worker_meta()
         lost, unwritten = set[bytes](), set[bytes]()
         if self._store is not None:
             lost, self._store.lost = self._store.lost, set()
             if self._store.disk is not None:
                 unwritten = self._store.disk.take_unwritten()
-        return _Report(failures, lost, unwritten) if failures or lost or unwritten else None
+        if failures is None and not lost and not unwritten:
+            return None
+        return _Report(**vars(failures or Failures()), lost=lost, unwritten=unwritten)
 
     def finish_writing(self) -> tuple[set[bytes], str]:
         """Wait for the disk: keys of documents that could not be written, and why."""
@@ -270,8 +202,7 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         """Free the host's memory, and write to the disk what waits for it."""
-        if self.host_tier is not None:
-            self.host_tier.shutdown()
+        super().shutdown()
         if self._store is not None:
             self._store.close()
         self._store = None
