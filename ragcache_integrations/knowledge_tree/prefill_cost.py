@@ -22,6 +22,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ragcache_integrations.core.checks import check_field
 from ragcache_integrations.core.files import replacing
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources.cache import cache_home
@@ -159,7 +160,7 @@ FORMULA_CACHED = (0, 1 << 17)
 FORMULA_NEW = (1, *(step << power for power in range(17) for step in (2, 3)), 1 << 18)
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True)
 class PrefillCostModel:
     """T(alpha, beta): prefill time by cached and new tokens, interpolated in a grid.
 
@@ -175,24 +176,16 @@ class PrefillCostModel:
         ConfigurationError: The shapes do not agree, or a value is out of range.
     """
 
-    cached_tokens: tuple[int, ...]
-    new_tokens: tuple[int, ...]
-    seconds: tuple[tuple[float, ...], ...]
-    _floor: float = field(repr=False, compare=False)
+    cached_tokens: Sequence[int]
+    new_tokens: Sequence[int]
+    seconds: Sequence[Sequence[float]]
+    _floor: float = field(init=False, repr=False, compare=False)
 
-    def __init__(
-        self,
-        cached_tokens: Sequence[int],
-        new_tokens: Sequence[int],
-        seconds: Sequence[Sequence[float]],
-    ) -> None:
-        rows = _axis("cached_tokens", cached_tokens, smallest=0)
-        columns = _axis("new_tokens", new_tokens, smallest=1)
-        times = _times(seconds, len(rows), len(columns))
-        object.__setattr__(self, "cached_tokens", rows)
-        object.__setattr__(self, "new_tokens", columns)
-        object.__setattr__(self, "seconds", times)
-        positive = [time for row in times for time in row if time > 0]
+    def __post_init__(self) -> None:
+        check_field(self, _axis, "cached_tokens", 0)
+        check_field(self, _axis, "new_tokens", 1)
+        check_field(self, _times, "seconds", len(self.cached_tokens), len(self.new_tokens))
+        positive = [time for row in self.seconds for time in row if time > 0]
         object.__setattr__(self, "_floor", min(positive, default=0.0))
 
     def __call__(self, cached: int, new: int) -> float:
@@ -366,7 +359,7 @@ def _readable(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", name)[:MAX_READABLE].strip("-") or "unnamed"
 
 
-def _axis(name: str, values: Sequence[int], *, smallest: int) -> tuple[int, ...]:
+def _axis(name: str, values: Any, smallest: int) -> tuple[int, ...]:
     try:
         axis = tuple(map(operator.index, values))
     except TypeError:
@@ -378,20 +371,18 @@ def _axis(name: str, values: Sequence[int], *, smallest: int) -> tuple[int, ...]
     return axis
 
 
-def _times(
-    seconds: Sequence[Sequence[float]], rows: int, columns: int
-) -> tuple[tuple[float, ...], ...]:
+def _times(name: str, seconds: Any, rows: int, columns: int) -> tuple[tuple[float, ...], ...]:
     try:
         times = tuple(tuple(float(+time) for time in row) for row in seconds)  # + refuses strings
     except (TypeError, ValueError, OverflowError) as error:
-        msg = f"seconds must be rows of numbers: {error}"
+        msg = f"{name} must be rows of numbers: {error}"
         raise ConfigurationError(msg) from None
     lengths = [len(row) for row in times]
     if lengths != [columns] * rows:
-        msg = f"seconds must be {rows} rows of {columns} numbers, got rows of {lengths}"
+        msg = f"{name} must be {rows} rows of {columns} numbers, got rows of {lengths}"
         raise ConfigurationError(msg)
     for time in itertools.chain.from_iterable(times):
         if not (math.isfinite(time) and time >= 0):
-            msg = f"seconds must be finite and not negative, got {time}"
+            msg = f"{name} must be finite and not negative, got {time}"
             raise ConfigurationError(msg)
     return times

@@ -20,14 +20,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from ragcache_integrations.core.checks import check_choice, check_int, check_seconds, or_none
 from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError
 
-from .hints import HINTED, Hints
 from .node import History, Key, Node, Path, Span, in_group
-from .pins import Pins, chain
 from .policies import DEFAULT_POLICY, POLICIES
 from .prefill_cost import PrefillCostModel
+from .promises import HINTED, Hints, Pins, chain
 from .shares import Share, Shares, ShareStats, check_quotas
 from .snapshot import TreeSnapshot, snapshot_children
 from .stats import Tally, TreeStats
@@ -101,21 +101,13 @@ class KnowledgeTree(Generic[Slot]):
         longest_request: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        if block_size < 1 or gpu_blocks < 1 or lookahead < 0 or host_blocks < 0:
-            msg = (
-                "block_size and gpu_blocks must be at least 1, lookahead and host_blocks at least "
-                f"0, got {block_size}, {gpu_blocks}, {lookahead} and {host_blocks}"
-            )
-            raise ConfigurationError(msg)
-        if policy not in POLICIES:
-            msg = f"unknown policy {policy!r}: allowed are {', '.join(POLICIES)}"
-            raise ConfigurationError(msg)
-        if cache_depth is not None and cache_depth < 1:
-            msg = f"cache_depth must be at least 1 document, or None, got {cache_depth}"
-            raise ConfigurationError(msg)
-        if frequency_window is not None and not frequency_window > 0:
-            msg = f"frequency_window must be above 0 seconds, or None, got {frequency_window}"
-            raise ConfigurationError(msg)
+        check_int("block_size", block_size, 1, unit="tokens")
+        check_int("gpu_blocks", gpu_blocks, 1)
+        check_int("lookahead", lookahead, 0, unit="tokens")
+        check_int("host_blocks", host_blocks, 0)
+        check_choice("policy", policy, tuple(POLICIES))
+        or_none(check_int)("cache_depth", cache_depth, 1, unit="documents", also="None")
+        check_seconds("frequency_window", frequency_window)
         self.block_size = block_size
         self._lookahead = lookahead
         self.gpu_blocks = gpu_blocks

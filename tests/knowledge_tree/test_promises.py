@@ -11,8 +11,8 @@ import pytest
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import POLICIES, KnowledgeTree
-from ragcache_integrations.knowledge_tree.hints import Hints
 from ragcache_integrations.knowledge_tree.node import Node
+from ragcache_integrations.knowledge_tree.promises import Hints
 from ragcache_workbench.simulation.simulator import SimulationResult, simulate
 from ragcache_workbench.simulation.traces import Trace, TraceRequest, zipf_ranks
 

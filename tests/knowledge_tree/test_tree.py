@@ -506,13 +506,13 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("settings", "words"),
         [
-            ({"block_size": 0}, "block_size and gpu_blocks must be at least 1"),
-            ({"gpu_blocks": 0}, "block_size and gpu_blocks must be at least 1"),
-            ({"lookahead": -1}, "got 1, 9, -1 and 0"),
-            ({"host_blocks": -1}, "lookahead and host_blocks at least 0, got 1, 9, 0 and -1"),
-            ({"policy": "pgsdf"}, "'pgsdf': allowed are lrfu, pgdsf, gdsf, lru, lfu"),
-            ({"cache_depth": 0}, "cache_depth must be at least 1 document, or None, got 0"),
-            ({"frequency_window": 0.0}, "must be above 0 seconds, or None, got 0.0"),
+            ({"block_size": 0}, "block_size must be a whole number of tokens of at least 1, got 0"),
+            ({"gpu_blocks": 0}, "gpu_blocks must be a whole number of at least 1, got 0"),
+            ({"lookahead": -1}, "lookahead must be .* of at least 0, got -1"),
+            ({"host_blocks": -1}, "host_blocks must be .* of at least 0, got -1"),
+            ({"policy": "pgsdf"}, "one of lrfu, pgdsf, gdsf, lru, lfu, got 'pgsdf'"),
+            ({"cache_depth": 0}, "documents of at least 1, or None, got 0"),
+            ({"frequency_window": 0.0}, "seconds above 0, or None, got 0.0"),
             ({"frequency_window": float("nan")}, "got nan"),
         ],
     )
