@@ -34,8 +34,7 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .connections import Bounds, Clients
 from .connections import bound_connections as bound
-from .counts import Refused
-from .refusals import RequestRefusedError
+from .refusals import Refused, RequestRefusedError
 from .requests import RenderedGuard
 from .settings import ServingSettings
 

@@ -24,8 +24,11 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from ragcache_integrations.engine.serving.counts import Refused
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError, json_headers
+from ragcache_integrations.engine.serving.refusals import (
+    Refused,
+    RequestRefusedError,
+    json_headers,
+)
 from ragcache_integrations.engine.serving.requests import DISCARDED
 from ragcache_integrations.engine.serving.settings import ServingSettings
 
@@ -421,7 +424,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answer in place of the application, and close the connection."""
         in_body = self._phase is _Phase.BODY
         self._phase = _Phase.REFUSED
-        self._bounds.refused[refusal.status] = self._bounds.refused.get(refusal.status, 0) + 1
+        self._bounds.refused[refusal.status] += 1
         self._watch(None)
         self._release()
         cycle = self.cycle

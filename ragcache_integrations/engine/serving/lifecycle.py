@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from enum import Enum
 from typing import Any
 
-from .pulse import PulseWatch
-from .request_log import RequestLog
+from .observing import RequestLog
+from .reports import PulseWatch
 
 __all__ = ["Lifecycle", "State", "engine_died"]
 

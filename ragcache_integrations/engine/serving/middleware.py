@@ -23,23 +23,20 @@ import math
 import re
 import time
 import uuid
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from typing import Any
 
+from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.engine.protocol import SLOW_DTYPE, Counters
 
-from .counts import Refused, metrics_text
 from .lifecycle import Lifecycle, State
-from .observing import Observer, Send, respond
-from .pin_refusals import await_pin_refusal, forget_pin_refusal, read_pin_refusal
-from .pulse import PulseWatch
-from .refusals import RequestRefusedError
-from .request_log import RequestLog
+from .observing import Observer, RequestLog, Send, respond
+from .refusals import Refused, RequestRefusedError
+from .reports import PulseWatch, awaited_pin_refusal, metrics_text
 from .requests import (
     CHAT_PATH,
     COMPLETION_PATH,
@@ -225,9 +222,12 @@ _RETRY_SECONDS = b"1"
 
 @dataclass(slots=True)
 class _Request:
-    """A request that was read.
+    """A request, and what is read of it.
 
     Attributes:
+        scope: As the server passes it.
+        path: Its path, without the server's root path.
+        name: Its id.
         raw: The body for vLLM.
         counted: Whether it requests an answer of the model, and is counted.
         body: The client's body, parsed; ``None`` if it is no JSON.
@@ -238,14 +238,23 @@ class _Request:
         ticket: Under which the scheduler reports that it can't pin its documents; empty for none.
     """
 
-    raw: bytes
-    counted: bool
+    scope: Scope
+    path: str
+    name: str
+    raw: bytes = b""
+    counted: bool = False
     body: Any = None
     documents: int = 0
     hide_usage: bool = False
     grammar: bool = False
     salt: str = ""
     ticket: str = ""
+
+    @property
+    def logged(self) -> dict[str, Any]:
+        """What every line of the log says of it."""
+        path = self.path[:_LOGGED_PATH_CHARACTERS]
+        return {"request_id": self.name, "method": self.scope["method"], "path": path}
 
 
 class ServingMiddleware:
@@ -264,7 +273,7 @@ class ServingMiddleware:
         )
         self._tenants = TenantLimit(self._settings.new_tenants_per_minute)
         self._counters = Counters()
-        self._refused: Refused = {}
+        self._refused: Refused = Counter()
         self._documents: DocumentReader | None = None
         self._guard: MarkupGuard | None = None
         self._fields = OwnFields(None)
@@ -337,7 +346,7 @@ class ServingMiddleware:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        request_id = _request_id(scope)
+        request = _Request(scope, path, _request_id(scope))
         try:
             own = self._own_answer(scope, path)
             if own is not None:
@@ -345,18 +354,12 @@ class ServingMiddleware:
             elif path == "/metrics":
                 await self._metrics(scope, receive, send)
             else:
-                await self._forward(scope, receive, send, path, request_id)
+                await self._forward(request, receive, send)
         except RequestRefusedError as refusal:
-            self._refused[refusal.status] = self._refused.get(refusal.status, 0) + 1
-            self._log.write(
-                "request",
-                request_id=request_id,
-                method=scope["method"],
-                path=path[:_LOGGED_PATH_CHARACTERS],
-                status=refusal.status,
-                refused=str(refusal)[:300] if self._settings.log_prompts else None,
-            )
-            headers = [*refusal.headers, (b"x-request-id", request_id.encode())]
+            self._refused[refusal.status] += 1
+            why = str(refusal)[:300] if self._settings.log_prompts else None
+            self._log.write("request", **request.logged, status=refusal.status, refused=why)
+            headers = [*refusal.headers, (b"x-request-id", request.name.encode())]
             await respond(send, refusal.status, refusal.body, headers)
 
     def _own_answer(self, scope: Scope, path: str) -> tuple[int, bytes] | None:
@@ -371,11 +374,10 @@ class ServingMiddleware:
             return 200, self._facts
         return None
 
-    async def _forward(
-        self, scope: Scope, receive: Receive, send: Send, path: str, request_id: str
-    ) -> None:
-        if scope["method"] != "OPTIONS" and path not in OPEN_PATHS:
-            self._check_key(scope)
+    async def _forward(self, request: _Request, receive: Receive, send: Send) -> None:
+        path = request.path
+        if request.scope["method"] != "OPTIONS" and path not in OPEN_PATHS:
+            self._check_key(request.scope)
         if path in self._closed:
             msg = f"there is one engine here, which cannot scale: {path} is for several engines"
             raise RequestRefusedError(404, msg)
@@ -385,87 +387,76 @@ class ServingMiddleware:
             closing = [(b"retry-after", _RETRY_SECONDS), (b"connection", b"close")]
             raise RequestRefusedError(503, msg, closing)
         with self._lifecycle.serving():
-            request = await self._read_in_time(scope, receive, path)
-            if request is not None:
-                await self._pass_on(scope, receive, send, path, request_id, request)
+            try:
+                complete = await self._read(request, receive)
+            except asyncio.CancelledError:  # its body may never arrive
+                if self._lifecycle.state is State.READY:
+                    raise
+                msg = "the server has ended: use another one"
+                raise RequestRefusedError(503, msg, [(b"connection", b"close")]) from None
+            if complete:
+                await self._pass_on(request, receive, send)
 
-    async def _read_in_time(self, scope: Scope, receive: Receive, path: str) -> _Request | None:
-        """Read a request, unless the server ends first: its body may never arrive."""
-        try:
-            return await self._read(scope, receive, path)
-        except asyncio.CancelledError:
-            if self._lifecycle.state is State.READY:
-                raise
-            msg = "the server has ended: use another one"
-            raise RequestRefusedError(503, msg, [(b"connection", b"close")]) from None
-
-    async def _pass_on(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        path: str,
-        request_id: str,
-        request: _Request,
-    ) -> None:
-        refusal = partial(read_pin_refusal, self._settings.folder, request.ticket)
-        observer = Observer(
-            send,
-            request_id,
-            hide_usage=request.hide_usage,
-            grammar=request.grammar,
-            late_refusal=refusal if request.ticket else None,
-        )
-        length = b"%d" % len(request.raw)
+    async def _pass_on(self, request: _Request, receive: Receive, send: Send) -> None:
         scope = _with_headers(
-            scope,
-            {b"content-length": length, b"x-request-id": request_id.encode()},
+            request.scope,
+            {
+                b"content-length": b"%d" % len(request.raw),
+                b"x-request-id": request.name.encode(),
+            },
             without=_CODING,
         )
         if request.counted:
             self._counters.started()
-        if request.ticket:
-            await_pin_refusal(self._settings.folder, request.ticket)
-        try:
-            await self._app(scope, _replaying(request.raw, receive), observer.send)
-        except asyncio.CancelledError:
-            if self._lifecycle.state is State.READY:
+        with awaited_pin_refusal(self._settings.folder, request.ticket) as late_refusal:
+            observer = Observer(
+                send,
+                request.name,
+                hide_usage=request.hide_usage,
+                grammar=request.grammar,
+                late_refusal=late_refusal if request.ticket else None,
+            )
+            try:
+                await self._app(scope, _replaying(request.raw, receive), observer.send)
+            except asyncio.CancelledError:
+                if self._lifecycle.state is State.READY:
+                    raise
+                if observer.status is None:  # out of time while draining
+                    msg = "the server has ended: use another one"
+                    await respond(observer.send, 503, RequestRefusedError(503, msg).body)
+            except Exception:
+                observer.crashed()
                 raise
-            if observer.status is None:  # out of time while draining
-                msg = "the server has ended: use another one"
-                await respond(observer.send, 503, RequestRefusedError(503, msg).body)
-        except Exception:
-            observer.crashed()
-            raise
-        finally:
-            if request.ticket:
-                forget_pin_refusal(self._settings.folder, request.ticket)
-            if request.salt:  # vLLM computes nothing for a request that it refuses
-                self._tenants.settle(request.salt, served=observer.status not in CLIENT_ERRORS)
-            self._record(scope, path, observer, request_id, request)
+            finally:
+                if request.salt:  # vLLM computes nothing for a request that it refuses
+                    served = observer.status not in CLIENT_ERRORS
+                    self._tenants.settle(request.salt, served=served)
+                self._record(request, observer, observer.usage(scope))
 
-    async def _read(self, scope: Scope, receive: Receive, path: str) -> _Request | None:
-        """Read and check a request; ``None`` if the client has disconnected."""
-        declared = _header(scope, b"content-length")
-        raw = await read_body(receive, self._settings.max_prompt_bytes, declared)
+    async def _read(self, request: _Request, receive: Receive) -> bool:
+        """Read and check a request; ``False`` if the client has disconnected."""
+        scope, path, most = request.scope, request.path, self._settings.max_prompt_bytes
+        raw = await read_body(receive, most, _header(scope, b"content-length"))
         if raw is None:
-            return None
+            return False
         codings = b",".join(value for key, value in scope["headers"] if key == _CODING)
         if codings and raw:
-            raw = await asyncio.to_thread(decoded, raw, codings, self._settings.max_prompt_bytes)
-        request = _Request(raw, counted=path in GENERATING and scope["method"] == "POST")
+            raw = await asyncio.to_thread(decoded, raw, codings, most)
+        request.raw = raw
+        request.counted = path in GENERATING and scope["method"] == "POST"
         kind = (_header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
         if raw and (kind == b"application/json" or kind.endswith(b"+json")):
-            request.body = parse_json(raw)
-        if isinstance(request.body, dict):
-            request.grammar = has_grammar(request.body)
-            prepared, request.documents = await self._prepare(path, request.body)
-            request.salt = self._admit(request.body.get("cache_salt"), _request_key(scope))
-            if prepared is not request.body:
-                request.raw = _json(prepared)
-                request.ticket = pin_ticket(prepared)
-                request.hide_usage = _adds_usage(request.body, prepared)
-        return request
+            request.body = body = parse_json(raw)
+            if isinstance(body, dict):
+                request.grammar = has_grammar(body)
+                prepared, request.documents = await self._prepare(path, body)
+                request.salt = self._admit(body.get("cache_salt"), _request_key(scope))
+                if prepared is not body:
+                    request.raw = _json(prepared)
+                    request.ticket = pin_ticket(prepared)
+                    added = prepared.get("stream_options") is not body.get("stream_options")
+                    request.hide_usage = added
+        return True
 
     async def _prepare(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """Check a request, and translate it for vLLM; the number of its documents with spans."""
@@ -505,15 +496,7 @@ class ServingMiddleware:
             raise RequestRefusedError(429, msg, [(b"retry-after", b"%d" % seconds)])
         return salt
 
-    def _record(
-        self,
-        scope: Scope,
-        path: str,
-        observer: Observer,
-        request_id: str,
-        request: _Request,
-    ) -> None:
-        usage = observer.usage(scope)
+    def _record(self, request: _Request, observer: Observer, usage: Usage | None) -> None:
         aborted = not observer.complete
         if request.counted:
             if observer.status != 200 or observer.failed:  # noqa: PLR2004 - HTTP's OK
@@ -525,9 +508,7 @@ class ServingMiddleware:
                 self._counters.finished(usage)
         self._log.write(
             "request",
-            request_id=request_id,
-            method=scope["method"],
-            path=path[:_LOGGED_PATH_CHARACTERS],
+            **request.logged,
             status=observer.status,
             ms=observer.elapsed_ms,
             first_byte_ms=observer.first_byte_ms,
@@ -560,10 +541,9 @@ class ServingMiddleware:
         if not start:
             return  # the client is gone, and vLLM gave no answer
         if start["status"] == 200 and scope["method"] == "GET":  # noqa: PLR2004 - HTTP's OK
-            counts = self._counters.snapshot()
-            folder = self._settings.folder
+            counts, refused = self._counters.snapshot(), self._refused.copy()
             collected.append(
-                await asyncio.to_thread(metrics_text, counts, folder, dict(self._refused))
+                await asyncio.to_thread(metrics_text, counts, self._settings.folder, refused)
             )
         text = b"".join(collected)
         headers = [
@@ -590,10 +570,6 @@ def _pulse_watch(settings: ServingSettings) -> Callable[[float], PulseWatch] | N
     if not settings.folder or limits == (None, None):
         return None
     return lambda interval: PulseWatch(settings.folder, interval, *limits)
-
-
-def _adds_usage(body: dict[str, Any], prepared: dict[str, Any]) -> bool:
-    return body.get("stream_options") is not prepared.get("stream_options")
 
 
 def _request_key(scope: Scope) -> bytes:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
-__all__ = ["Headers", "RequestRefusedError", "json_headers"]
+__all__ = ["Headers", "Refused", "RequestRefusedError", "json_headers"]
 
 Headers = list[tuple[bytes, bytes]]
+
+Refused = Counter[int]
+"""Number of refused requests by HTTP status."""
 
 _KINDS = {
     400: "BadRequestError",

@@ -17,9 +17,7 @@ from ragcache_integrations.engine.in_vllm.scheduler import (
 )
 from ragcache_integrations.engine.protocol import CacheSettings, heartbeat_seconds
 
-from .counts import CountsFile
-from .pin_refusals import refuse_pin
-from .pulse import Pulse
+from .reports import CountsFile, Pulse, refuse_pin
 from .settings import TREE_SETTINGS, ServingSettings
 
 __all__ = ["ReportingAsyncScheduler", "ReportingScheduler", "make_scheduler"]

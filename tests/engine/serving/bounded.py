@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -160,7 +161,7 @@ async def bounded(
     *, websockets: bool = False, keep_alive: float = 75.0, **limits: Any
 ) -> AsyncIterator[Bounded]:
     settings = ServingSettings(**limits)
-    bounds = Bounds(settings, Clients(settings.max_connections_per_client), {})
+    bounds = Bounds(settings, Clients(settings.max_connections_per_client), Counter())
     application = Application(settings.max_prompt_bytes)
     config = uvicorn.Config(
         application,

@@ -5,7 +5,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from ragcache_integrations.engine import EngineStats
-from ragcache_integrations.engine.serving.counts import CountsFile, metrics_text, read_counts
+from ragcache_integrations.engine.serving.reports import CountsFile, metrics_text, read_counts
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from ragcache_integrations.engine.serving import lifecycle
 from ragcache_integrations.engine.serving.lifecycle import Lifecycle, State
-from ragcache_integrations.engine.serving.request_log import RequestLog
+from ragcache_integrations.engine.serving.observing import RequestLog
 
 
 class World:

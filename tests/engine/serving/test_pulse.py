@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_integrations.engine.serving.pulse import PulseWatch
+from ragcache_integrations.engine.serving.reports import PulseWatch
 
 INTERVAL = 0.05
 WAIT_SECONDS = 60.0
@@ -24,7 +24,7 @@ LONG = 1000.0
 
 ENGINE = """
 import sys, time
-from ragcache_integrations.engine.serving.pulse import Pulse
+from ragcache_integrations.engine.serving.reports import Pulse
 has_work, moves = (word == "yes" for word in sys.argv[2:])
 pulse = Pulse(sys.argv[1], 0.05, lambda: has_work)
 print("up", flush=True)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from ragcache_integrations.engine.serving.request_log import RequestLog
+from ragcache_integrations.engine.serving.observing import RequestLog
 
 
 class Full(io.StringIO):

@@ -8,13 +8,8 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.core.prompt import FOREVER, PIN, PIN_TICKET, extra_args_from_spans
-from ragcache_integrations.engine.serving.pin_refusals import (
-    await_pin_refusal,
-    forget_pin_refusal,
-    read_pin_refusal,
-    refuse_pin,
-)
 from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+from ragcache_integrations.engine.serving.reports import awaited_pin_refusal, refuse_pin
 from ragcache_integrations.engine.serving.requests import OwnFields, pin_ticket
 
 WITH_TREE, WITHOUT = OwnFields({}), OwnFields(None)
@@ -62,20 +57,20 @@ def test_what_is_refused(body: dict[str, Any], words: str) -> None:
 
 def test_a_refused_pin_is_told_and_leaves_no_file(tmp_path: Path) -> None:
     folder, ticket = str(tmp_path), "a" * 32
-    await_pin_refusal(folder, ticket)
-    assert read_pin_refusal(folder, ticket) is None
-    assert refuse_pin(folder, ticket, "no room, née")
-    assert read_pin_refusal(folder, ticket) == "no room, née"
-    forget_pin_refusal(folder, ticket)
+    with awaited_pin_refusal(folder, ticket) as refusal:
+        assert refusal() is None
+        assert refuse_pin(folder, ticket, "no room, née")
+        assert refusal() == "no room, née"
     assert not [*tmp_path.iterdir()]
 
 
 def test_a_pin_refused_after_its_client_has_gone_leaves_no_file(tmp_path: Path) -> None:
     folder, ticket = str(tmp_path), "b" * 32
-    await_pin_refusal(folder, ticket)
-    forget_pin_refusal(folder, ticket)
+    with awaited_pin_refusal(folder, ticket):
+        pass
     assert not refuse_pin(folder, ticket, "no room")
     assert not [*tmp_path.iterdir()]
     assert not refuse_pin(folder, "../x", "no room")
-    await_pin_refusal("", ticket)
-    assert not Path(ticket).exists()
+    with awaited_pin_refusal("", ticket) as refusal:
+        assert not Path(ticket).exists()
+        assert refusal() is None
