@@ -59,13 +59,15 @@ from ragcache_integrations.engine.protocol import (
     EngineSettings,
     FailureKind,
     Output,
+    Ready,
     RequestFailed,
+    Step,
     Submit,
     document_key,
 )
 from ragcache_integrations.engine.schema_limits import check_schema, limit_schema, reaches_limits
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree import TreeSnapshot, TreeStats
+from ragcache_integrations.knowledge_tree import TreeSnapshot
 
 from .anywhere.connector import DocumentConnector, finish_writing
 from .anywhere.disk import DISK_CACHE_DIR, DISK_CACHE_GIB
@@ -349,7 +351,6 @@ class VLLM:
         settings: Settings of the engine.
 
     Attributes:
-        tree_is_off: Why there is no knowledge tree although one was requested.
         on_begin: Called before a step with the numbers of the requests that it is the first to
             compute.
     """
@@ -399,13 +400,12 @@ class VLLM:
         self._note_errors()
         self._running: dict[str, _Running] = {}
         self._names: dict[int, str] = {}
-        self.tree_is_off: str | None = None
-        self._wants_reuse = settings.cache is not None and settings.cache.reuse == "anywhere"
-        self._wants_disk = settings.cache is not None and settings.cache.disk_cache_gib > 0
+        self._tree_is_off: str | None = None
+        self._cache = settings.cache
         self._documents: DocumentCache | None = None
         if settings.cache is not None:
             other = "vllm_args chose another scheduler"
-            self.tree_is_off = getattr(self._scheduler, "fallback_reason", other)
+            self._tree_is_off = getattr(self._scheduler, "fallback_reason", other)
             self._documents = getattr(self._scheduler, "documents", None)
         self.max_model_len: int = config.model_config.max_model_len
         self.block_size: int = config.cache_config.block_size
@@ -497,7 +497,10 @@ class VLLM:
         renderer = getattr(self._engine, "renderer", None)
         if renderer is not None:  # older versions take the raw prompt
             (prompt,) = renderer.render_cmpl([prompt])
-        calls = self._call_reader(request)
+        calls = None
+        if request.tools is not None:
+            tokenizer = cached_tokenizer_from_config(self._engine.vllm_config.model_config)
+            calls = CallReader(request.tools, tokenizer, request.token_ids)
         options, limit = self._limited(request, calls)
         try:
             sampling = sampling_params(options, extra_args(request))
@@ -539,12 +542,6 @@ class VLLM:
         self.submit(request)
         self.abort((request.request_id,))
         return self._documents.tree.stats().pins < before
-
-    def _call_reader(self, request: Submit) -> CallReader | None:
-        if request.tools is None:
-            return None
-        tokenizer = cached_tokenizer_from_config(self._engine.vllm_config.model_config)
-        return CallReader(request.tools, tokenizer, request.token_ids)
 
     def _limited(
         self, request: Submit, calls: CallReader | None
@@ -653,39 +650,35 @@ class VLLM:
         """Capacity of the KV cache in tokens, without vLLM's placeholder block."""
         return int((self._block_pool.num_gpu_blocks - 1) * self.block_size)
 
-    @property
-    def block_bytes(self) -> int:
-        """Size of a block of the KV cache, all layers and workers together."""
-        workers: int = self._engine.vllm_config.parallel_config.world_size
-        return block_bytes(self._scheduler.kv_cache_config) * workers
+    def ready(self) -> Ready:
+        """What the application learns of the loaded engine."""
+        config, documents = self._engine.vllm_config, self._documents
+        workers = config.parallel_config.world_size
+        wants_reuse = self._cache is not None and self._cache.reuse == "anywhere"
+        wants_disk = self._cache is not None and self._cache.disk_cache_gib > 0
+        no_reuse = self._tree_is_off if wants_reuse else None
+        no_disk = self._tree_is_off if wants_disk else None
+        return Ready(
+            max_model_len=self.max_model_len,
+            total_kv_tokens=self.total_kv_tokens,
+            block_size=self.block_size,
+            block_bytes=block_bytes(self._scheduler.kv_cache_config) * workers,
+            tree_is_off=self._tree_is_off,
+            slow_dtype=slow_dtype(config),
+            reuse_is_off=no_reuse if documents is None else documents.reuse_is_off,
+            disk_is_off=no_disk if documents is None else documents.disk_is_off,
+        )
 
-    @property
-    def slow_dtype(self) -> str | None:
-        """The model's numeric type, if this CPU has no instructions for it."""
-        return slow_dtype(self._engine.vllm_config)
-
-    @property
-    def reuse_is_off(self) -> str | None:
-        """Why documents are not reused anywhere although that was requested."""
+    def report(self, outputs: tuple[Output | RequestFailed, ...] = ()) -> Step:
+        """A step's outputs, or none after an abort, with the counts of the tree if any ended."""
         if self._documents is None:
-            return self.tree_is_off if self._wants_reuse else None
-        return self._documents.reuse_is_off
-
-    @property
-    def disk_is_off(self) -> str | None:
-        """Why documents are not kept on disk although that was requested."""
-        if self._documents is None:
-            return self.tree_is_off if self._wants_disk else None
-        return self._documents.disk_is_off
-
-    def tree_stats(self) -> TreeStats | None:
-        """Counts of the knowledge tree; ``None`` without one."""
-        return None if self._documents is None else self._documents.stats()
-
-    @property
-    def host_failures(self) -> tuple[int, str]:
-        """Number of blocks that the host tier failed to copy, and its last error message."""
-        return (0, "") if self._documents is None else self._documents.host_failures
+            return Step(outputs)
+        ended = not outputs or any(
+            isinstance(output, RequestFailed) or output.finish_reason is not None
+            for output in outputs
+        )
+        stats = self._documents.stats() if ended else None
+        return Step(outputs, stats, *self._documents.host_failures)
 
     def tree_snapshot(self) -> TreeSnapshot | None:
         """The knowledge tree as plain data; ``None`` without one."""

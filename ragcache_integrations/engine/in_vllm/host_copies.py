@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import psutil
@@ -266,51 +266,6 @@ def gather(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], blocks: torch.Ten
         torch.index_select(source, -2, blocks, out=target.narrow(-2, 0, len(blocks)))
 
 
-class HostCopies(Protocol):
-    """Moves blocks between the KV cache and the host's slots."""
-
-    @property
-    def memory(self) -> list[np.ndarray]:
-        """The host's memory, as bytes."""
-
-    def copy_out(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        """Copy blocks to slots; what is enqueued from now on may overwrite the blocks."""
-
-    def read_back(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy slots to blocks; :meth:`wait` before reading them."""
-
-    def wait(self, layer: str | None = None) -> None:
-        """Make the current stream wait for blocks read back.
-
-        Args:
-            layer: The layer whose blocks are needed; ``None`` for all.
-        """
-
-    def close(self) -> None:
-        """Wait for all copies and free the host's memory."""
-
-
-def host_copies(layers: Mapping[str, torch.Tensor], blocks: int, slots: int) -> HostCopies:
-    """What moves the blocks of these layers.
-
-    Args:
-        layers: The layers' KV caches by name.
-        blocks: Number of blocks in them.
-        slots: Number of blocks on the host.
-
-    Raises:
-        RuntimeError: There is not enough memory, the layout is not known, or the device.
-        MemoryError: There is not enough memory.
-    """
-    device = next(iter(layers.values())).device
-    if device.type == "cpu":
-        return CPUCopies(layers, blocks, slots)
-    if device.type == "cuda":
-        return CUDACopies(layers, blocks, slots)
-    msg = f"the host tier does not work on {device.type}"
-    raise RuntimeError(msg)
-
-
 class CPUCopies:
     """Copies where the "GPU" is the CPU.
 
@@ -327,11 +282,6 @@ class CPUCopies:
         for view in pieces(layers.values(), blocks):
             there, here = in_words(view, torch.empty((slots, view.shape[1]), dtype=torch.uint8))
             self._parts.append((there.numpy(), here.numpy()))
-
-    @property
-    def memory(self) -> list[np.ndarray]:
-        """The host's memory, as bytes."""
-        return [here.view(np.uint8) for _, here in self._parts]
 
     def copy_out(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         """Copy blocks to slots."""
@@ -403,11 +353,6 @@ class CUDACopies:
         self._arriving: list[Any] = []
 
     @property
-    def memory(self) -> list[np.ndarray]:
-        """The host's memory, as bytes."""
-        return [self._pool.content]
-
-    @property
     def pinned(self) -> bool:
         """Whether the host's memory could be pinned."""
         return self._pool.pinned
@@ -417,7 +362,7 @@ class CUDACopies:
         return Half(rows, pairs(self._groups, rows), cuda.Event())
 
     def copy_out(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        """Enqueue copying blocks to slots."""
+        """Enqueue copying blocks to slots; what is enqueued afterwards may overwrite the blocks."""
         self.wait()
         for start in range(0, len(blocks), self._staged):
             part = slice(start, start + self._staged)
@@ -445,7 +390,7 @@ class CUDACopies:
         gather(half.pairs, pinned.to(self._device, non_blocking=True))
 
     def read_back(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Enqueue copying slots to blocks, group by group of the layers."""
+        """Enqueue copying slots to blocks, by groups of layers; ``wait`` before reading."""
         self.wait()
         compute, stream = cuda.current_stream(self._device), self._back_stream
         stream.wait_stream(compute)  # for the former users of the blocks
@@ -469,7 +414,11 @@ class CUDACopies:
             self._back.add(stream.record_event(), (), kept)
 
     def wait(self, layer: str | None = None) -> None:
-        """Make the current stream wait for the blocks of a layer, or of all layers."""
+        """Make the current stream wait for blocks that are read back.
+
+        Args:
+            layer: The layer whose blocks are needed; ``None`` for all layers.
+        """
         if not self._arriving:
             return
         compute = cuda.current_stream(self._device)
@@ -486,6 +435,31 @@ class CUDACopies:
             self._out_stream.synchronize()
             self._back_stream.synchronize()
         self._pool.close()
+
+
+HostCopies = CPUCopies | CUDACopies
+"""Moves blocks between the KV cache and the host's slots."""
+
+
+def host_copies(layers: Mapping[str, torch.Tensor], blocks: int, slots: int) -> HostCopies:
+    """What moves the blocks of these layers.
+
+    Args:
+        layers: The layers' KV caches by name.
+        blocks: Number of blocks in them.
+        slots: Number of blocks on the host.
+
+    Raises:
+        RuntimeError: There is not enough memory, the layout is not known, or the device.
+        MemoryError: There is not enough memory.
+    """
+    device = next(iter(layers.values())).device
+    if device.type == "cpu":
+        return CPUCopies(layers, blocks, slots)
+    if device.type == "cuda":
+        return CUDACopies(layers, blocks, slots)
+    msg = f"the host tier does not work on {device.type}"
+    raise RuntimeError(msg)
 
 
 class InFlight:

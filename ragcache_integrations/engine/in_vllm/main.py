@@ -37,7 +37,6 @@ from ragcache_integrations.engine.protocol import (
     FailureKind,
     Heartbeat,
     Output,
-    Ready,
     RequestFailed,
     Shutdown,
     StartFailed,
@@ -173,7 +172,7 @@ class Host:
         self._sending = threading.Lock()
         self._busy_since: float | None = None
         self._rests_until = 0.0
-        vllm.on_begin = self._report_begun
+        vllm.on_begin = lambda request_ids: self._send(Begun(request_ids))
 
     def serve(self) -> None:
         """Run until the application asks for the end, or is gone itself."""
@@ -188,19 +187,8 @@ class Host:
             self._busy_since = time.monotonic()
             outputs = self._vllm.step()
             if outputs:
-                self._send(self._step(outputs))
+                self._send(self._vllm.report(outputs))
                 self._rests_until = time.monotonic() + IDLE_SECONDS
-
-    def _step(self, outputs: tuple[Output | RequestFailed, ...]) -> Step:
-        ended = any(
-            isinstance(output, RequestFailed) or output.finish_reason is not None
-            for output in outputs
-        )
-        tree = self._vllm.tree_stats() if ended else None
-        return Step(outputs, tree, *self._vllm.host_failures)
-
-    def _report_begun(self, request_ids: tuple[int, ...]) -> None:
-        self._send(Begun(request_ids))
 
     def _send(self, message: object) -> None:
         with self._sending:
@@ -242,7 +230,7 @@ class Host:
             case Abort():
                 self._vllm.abort(message.request_ids, retract=message.retract)
                 # An abort has no output that could carry its effects on the tree.
-                self._send(Step((), self._vllm.tree_stats(), *self._vllm.host_failures))
+                self._send(self._vllm.report())
             case Control():
                 operations: dict[str, Callable[[], object]] = {
                     "count_missing": partial(self._vllm.count_missing, message.argument),
@@ -294,7 +282,12 @@ def main() -> int:
     connection = Connection(int(sys.argv[1]))
     settings = connection.recv()
     watch = ApplicationWatch(connection.fileno(), settings.folder)
-    os.register_at_fork(after_in_child=lambda: _become_worker(connection))
+
+    def become_worker() -> None:
+        connection.close()  # a forked worker's copy would hide the engine's end
+        resume_when_orphaned()
+
+    os.register_at_fork(after_in_child=become_worker)
     try:
         vllm = start(settings)
     except Exception as error:
@@ -305,18 +298,7 @@ def main() -> int:
     watch.grace_seconds = SHUTDOWN_SECONDS
     gone = False
     try:
-        connection.send(
-            Ready(
-                max_model_len=vllm.max_model_len,
-                total_kv_tokens=vllm.total_kv_tokens,
-                block_size=vllm.block_size,
-                block_bytes=vllm.block_bytes,
-                tree_is_off=vllm.tree_is_off,
-                slow_dtype=vllm.slow_dtype,
-                reuse_is_off=vllm.reuse_is_off,
-                disk_is_off=vllm.disk_is_off,
-            )
-        )
+        connection.send(vllm.ready())
         Host(connection, vllm, settings.heartbeat_seconds).serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         logger.info("the application is gone")
@@ -331,12 +313,6 @@ def main() -> int:
     if gone:
         watch.end_all()
     return 0
-
-
-def _become_worker(connection: Connection) -> None:
-    """Close a forked worker's copy of the socket, which would hide the engine's end."""
-    connection.close()
-    resume_when_orphaned()
 
 
 if __name__ == "__mp_main__":  # a process that vLLM spawns imports this module by that name

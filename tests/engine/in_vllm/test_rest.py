@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from ragcache_integrations.engine.in_vllm.main import IDLE_SECONDS, Host
-from ragcache_integrations.engine.protocol import Shutdown
+from ragcache_integrations.engine.protocol import Shutdown, Step
 
 
 class Socket:
@@ -32,7 +32,7 @@ class Socket:
 class Work:
     """Answers in its first step. From then on it has documents to encode for later."""
 
-    busy, host_failures = True, (0, "")
+    busy = True
 
     def __init__(self, *, encodes: bool) -> None:
         self.steps = 0
@@ -46,8 +46,8 @@ class Work:
         self.steps += 1
         return (_Answer(),) if self.steps == 1 else ()
 
-    def tree_stats(self) -> None:
-        """No tree."""
+    def report(self, outputs: tuple[Any, ...]) -> Step:
+        return Step(outputs)
 
 
 class _Answer:
