@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.core.checks import (
-    check_choice,
     check_flag,
-    check_int,
-    check_number,
     is_whole,
-    or_none,
 )
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError, ModelNotFoundError
 from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
@@ -42,7 +38,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-DTYPES = ("auto", "bfloat16", "float16", "float32", "half", "float")
 OWN_ARGUMENTS = ("model", "max_model_len", "dtype", "seed", "kv_cache_memory_bytes")
 
 GIB = 1 << 30
@@ -110,12 +105,6 @@ def engine_settings(
                 msg = f"{name} needs the knowledge tree: leave knowledge_tree=True"
                 raise ConfigurationError(msg)
         cache = None
-    kv_cache_gib = or_none(check_number)("kv_cache_gib", kv_cache_gib, 0, above=True, also="None")
-    max_model_len = or_none(check_int)(
-        "max_model_len", max_model_len, 2, unit="tokens", also="None"
-    )
-    dtype = check_choice("dtype", dtype, DTYPES)
-    seed = check_int("seed", seed, 0)
     arguments = dict(vllm_args or {})
     for name in OWN_ARGUMENTS:
         if name in arguments:
@@ -137,15 +126,8 @@ def engine_settings(
     except Exception as error:
         msg = f"vllm_args must hold plain values that can be sent to another process: {error}"
         raise ConfigurationError(msg) from error
-    return EngineSettings(
-        model=_resolve_model(model),
-        kv_cache_gib=kv_cache_gib,
-        max_model_len=max_model_len,
-        dtype=dtype,
-        seed=seed,
-        vllm_args=arguments,
-        cache=cache,
-    )
+    model = _resolve_model(model)
+    return EngineSettings(model, kv_cache_gib, max_model_len, dtype, seed, arguments, cache)
 
 
 def with_bundled_model(settings: EngineSettings) -> EngineSettings:

@@ -514,7 +514,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     def stats(self) -> EngineStats:
         """What the engine has done so far. Returns immediately, without asking the process."""
         return dataclasses.replace(
-            self._counters.snapshot(),
+            self._counters.stats,
             tree=self._process.exchange.tree_stats,
             block_bytes=self._block_bytes,
         )

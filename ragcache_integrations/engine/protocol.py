@@ -127,6 +127,7 @@ def backoff_seconds(tries: int) -> float:
     return min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * float(1 << doublings))
 
 
+DTYPES = ("auto", "bfloat16", "float16", "float32", "half", "float")
 REUSES = ("prefix", "anywhere")
 MOST_LINK_TOKENS = 1 << 20
 """More than any document has. vLLM refuses requests with numbers that don't fit 64 bits."""
@@ -282,73 +283,41 @@ class EngineStats:
 
 
 class Counters:
-    """Keeps :class:`EngineStats` up to date."""
+    """Keeps :class:`EngineStats` up to date.
+
+    Attributes:
+        stats: The counts so far.
+    """
 
     def __init__(self) -> None:
         self._lock = make_reentrant_lock()  # reentrant: a garbage collection may count an abort
-        self._stats = EngineStats()
+        self.stats = EngineStats()
 
-    def _add(self, **counts: int) -> EngineStats:
+    def add(self, **counts: int) -> EngineStats:
         """Add to the counts of these names, and return the counts before."""
         with self._lock:
-            before = self._stats
+            before = self.stats
             sums = {name: getattr(before, name) + count for name, count in counts.items()}
-            self._stats = replace(before, **sums)
+            self.stats = replace(before, **sums)
         return before
-
-    def started(self) -> None:
-        """A request was accepted."""
-        self._add(requests=1)
 
     def finished(self, usage: Usage) -> None:
         """A request's answer is complete."""
-        self._add(
+        self.add(
             finished_requests=1,
             prompt_tokens=usage.prompt_tokens,
             cached_prompt_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
         )
 
-    def aborted(self) -> None:
-        """A request was aborted."""
-        self._add(aborted_requests=1)
-
-    def failed(self) -> None:
-        """A request ended in an error."""
-        self._add(failed_requests=1)
-
-    def restarted(self, replayed: int, resumed: int) -> None:
-        """The process was restarted.
-
-        Args:
-            replayed: Number of requests that restart.
-            resumed: Number of requests that resume after their emitted tokens.
-        """
-        self._add(restarts=1, replayed_requests=replayed, resumed_requests=resumed)
-
-    def retried(self) -> None:
-        """A request is retried."""
-        self._add(retried_requests=1)
-
-    def host_tier_failed(self, blocks: int) -> bool:
-        """Count blocks that the host tier could not copy.
-
-        Args:
-            blocks: Number of blocks.
-
-        Returns:
-            Whether these are the first.
-        """
-        return not self._add(host_tier_failures=blocks).host_tier_failures
-
-    def snapshot(self) -> EngineStats:
-        """The counts so far."""
-        return self._stats
-
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The settings with which a process starts (see :class:`RAGCacheEngine` for the meanings)."""
+    """The settings with which a process starts (see :class:`RAGCacheEngine` for the meanings).
+
+    Raises:
+        ConfigurationError: A setting is out of its range.
+    """
 
     model: str
     kv_cache_gib: float | None
@@ -362,6 +331,12 @@ class EngineSettings:
     """Seconds between the process's heartbeats."""
     folder: str = ""
     """Folder of temporary files; the process removes it if the application is gone."""
+
+    def __post_init__(self) -> None:
+        check_field(self, or_none(check_number), "kv_cache_gib", 0, above=True, also="None")
+        check_field(self, or_none(check_int), "max_model_len", 2, unit="tokens", also="None")
+        check_field(self, check_choice, "dtype", DTYPES)
+        check_field(self, check_int, "seed", 0)
 
 
 class FailureKind(Enum):

@@ -85,7 +85,7 @@ class _Stream:
         self.request_id = 0
         self._open_inbox()
         self.request_id = link.process.register(_weakly(self._receive), request)
-        link.counters.started()
+        link.counters.add(requests=1)
         link.process.exchange.send(self.request_id)
 
     def _open_inbox(self) -> None:
@@ -101,7 +101,7 @@ class _Stream:
                     Usage(self.prompt_tokens, self._received_tokens, received.cached_tokens)
                 )
         else:
-            self._link.counters.failed()
+            self._link.counters.add(failed_requests=1)
         self._hand_over(received)
 
     def _hand_over(self, received: Received | None) -> None:
@@ -121,7 +121,7 @@ class _Stream:
     def _abort_request(self, *, retract: bool = False) -> None:
         self._done = True
         if self._link.process.exchange.abort(self.request_id, retract=retract):
-            self._link.counters.aborted()
+            self._link.counters.add(aborted_requests=1)
 
     def _take(self, received: Received) -> GenerationChunk:
         """Turn what arrived into the next chunk, or raise it."""

@@ -81,19 +81,17 @@ STOPPED_STATE = b"T"  # by a signal; a debugger's is "t"
 
 
 def is_group_stopped(group: int) -> bool:
-    """Whether a process of a process group is stopped, as by SIGSTOP or job control."""
-    return any(state == (STOPPED_STATE, group) for state in _states())
+    """Whether a process of a process group is stopped, as by SIGSTOP or job control.
 
-
-def _states() -> list[tuple[bytes, int]]:
-    """State and process group of each process; empty if the system is not Linux."""
-    states = []
+    ``False`` if the system is not Linux.
+    """
     for stat in _PROCESSES.glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
             # The name before them may hold anything, parentheses included.
-            state, _, group, *_ = stat.read_bytes().rpartition(b")")[2].split()
-            states.append((state, int(group)))
-    return states
+            state, _, owner, *_ = stat.read_bytes().rpartition(b")")[2].split()
+            if state == STOPPED_STATE and int(owner) == group:
+                return True
+    return False
 
 
 SHUTDOWN_GRACE_SECONDS = 5.0

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ragcache_integrations.core.forks import make_lock, make_reentrant_lock
+from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import FOREVER
 from ragcache_integrations.engine.protocol import (
     Abort,
@@ -52,7 +53,7 @@ from ragcache_integrations.knowledge_tree.stats import TreeStats
 from .client import EngineProcess
 from .requests import DivergedError, PendingControl, PendingRequest, Received, Receiver
 
-__all__ = ["Exchange", "HotPrefixes", "PinRecord", "Prefix"]
+__all__ = ["Exchange", "HotPrefixes", "PinRecord"]
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,7 @@ def _place(request: Submit) -> _Place:
     return request.namespace, request.documents, tuple(request.token_ids[:end])
 
 
+PREFILL = SamplingOptions(max_tokens=1)
 DOCUMENTS = 3
 """Number of a prompt's first documents that are recorded; further ones hardly ever repeat."""
 RECORDED = 4
@@ -129,15 +131,6 @@ RECORDED = 4
 MOST_PREFIXES = 256
 SEEN_OFTEN = 2
 """Requests after which a beginning is worth computing again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """A prompt's beginning: its tenant, tokens, and spans of documents."""
-
-    namespace: str
-    token_ids: list[int]
-    documents: tuple[tuple[str, int, int], ...]
 
 
 @dataclass(slots=True)
@@ -201,8 +194,8 @@ class HotPrefixes:
             while self.recorded_tokens > RECORDED * self._tokens:
                 self.recorded_tokens = _halve(self._roots)
 
-    def hottest(self, limit: int) -> list[Prefix]:
-        """The most common beginnings, each after those that it continues.
+    def hottest(self, limit: int) -> list[Submit]:
+        """Requests that compute the most common beginnings, each after those that it continues.
 
         Args:
             limit: The most tokens in total; shared beginnings count once.
@@ -211,7 +204,7 @@ class HotPrefixes:
         with self._lock:
             known = sorted(_paths(self._roots), key=lambda path: (-path[-1].requests, len(path)))
             chosen: set[int] = set()
-            prefixes: list[Prefix] = []
+            prefixes: list[Submit] = []
             for path in known:
                 *above, node = path
                 if len(prefixes) == MOST_PREFIXES or node.requests < SEEN_OFTEN:
@@ -254,7 +247,7 @@ def _paths(
         yield from _paths(node.children, path)
 
 
-def _prefix(path: Sequence[_Node]) -> Prefix:
+def _prefix(path: Sequence[_Node]) -> Submit:
     token_ids: list[int] = []
     documents = []
     for depth, node in enumerate(path):
@@ -262,7 +255,7 @@ def _prefix(path: Sequence[_Node]) -> Prefix:
         token_ids += node.tokens
         if depth:
             documents.append((node.name, begin, len(token_ids)))
-    return Prefix(path[0].name, token_ids, tuple(documents))
+    return Submit(0, token_ids, PREFILL, path[0].name, tuple(documents))
 
 
 SUSPECT_DEATHS = 2
@@ -523,7 +516,7 @@ class Exchange:
         if step.host_failures > self._host_failures:
             new = step.host_failures - self._host_failures
             self._host_failures = step.host_failures
-            if self._counters.host_tier_failed(new):
+            if not self._counters.add(host_tier_failures=new).host_tier_failures:
                 logger.warning(
                     "the host tier fails (%s): what it should have kept is computed again. "
                     "EngineStats.host_tier_failures counts further failures",
@@ -613,7 +606,7 @@ class Exchange:
             return False
         pending.retries += 1
         pending.due = time.monotonic() + backoff_seconds(pending.retries)
-        self._counters.retried()
+        self._counters.add(retried_requests=1)
         self._on_retry()
         return True
 

@@ -17,7 +17,6 @@ import threading
 import time
 from typing import Any
 
-from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine.protocol import (
     Answer,
     Control,
@@ -114,7 +113,6 @@ def _no_answer(process: Supervisor, operation: str, timeout: float | None) -> En
     return EngineError(f"the engine did not answer {operation!r} in {timeout:g} s{why}")
 
 
-PREFILL = SamplingOptions(max_tokens=1)
 REWARM_SECONDS = 10.0
 """The longest time that requests wait while pinned documents and common beginnings of prompts are
 computed again."""
@@ -357,12 +355,11 @@ class Supervisor:
 
     def _compute_hot_again(self, process: EngineProcess, ready: Ready, deadline: float) -> None:
         """Compute the most common beginnings of prompts, as far as time and memory allow."""
-        for prefix in self.exchange.hot.hottest(ready.total_kv_tokens // 2):
+        for request in self.exchange.hot.hottest(ready.total_kv_tokens // 2):
             left = deadline - time.monotonic()
             if left <= 0 or self.closed or process.ended.is_set():
                 return
-            if len(prefix.token_ids) < ready.max_model_len:
-                request = Submit(0, prefix.token_ids, PREFILL, prefix.namespace, prefix.documents)
+            if len(request.token_ids) < ready.max_model_len:
                 self.exchange.compute(process, request, left, abort=True)
 
     def _serve_again(self, process: EngineProcess) -> bool:
@@ -370,7 +367,7 @@ class Supervisor:
         if counts is None:
             return False
         replayed, resumed = counts
-        self._counters.restarted(replayed, resumed)
+        self._counters.add(restarts=1, replayed_requests=replayed, resumed_requests=resumed)
         logger.warning(
             "the engine is back: %d requests resume, %d restart",
             resumed,

@@ -407,7 +407,7 @@ class ServingMiddleware:
             without=_CODING,
         )
         if request.counted:
-            self._counters.started()
+            self._counters.add(requests=1)
         with awaited_pin_refusal(self._settings.folder, request.ticket) as late_refusal:
             observer = Observer(
                 send,
@@ -500,10 +500,10 @@ class ServingMiddleware:
         aborted = not observer.complete
         if request.counted:
             if observer.status != 200 or observer.failed:  # noqa: PLR2004 - HTTP's OK
-                self._counters.failed()
+                self._counters.add(failed_requests=1)
             elif usage is None or aborted:  # vLLM sends an empty answer if the client is gone
                 aborted = True
-                self._counters.aborted()
+                self._counters.add(aborted_requests=1)
             else:
                 self._counters.finished(usage)
         self._log.write(
@@ -541,7 +541,7 @@ class ServingMiddleware:
         if not start:
             return  # the client is gone, and vLLM gave no answer
         if start["status"] == 200 and scope["method"] == "GET":  # noqa: PLR2004 - HTTP's OK
-            counts, refused = self._counters.snapshot(), self._refused.copy()
+            counts, refused = self._counters.stats, self._refused.copy()
             collected.append(
                 await asyncio.to_thread(metrics_text, counts, self._settings.folder, refused)
             )

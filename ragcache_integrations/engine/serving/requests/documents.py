@@ -30,7 +30,6 @@ from ragcache_integrations.core.prompt import (
     PromptRenderer,
     Reasoning,
     RenderedPrompt,
-    Span,
     TemplateText,
     TextEncoder,
     ValueHider,
@@ -195,21 +194,6 @@ Template = Callable[[dict[str, Any]], Awaitable[str | None]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Rendered:
-    token_ids: list[int]
-    spans: list[Span]
-
-    def after(self, head: Sequence[int]) -> _Rendered:
-        return _Rendered([*head, *self.token_ids], self._moved(len(head)))
-
-    def without(self, head: Sequence[int]) -> _Rendered:
-        return _Rendered(self.token_ids[len(head) :], self._moved(-len(head)))
-
-    def _moved(self, by: int) -> list[Span]:
-        return [(name, start + by, end + by) for name, start, end in self.spans]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class _Chat:
     """A chat that was read.
 
@@ -293,10 +277,10 @@ class DocumentReader:
                 await asyncio.to_thread(self._guard.check, body)
             return body, 0
         rendered = await self._render(body, self._renderer.render_conversation, pieces)
-        if body.get("add_special_tokens") is True:
-            rendered = rendered.after(self._head)
-        tokens = {**object_in(body, "kv_transfer_params"), TOKENS: rendered.token_ids}
-        return _with_spans({**body, "kv_transfer_params": tokens}, rendered.spans)
+        head = self._head if body.get("add_special_tokens") is True else []
+        params = object_in(body, "kv_transfer_params")
+        params = {**params, TOKENS: [*head, *rendered.token_ids]}
+        return _with_spans({**body, "kv_transfer_params": params}, rendered, len(head))
 
     async def _pieces(self, chat: _Chat) -> list[TemplateText | Part] | None:
         """The template's text with its contents; ``None`` if only vLLM can render it."""
@@ -321,25 +305,25 @@ class DocumentReader:
         _check_number(documents)
         _exclude(body, _CUTTING)
         rendered = await self._render(body, self._renderer.render, Prompt.raw(parts))
-        if body.get("add_special_tokens", True) is not True:
-            rendered = rendered.without(self._head)
-        return _with_spans({**body, "prompt": rendered.token_ids}, rendered.spans)
+        cut = 0 if body.get("add_special_tokens", True) is True else len(self._head)
+        return _with_spans({**body, "prompt": rendered.token_ids[cut:]}, rendered, -cut)
 
     async def _render(
         self, body: dict[str, Any], render: Callable[[Any, str], RenderedPrompt], content: Any
-    ) -> _Rendered:
+    ) -> RenderedPrompt:
         salt = body.get("cache_salt")
         tenant = salt if isinstance(salt, str) else ""
         try:
-            rendered = await asyncio.to_thread(render, content, tenant)
+            return await asyncio.to_thread(render, content, tenant)
         except ConfigurationError as error:
             raise RequestRefusedError(400, str(error)) from error
-        spans = [(span.id, span.start, span.end) for span in rendered.documents]
-        return _Rendered(rendered.token_ids, spans)
 
 
-def _with_spans(body: dict[str, Any], spans: Sequence[Span]) -> tuple[dict[str, Any], int]:
-    """A request with the spans of its documents, and their number."""
+def _with_spans(
+    body: dict[str, Any], rendered: RenderedPrompt, moved: int
+) -> tuple[dict[str, Any], int]:
+    """A request with the spans of its documents, moved by some tokens, and their number."""
+    spans = [(span.id, span.start + moved, span.end + moved) for span in rendered.documents]
     if spans:
         xargs = {**object_in(body, "vllm_xargs"), **extra_args_from_spans(spans)}
         body = {**body, "vllm_xargs": xargs}
