@@ -16,7 +16,6 @@ from ragcache_integrations.core.checks import (
     is_whole,
 )
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError, ModelNotFoundError
-from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
 
 from .machine import computes_on_cpu
 from .protocol import CacheSettings, EngineSettings
@@ -27,6 +26,7 @@ __all__ = [
     "CPU_KV_CACHE_GIB",
     "GIB",
     "GUIDANCE",
+    "SETTINGS",
     "XGRAMMAR",
     "bundled_dtype",
     "check_installed",
@@ -47,7 +47,21 @@ CPU_BLOCK_SIZE = 32
 """The smallest size that vLLM's attention supports there. Its default of 128 is no faster, and text
 that fills no block is not reused: passages of RAG applications are often that short."""
 
-_CACHE = tuple(name for name in CacheSettings.__slots__ if name != "prefill_profile")
+SETTINGS: Mapping[str, Any] = {
+    "model": None,
+    "kv_cache_gib": None,
+    "max_model_len": None,
+    "dtype": "auto",
+    "seed": 0,
+    "knowledge_tree": True,
+    **{
+        field.name: field.default
+        for field in dataclasses.fields(CacheSettings)
+        if field.name != "prefill_profile"
+    },
+    "vllm_args": None,
+}
+"""The arguments of an engine that describe it, and their defaults."""
 
 GUIDANCE, XGRAMMAR = "guidance", "xgrammar"
 """vLLM's grammar backends that can leave white space out. Guidance reports what it does not
@@ -68,66 +82,46 @@ def check_installed(feature: str) -> None:
         raise MissingExtraError(feature, "vllm")
 
 
-def engine_settings(
-    model: str | Path | None = None,
-    *,
-    kv_cache_gib: float | None = None,
-    max_model_len: int | None = None,
-    dtype: str = "auto",
-    seed: int = 0,
-    knowledge_tree: bool = True,
-    policy: str = DEFAULT_POLICY,
-    host_cache_gib: float = 0.0,
-    reorder_window: int | None = 32,
-    cache_depth: int | None = None,
-    frequency_window: float | None = None,
-    reuse: str = "prefix",
-    link_tokens: int = 16,
-    exact_documents: int = 0,
-    document_cache_gib: float = 1.0,
-    disk_cache_gib: float = 0.0,
-    disk_cache_dir: str | Path | None = None,
-    quotas: Mapping[str, float] | None = None,
-    vllm_args: Mapping[str, Any] | None = None,
-) -> EngineSettings:
+def engine_settings(model: str | Path | None = None, **given: Any) -> EngineSettings:
     """Check the arguments of :class:`RAGCacheEngine` without starting anything.
 
+    Args:
+        model: Local path or hub name.
+        given: Further arguments, of those in :data:`SETTINGS`.
+
     Raises:
-        ConfigurationError: An argument is out of its range or unknown.
+        ConfigurationError: An argument is out of its range.
         ModelNotFoundError: ``model`` looks like a path and no model is there.
     """
-    given = locals()  # the arguments by name
-    cache: CacheSettings | None = CacheSettings(**{name: given[name] for name in _CACHE})
-    if not check_flag("knowledge_tree", knowledge_tree):
-        tiers = {"host_cache_gib": host_cache_gib, "disk_cache_gib": disk_cache_gib}
-        for name, needed in (*tiers.items(), ("reuse", reuse == "anywhere")):
-            if needed:
-                msg = f"{name} needs the knowledge tree: leave knowledge_tree=True"
-                raise ConfigurationError(msg)
-        cache = None
-    arguments = dict(vllm_args or {})
+    own = {name: given.pop(name) for name in EngineSettings.__slots__ if name in given}
+    arguments = dict(own.pop("vllm_args", None) or {})
+    knowledge_tree = check_flag("knowledge_tree", given.pop("knowledge_tree", True))
+    cache = CacheSettings(**given)
+    connected = {
+        "host_cache_gib": cache.host_cache_gib,
+        "disk_cache_gib": cache.disk_cache_gib,
+        "reuse": cache.reuse == "anywhere",
+    }
+    connecting = next((name for name, used in connected.items() if used), None)
+    if connecting is not None and not knowledge_tree:
+        msg = f"{connecting} needs the knowledge tree: leave knowledge_tree=True"
+        raise ConfigurationError(msg)
+    if connecting is not None and "kv_transfer_config" in arguments:
+        cause = "reuse='anywhere'" if connecting == "reuse" else f"{connecting} above 0"
+        msg = f"vllm_args must not hold 'kv_transfer_config' with {cause}"
+        raise ConfigurationError(msg)
     for name in OWN_ARGUMENTS:
         if name in arguments:
             ours = "kv_cache_gib" if name == "kv_cache_memory_bytes" else name
             msg = f"vllm_args must not hold {name!r}: pass {ours}= itself"
-            raise ConfigurationError(msg)
-    if cache is not None and "kv_transfer_config" in arguments:
-        causes = {
-            "reuse='anywhere'": cache.reuse == "anywhere",
-            "host_cache_gib is above 0": cache.host_cache_gib,
-            "disk_cache_gib is above 0": cache.disk_cache_gib,
-        }
-        cause = next((words for words, present in causes.items() if present), None)
-        if cause is not None:
-            msg = f"vllm_args must not hold 'kv_transfer_config' with {cause}"
             raise ConfigurationError(msg)
     try:
         pickle.dumps(arguments)
     except Exception as error:
         msg = f"vllm_args must hold plain values that can be sent to another process: {error}"
         raise ConfigurationError(msg) from error
-    model = _resolve_model(model)
-    return EngineSettings(model, kv_cache_gib, max_model_len, dtype, seed, arguments, cache)
+    settings = EngineSettings(_resolve_model(model), **own, vllm_args=arguments, cache=cache)
+    return settings if knowledge_tree else dataclasses.replace(settings, cache=None)
 
 
 def with_bundled_model(settings: EngineSettings) -> EngineSettings:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import inspect
 import logging
 import weakref
 from collections.abc import Iterable, Mapping
@@ -29,7 +28,7 @@ from ragcache_integrations.errors import ModelNotFoundError
 from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
-from .arguments import check_installed, engine_settings, with_bundled_model
+from .arguments import SETTINGS, check_installed, engine_settings, with_bundled_model
 from .calls import Calls, Encoding, Keeping, afinish, encoding, finish, submission
 from .process import Supervisor, acontrol, control
 from .protocol import (
@@ -45,7 +44,7 @@ from .protocol import (
 )
 from .streams import AsyncGenerationStream, GenerationStream, Link
 
-__all__ = ["PREFILL", "RAGCacheEngine", "engine_settings", "load_tokenizer"]
+__all__ = ["PREFILL", "SETTINGS", "RAGCacheEngine", "engine_settings", "load_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +82,6 @@ _OFF = {
     "disk_is_off": "documents are not kept on disk: %s",
 }
 """Warnings about what was requested and is not possible, by the field that says why."""
-_SETTINGS = tuple(inspect.signature(engine_settings).parameters)
 
 
 class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
@@ -227,7 +225,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         vllm_args: Mapping[str, Any] | None = None,
     ) -> None:
         given = locals()  # the arguments by name
-        settings = engine_settings(**{name: given[name] for name in _SETTINGS})
+        settings = engine_settings(**{name: given[name] for name in SETTINGS})
         check_seconds("startup_timeout", startup_timeout)
         check_type("tool_parser", tool_parser, str | None, "a name or None")
         faults = FaultSettings(**{name: given[name] for name in FaultSettings.__slots__})

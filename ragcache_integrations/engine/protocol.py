@@ -320,10 +320,10 @@ class EngineSettings:
     """
 
     model: str
-    kv_cache_gib: float | None
-    max_model_len: int | None
-    dtype: str
-    seed: int
+    kv_cache_gib: float | None = None
+    max_model_len: int | None = None
+    dtype: str = "auto"
+    seed: int = 0
     vllm_args: dict[str, Any] = field(default_factory=dict)
     cache: CacheSettings | None = field(default_factory=CacheSettings)
     """``None`` without the knowledge tree."""

@@ -5,7 +5,6 @@ Every knob has one flat name, whether it belongs to the workload, the retriever 
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import math
@@ -25,7 +24,7 @@ from ragcache_integrations.core.checks import (
     check_number,
     unknown_name,
 )
-from ragcache_integrations.engine.engine import engine_settings
+from ragcache_integrations.engine.engine import SETTINGS, engine_settings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.order import Order
 from ragcache_integrations.retrievers.cached import CacheKnobs, read_knobs
@@ -74,11 +73,7 @@ CACHE_KNOBS = tuple(name for name in CacheKnobs.model_fields if name not in {*_S
 """Knobs of the approximate query cache; see
 :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`."""
 
-ENGINE_KNOBS = tuple(
-    name
-    for name in inspect.signature(engine_settings).parameters
-    if name not in {"model", "seed", "vllm_args"}
-)
+ENGINE_KNOBS = tuple(name for name in SETTINGS if name not in {"model", "seed", "vllm_args"})
 """Knobs of the bundled engine; see :class:`~ragcache_integrations.engine.RAGCacheEngine`."""
 
 MAX_SWEEP = 1000

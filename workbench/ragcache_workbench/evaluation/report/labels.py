@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from ragcache_integrations.core.checks import is_number
-from ragcache_integrations.engine.engine import engine_settings
+from ragcache_integrations.engine.engine import SETTINGS
 from ragcache_integrations.retrievers.cached import CacheKnobs
 from ragcache_workbench.evaluation.runs import EvalRun
 from ragcache_workbench.evaluation.settings import CACHE_KNOBS, ENGINE_KNOBS, EvalSettings
@@ -29,11 +28,6 @@ __all__ = [
 ]
 
 Facts = Mapping[str, Any]
-
-_ENGINE_DEFAULTS = {
-    name: parameter.default
-    for name, parameter in inspect.signature(engine_settings).parameters.items()
-}
 
 
 def facts_of(runs: Sequence[EvalRun]) -> list[dict[str, Any]]:
@@ -60,7 +54,7 @@ def _facts(run: EvalRun, flat: dict[str, Any], named: Iterable[str]) -> dict[str
         if cached and name in CACHE_KNOBS:
             facts.setdefault(name, CacheKnobs.model_fields[name].get_default())
         if bundled and name in ENGINE_KNOBS:
-            facts.setdefault(name, _ENGINE_DEFAULTS[name])
+            facts.setdefault(name, SETTINGS[name])
     return facts
 
 
