@@ -5,8 +5,13 @@ from .core import AnswerCore, Near
 from .entries import CachedAnswer, Question
 from .flow import AnswerFlow, Lookup, plain_answer, same_text, says_same
 from .knobs import AnswerKnobArguments, AnswerKnobs
-from .metrics import AnswerCacheCollector
-from .types import AnswerExplanation, AnswerStats, AnswerTrace, SharedAnswerStats
+from .types import (
+    AnswerCacheCollector,
+    AnswerExplanation,
+    AnswerStats,
+    AnswerTrace,
+    SharedAnswerStats,
+)
 
 __all__ = [
     "AnswerCacheCollector",

@@ -42,7 +42,7 @@ from ragcache_integrations.retrievers.keys import (
 from .entries import CachedAnswer, Group, Question, Vector, nearest, unit_vector, words_of
 from .knobs import AnswerKnobs
 from .records import Record
-from .types import AnswerExplanation, AnswerStats
+from .types import COUNTERS, AnswerExplanation, AnswerStats
 
 __all__ = ["AnswerCore", "Forgettings", "Held", "Near"]
 
@@ -114,10 +114,6 @@ class Held(Generic[A]):
 Counted = Literal[
     "lookups", "checks", "failed_checks", "insertions", "evictions", "expired", "unkept"
 ]
-_COUNTED = (
-    *("lookups", "hits", "same_words", "checks", "wrong", "failed_checks"),
-    *("insertions", "evictions", "expired", "unkept"),
-)
 
 
 class AnswerCore(Generic[A]):
@@ -448,7 +444,7 @@ class AnswerCore(Generic[A]):
     def stats(self) -> AnswerStats:
         """Return what was done so far."""
         with self._lock:
-            counts = {name: self._counts[name] for name in _COUNTED}
+            counts = {name: self._counts[name] for name in COUNTERS}
             return AnswerStats(
                 entries=len(self._order),
                 capacity=self.knobs.capacity,

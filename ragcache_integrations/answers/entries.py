@@ -1,9 +1,9 @@
-"""Questions, answers that may be served again or copied, and those that share a key."""
+"""Questions, their documents, answers that may be served again or copied, and those of one key."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -11,7 +11,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_integrations.retrievers.keys import in_context, normalize_text
+from ragcache_integrations.core.texts import content_id
+from ragcache_integrations.retrievers.keys import freeze_arguments, in_context, normalize_text
+from ragcache_integrations.retrievers.retrieval import QUERY_CACHE_METADATA
 
 __all__ = [
     "CachedAnswer",
@@ -19,6 +21,7 @@ __all__ = [
     "Question",
     "Vector",
     "copy_answer",
+    "document_identity",
     "nearest",
     "unit_vector",
     "words_of",
@@ -206,3 +209,35 @@ def nearest(
     distances = np.linalg.norm(np.stack([key for _, key in embedded]) - unit, axis=1)
     place = int(distances.argmin())
     return embedded[place][0], max(_LEAST, float(distances[place]))
+
+
+_VOLATILE = {
+    *(QUERY_CACHE_METADATA, "score", "_score", "relevance_score", "similarity", "similarity_score"),
+    *("distance", "_distance", "_relevance_distance", "rank", "rerank_score", "query_similarity"),
+}
+"""Names under which stores and re-rankers note how near a document is to the question."""
+
+
+def document_identity(
+    name: str | None,
+    text: str,
+    metadata: Mapping[str, Any],
+    more: Mapping[str, Any] | None = None,
+) -> tuple[str, Hashable] | None:
+    """Return a document's id, and what changes when its text or metadata does.
+
+    Args:
+        name: Its id; ``None`` where it has none.
+        text: Its text.
+        metadata: Its metadata, as a prompt may hold it.
+        more: What else a model may be shown of it, such as an image.
+
+    Returns:
+        ``None`` where the metadata hold what can't be compared.
+    """
+    text_id = content_id(text)
+    held: dict[str, Any] = {key: metadata[key] for key in metadata if key not in _VOLATILE}
+    if more:
+        held = {"metadata": held, "more": more}
+    frozen = freeze_arguments(held)
+    return None if frozen.opaque else (name or text_id, (text_id, frozen.key))

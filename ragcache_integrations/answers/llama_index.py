@@ -84,8 +84,7 @@ from . import finish
 from .changes import CHANGED, ChangeWatch
 from .controls import AnswerControls
 from .core import AnswerCore
-from .documents import document_identity
-from .entries import Question, Vector
+from .entries import Question, Vector, document_identity
 from .finish import (
     EMPTY,
     attributes_of,

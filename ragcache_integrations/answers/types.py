@@ -1,13 +1,24 @@
-"""What a cache of answers reports."""
+"""What a cache of answers reports: of one question, in all, and to Prometheus."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from ragcache_integrations.core.metric_families import MetricFamilies
+from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache.metrics import learning_metrics
 from ragcache_integrations.query_cache.tolerance import ToleranceReport
 
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
 __all__ = [
+    "COUNTERS",
+    "AnswerCacheCollector",
     "AnswerExplanation",
+    "AnswerSource",
     "AnswerStats",
     "AnswerTrace",
     "SharedAnswerStats",
@@ -126,3 +137,97 @@ class SharedAnswerStats(AnswerStats):
     lost: int = 0
     corrupt: int = 0
     owed: int = 0
+
+
+COUNTERS = {
+    "lookups": "Questions that came",
+    "hits": "Questions that were served an earlier answer",
+    "same_words": "Hits whose question had the words of an earlier one",
+    "checks": "Hits that were answered again in the background",
+    "wrong": "Checks whose new answer was another one",
+    "failed_checks": "Checks that raised an error",
+    "insertions": "Answers that were put in",
+    "evictions": "Answers that made room for others",
+    "expired": "Answers that reached their time to live",
+    "unkept": "Answers that could not be kept",
+}
+SHARED_COUNTERS = {
+    "failed": "Questions that the chain answered because Redis failed or did not answer in time",
+    "skipped": "Questions that the chain answered without asking Redis, as it had failed before",
+    "lost": "Answers, and caps of wrong ones, that did not reach Redis",
+    "corrupt": "Values in Redis that are no answers",
+}
+GAUGES = {
+    "entries": "Answers that are held",
+    "capacity": "The most answers that there can be",
+    "tolerance": "The largest distance at which an answer is served",
+}
+LEARNING_COUNTERS = {
+    "labels": "Answers compared with that of the nearest question, on misses and by checks",
+    "shadow_checks": "Hits in other words that were answered again and compared",
+    "failures": "Such comparisons that found another answer",
+}
+LEARNING_GAUGES = {
+    "max_violation": "The share of wrong answers, among hits in other words, stays below this",
+    "confidence": "How surely it does, and how surely the violation rate's interval holds",
+    "tenants": "Scopes (tenants, other inputs) whose questions have taught a tolerance",
+}
+
+
+@runtime_checkable
+class AnswerSource(Protocol):
+    """A cache of answers, of either framework, or a cached tool."""
+
+    def stats(self) -> AnswerStats:
+        """Return the counts so far."""
+
+
+class AnswerCacheCollector:
+    """Collects the metrics of one cache of answers, or of one cached tool, at each scrape.
+
+    Register it once::
+
+        prometheus_client.REGISTRY.register(AnswerCacheCollector(cached))
+
+    Args:
+        source: The cache, of either framework, or what ``cached_tool`` or ``cached_node`` returned.
+        labels: Labels for every metric, such as ``{"chain": "faq"}``: needed where several are
+            registered in one process.
+
+    Raises:
+        ConfigurationError: The source is another one, or Prometheus allows no such labels.
+        MissingExtraError: prometheus_client is not installed.
+    """
+
+    def __init__(self, source: AnswerSource, labels: Mapping[str, str] | None = None) -> None:
+        if not isinstance(source, AnswerSource) or not isinstance(source.stats(), AnswerStats):
+            msg = f"source must be an AnswerCache or a cached tool or node, got {source!r:.100}"
+            raise ConfigurationError(msg)
+        self._source = source
+        self._families = MetricFamilies(labels)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as they are now; called by the registry."""
+        stats, families = self._source.stats(), self._families
+        for name, meaning in COUNTERS.items():
+            yield families.counter(f"answer_cache_{name}", meaning, getattr(stats, name))
+        for name, meaning in GAUGES.items():
+            yield families.gauge(f"answer_cache_{name}", meaning, getattr(stats, name))
+        if isinstance(stats, SharedAnswerStats):
+            for name, meaning in SHARED_COUNTERS.items():
+                value = getattr(stats, name)
+                yield families.counter(f"answer_cache_shared_{name}", meaning, value)
+            meaning = "Parts of the shared cache that have to be cleared once Redis can be reached"
+            yield families.gauge("answer_cache_shared_owed", meaning, stats.owed)
+        if stats.learning is not None:
+            yield from learning_metrics(
+                families,
+                "answer_cache_learning",
+                stats.learning,
+                LEARNING_COUNTERS,
+                LEARNING_GAUGES,
+            )
+
+    def describe(self) -> list[Metric]:
+        """Nothing, so that registering does not scrape."""
+        return []

@@ -16,8 +16,8 @@ from ragcache_integrations.answers import (
     AnswerCacheCollector,
     AnswerStats,
     SharedAnswerStats,
-    metrics,
 )
+from ragcache_integrations.answers import types as metrics
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError
 from ragcache_integrations.langchain import cached_tool
 from ragcache_integrations.query_cache.tolerance import ToleranceReport

@@ -15,7 +15,7 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import TextNode
 from pydantic import BaseModel
 
-from ragcache_integrations.answers.langchain.plain import CODEC
+from ragcache_integrations.answers.langchain.values import CODEC
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
 from ragcache_integrations.langchain import AnswerCache
 from ragcache_integrations.llama_index import AnswerCache as AnswerCacheEngine

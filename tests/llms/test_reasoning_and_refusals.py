@@ -22,7 +22,7 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
 
-from ragcache_integrations.answers.langchain.plain import CODEC
+from ragcache_integrations.answers.langchain.values import CODEC
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine import Message
 from ragcache_integrations.errors import StructuredOutputError

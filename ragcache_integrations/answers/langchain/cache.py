@@ -56,8 +56,8 @@ from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
 
 from .heard import HeardRun, identities_of
 from .messages import names_in, renewed
-from .plain import CODEC
 from .values import (
+    CODEC,
     INPUT_KEYS,
     WATCHED,
     Pieces,

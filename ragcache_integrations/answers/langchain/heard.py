@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from typing_extensions import override
 
-from ragcache_integrations.answers.documents import document_identity
+from ragcache_integrations.answers.entries import document_identity
 from ragcache_integrations.answers.finish import is_blank, unfinished
 from ragcache_integrations.retrievers.keys import Surroundings
 

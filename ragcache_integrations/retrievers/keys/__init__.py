@@ -3,6 +3,8 @@
 from .cache_keys import (
     FrozenArguments,
     Naming,
+    Snapshot,
+    Snapshots,
     filter_mark,
     freeze_arguments,
     marks_of,
@@ -17,7 +19,6 @@ from .config_reads import OwnParts
 from .own_code import Notes, Uses, is_own_class, is_own_code, is_own_module, remembered, uses_of
 from .question_context import FollowUpWarning, context_text, in_context, turns_form
 from .question_guard import QuestionMarks, may_share, question_difference, question_marks
-from .snapshots import Snapshot, Snapshots
 from .surroundings import StepWatch, Surroundings, check_ignores
 from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
 from .wrapped_settings import (

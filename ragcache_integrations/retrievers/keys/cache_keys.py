@@ -10,6 +10,7 @@ names its meaning (``filter_key``).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime as dt
 import decimal
@@ -20,8 +21,9 @@ import pathlib
 import types
 import uuid
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +39,8 @@ __all__ = [
     "PRINTED",
     "FrozenArguments",
     "Naming",
+    "Snapshot",
+    "Snapshots",
     "fields_of",
     "filter_mark",
     "freeze_arguments",
@@ -316,3 +320,56 @@ def marks_of(key: Hashable) -> frozenset[Hashable]:
 def opaque_values(arguments: Mapping[str, Any]) -> frozenset[Identity]:
     """Return the opaque values among arguments."""
     return frozenset(Identity(value) for _, value in freeze_arguments(arguments).opaque)
+
+
+class Snapshot(NamedTuple):
+    """The arguments of a search at one time.
+
+    Attributes:
+        frozen: Their key.
+        arguments: A copy of them that nobody changes; where some are opaque, they themselves.
+    """
+
+    frozen: FrozenArguments
+    arguments: Mapping[str, Any]
+
+    def copies(self) -> Callable[[], Mapping[str, Any]]:
+        """Return a function that returns the arguments as they are now, even if they change later.
+
+        Each search gets a separate copy, as a store may change its arguments.
+        """
+        if not self.arguments:
+            return dict
+        if self.frozen.opaque:
+            return partial(dict, copy.deepcopy(dict(self.arguments)))
+        return partial(copy.deepcopy, self.arguments)
+
+
+_NOTHING = Snapshot(freeze_arguments({}), {})
+
+
+class Snapshots:
+    """Copies arguments where they differ from those of the last question.
+
+    Equal keys of plain data mean equal arguments, also deep within. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        # The key of the last arguments, and a copy of them that nobody else has.
+        self._last: tuple[Hashable, Mapping[str, Any]] = (None, {})
+
+    def of(self, arguments: Mapping[str, Any]) -> Snapshot:
+        """Return arguments as they are now: a later change affects no answer under their key."""
+        if not arguments:
+            return _NOTHING
+        frozen = freeze_arguments(arguments)
+        if frozen.opaque:  # opaque ones have equal keys although they are not
+            return Snapshot(frozen, arguments)
+        last, copied = self._last
+        if last != frozen.key:
+            copied = copy.deepcopy(dict(arguments))
+            # Of the copy: another thread may have changed them while they were copied.
+            frozen = freeze_arguments(copied)
+            if not frozen.opaque:
+                self._last = frozen.key, copied  # as one: another thread must not mix two of them
+        return Snapshot(frozen, copied)

@@ -17,7 +17,7 @@ from llama_index.core.base.response.schema import Response
 from llama_index.core.schema import TextNode
 
 from ragcache_integrations.answers import Question
-from ragcache_integrations.answers.documents import document_identity
+from ragcache_integrations.answers.entries import document_identity
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import AnswerCache, ApproximateCacheRetriever, cached_tool
 from ragcache_integrations.llama_index import AnswerCache as AnswerCacheEngine

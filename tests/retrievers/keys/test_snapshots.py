@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_integrations.retrievers.keys.cache_keys import freeze_arguments
-from ragcache_integrations.retrievers.keys.snapshots import Snapshots
+from ragcache_integrations.retrievers.keys.cache_keys import Snapshots, freeze_arguments
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.text("ab", max_size=2),
