@@ -11,8 +11,9 @@ again: :class:`PrefixPlan` computes it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from ragcache_integrations.core.checks import (
@@ -322,19 +323,16 @@ class PrefixPlan:
         sharing = {
             part.name: sum(part in other.parts for other in self._steps) for part in step.parts
         }
-        fixed = [part for part in step.parts if part.changes == "never"]
-        fixed.sort(key=lambda part: -sharing[part.name])
-        request = [part for part in step.parts if part.changes == "request"]
-        request.sort(key=lambda part: -sharing[part.name])
+        parts = sorted(step.parts, key=lambda part: -sharing[part.name])
+        fixed, request = (
+            [part for part in parts if part.changes == changes] for changes in ("never", "request")
+        )
         last = [part for part in step.parts if part.changes == "step"]
         if layout == "system_first":
             return (*fixed, *request, *last)
-        everywhere = [
-            part
-            for part in fixed
-            if layout == "shared_system" and sharing[part.name] == len(self._steps)
-        ]
-        return (*everywhere, *request, *(p for p in fixed if p not in everywhere), *last)
+        everywhere = len(self._steps) if layout == "shared_system" else math.inf
+        first = [part for part in fixed if sharing[part.name] >= everywhere]
+        return (*first, *request, *fixed[len(first) :], *last)
 
     def _cost(self, layout: str) -> LayoutCost:
         orders = {step.name: self._order(layout, step) for step in self._steps}
@@ -348,52 +346,31 @@ class PrefixPlan:
         )
         names = {name: tuple(part.name for part in parts) for name, parts in orders.items()}
         whole = sum(use.tokens for use in uses)
-        if self._provider is not None:
-            return self._hosted_cost(
-                LayoutCost(layout, names, 0.0, whole, math.nan), uses, first_misses, later_misses
-            )
         # The first request of a burst may find nothing cached; the others find what it computed.
         burst = self._traffic.concurrency
-        computed = ttft = 0.0
+        computed = ttft = billed = 0.0
         for step in self._steps:
             numbers = [i for i, use in enumerate(uses) if use.step == step.name]
-            first = sum(uses[i].tokens * first_misses[i] for i in numbers)
-            later = sum(uses[i].tokens * later_misses[i] for i in numbers)
             prompt = sum(uses[i].tokens for i in numbers)
-            computed += (first + (burst - 1) * later) / burst
-            ttft += self._seconds(prompt, first)
             # Request p of a burst waits for the first one and p - 1 others like itself: the mean
             # over p = 0 .. burst - 1 is (burst - 1) / 2.
-            ttft += self._seconds(prompt, later) * (burst - 1) / 2 if burst > 1 else 0.0
-        return LayoutCost(layout, names, computed, whole, ttft)
-
-    def _hosted_cost(
-        self,
-        cost: LayoutCost,
-        uses: Sequence[Use],
-        first_misses: Sequence[float],
-        later_misses: Sequence[float],
-    ) -> LayoutCost:
-        """What a layout costs at a provider, which caches prefixes in steps from a least length."""
-        provider, price, traffic = self._provider, self._price, self._traffic
-        assert provider is not None  # noqa: S101 - for type checkers: called with one only
-        assert price is not None  # noqa: S101 - checked together with the provider
-        cached = billed = 0.0
-        for step in self._steps:
-            numbers = [i for i, use in enumerate(uses) if use.step == step.name]
-            prompt = sum(uses[i].tokens for i in numbers)
-            for chances, weight in (
-                (first_misses, 1 / traffic.concurrency),
-                (later_misses, 1 - 1 / traffic.concurrency),
+            for chances, requests, waits in (
+                (first_misses, 1, 1.0),
+                (later_misses, burst - 1, (burst - 1) / 2),
             ):
-                read = _expected_read([(uses[i].tokens, 1 - chances[i]) for i in numbers], provider)
-                cached += weight * read
-                billed += weight * provider.billed(prompt, read)
-        return replace(
-            cost,
-            computed_tokens=cost.prompt_tokens - cached,
-            cost_per_day=billed * price / 1e6 * traffic.requests_per_second * DAY,
-        )
+                parts = [(uses[i].tokens, chances[i]) for i in numbers]
+                new = sum(tokens * chance for tokens, chance in parts)
+                if self._provider is not None:
+                    read = _expected_read(parts, self._provider)
+                    billed += self._provider.billed(prompt, read) * requests / burst
+                    new = prompt - read
+                elif requests:
+                    ttft += self._seconds(prompt, new) * waits
+                computed += new * requests / burst
+        if self._provider is None:
+            return LayoutCost(layout, names, computed, whole, ttft)
+        per_day = billed * (self._price or 0.0) / 1e6 * self._traffic.requests_per_second * DAY
+        return LayoutCost(layout, names, computed, whole, math.nan, per_day)
 
     def _uses(self, orders: Mapping[str, tuple[FlowPart, ...]]) -> list[Use]:
         uses, time = [], 0.0
@@ -423,19 +400,16 @@ class PrefixPlan:
     def _explain(self) -> str:
         traffic, chosen = self._traffic, self.costs[self.choice]
         parts = {part for step in self._steps for part in step.parts}
-        fixed = sum(part.tokens for part in parts if part.changes == "never")
-        common = sum(
-            part.tokens
-            for part in parts
-            if part.changes == "never" and all(part in step.parts for step in self._steps)
-        )
-        request = sum(part.tokens for part in parts if part.changes == "request")
+        fixed = [part for part in parts if part.changes == "never"]
+        common = [part for part in fixed if all(part in step.parts for step in self._steps)]
+        request = [part for part in parts if part.changes == "request"]
         apart = traffic.concurrency / traffic.requests_per_second
         lines = [
             f"Take {self.choice}.",
             (
-                f"The flow's {len(self._steps)} steps have {fixed} tokens of instructions, "
-                f"{common} of them in all steps, and {request} tokens of the request."
+                f"The flow's {len(self._steps)} steps have {_tokens(fixed)} tokens of "
+                f"instructions, {_tokens(common)} of them in all steps, and {_tokens(request)} "
+                "tokens of the request."
             ),
             f"Requests come {traffic.concurrency} at a time, every {apart:.3g} s, {self._place()}.",
         ]
@@ -477,17 +451,21 @@ class PrefixPlan:
         return self.reasons
 
 
+def _tokens(parts: Iterable[FlowPart]) -> int:
+    return sum(part.tokens for part in parts)
+
+
 def _expected_read(parts: Sequence[tuple[int, float]], provider: ProviderCache) -> float:
     """Expected tokens of a prompt that are read from the cache.
 
     Args:
-        parts: Length of each part of the prompt, and how likely it is cached with all before it.
+        parts: Length of each part of the prompt, and how likely it has to be computed; if one is
+            cached, all before it are.
         provider: The cache.
     """
     read, length = 0.0, 0
-    for number, (tokens, chance) in enumerate(parts):
+    for (tokens, miss), (_, next_miss) in pairwise([*parts, (0, 1.0)]):
         length += tokens
-        longer = parts[number + 1][1] if number + 1 < len(parts) else 0.0
         # That the cached prefix ends here, of all places.
-        read += max(0.0, chance - longer) * provider.cached(length)
+        read += max(0.0, next_miss - miss) * provider.cached(length)
     return read

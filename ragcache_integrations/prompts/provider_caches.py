@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ragcache_integrations.core.checks import check_int, check_number
@@ -80,6 +80,18 @@ class ProviderCache:
         return cached * self.read_price + (tokens - cached) * write
 
 
+# As if a mark (cache_control) were at the best place; some models need 2,048 or 4,096 tokens.
+_ANTHROPIC = ProviderCache(
+    name="Anthropic, 5 minutes",
+    min_tokens=1024,
+    step=1,
+    lifetime=300,
+    read_price=0.1,
+    write_price=1.25,
+    source="https://platform.claude.com/docs/en/build-with-claude/prompt-caching",
+    read_on="2026-11-27",
+)
+
 PROVIDERS: Mapping[str, ProviderCache] = {
     # Kept for 5 to 10 minutes without use: the shorter time counts.
     "openai": ProviderCache(
@@ -92,27 +104,8 @@ PROVIDERS: Mapping[str, ProviderCache] = {
         source="https://developers.openai.com/docs/guides/prompt-caching",
         read_on="2026-11-27",
     ),
-    # As if a mark (cache_control) were at the best place; some models need 2,048 or 4,096 tokens.
-    "anthropic": ProviderCache(
-        name="Anthropic, 5 minutes",
-        min_tokens=1024,
-        step=1,
-        lifetime=300,
-        read_price=0.1,
-        write_price=1.25,
-        source="https://platform.claude.com/docs/en/build-with-claude/prompt-caching",
-        read_on="2026-11-27",
-    ),
-    "anthropic-1h": ProviderCache(
-        name="Anthropic, 1 hour",
-        min_tokens=1024,
-        step=1,
-        lifetime=3600,
-        read_price=0.1,
-        write_price=2.0,
-        source="https://platform.claude.com/docs/en/build-with-claude/prompt-caching",
-        read_on="2026-11-27",
-    ),
+    "anthropic": _ANTHROPIC,
+    "anthropic-1h": replace(_ANTHROPIC, name="Anthropic, 1 hour", lifetime=3600, write_price=2.0),
     # Implicit caching, which promises nothing and names no lifetime: 5 minutes are assumed. Pro
     # models need 4,096 tokens.
     "google": ProviderCache(
