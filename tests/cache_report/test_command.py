@@ -13,9 +13,7 @@ from rich.console import Console
 
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.cache_report import charts
-from ragcache_workbench.cache_report.console import show
-from ragcache_workbench.cache_report.report import render
+from ragcache_workbench.cache_report.report import charts, report_of
 from ragcache_workbench.cache_report.run import report_on_log
 from ragcache_workbench.cache_report.summary import Findings
 from tests.support.html_page import HtmlPage
@@ -61,7 +59,7 @@ def without(findings: Findings, tmp_path: Path, *names: str) -> Findings:
 
 def printed(findings: Findings) -> str:
     output = io.StringIO()
-    show(findings, Console(width=120, file=output))
+    report_of(findings).show(Console(width=120, file=output))
     return output.getvalue()
 
 
@@ -112,7 +110,7 @@ def test_errors_are_one_line(
 
 
 def test_page_and_terminal_say_the_same_and_no_text_is_markup(findings: Findings) -> None:
-    html = render(findings)
+    html = report_of(findings).render()
     page, terminal = HtmlPage(html), " ".join(printed(findings).split())
 
     for sentence in (findings.verdict(), findings.advice(), *findings.notes()):
@@ -140,7 +138,7 @@ def test_without_enough_hits_nothing_is_recommended(findings: Findings, log: Pat
     assert strict.verdict() == "No tolerance is proven to stay below 0.1% wrong answers."
     assert "More hits will hardly prove a larger one: " in strict.advice()
     assert "The same words alone save 85% of the calls" in strict.advice()
-    assert "← recommended" not in render(strict)
+    assert "← recommended" not in report_of(strict).render()
     assert strict.as_dict()["tolerance"] is None
 
 
@@ -171,7 +169,7 @@ def test_without_answers_documents_show_what_is_wrong(findings: Findings, tmp_pa
     assert not found.pays
     assert (found.as_dict()["tolerance"], found.as_dict()["plain_tolerance"]) == (None, None)
     assert "is the largest that is tried" not in found.advice()
-    assert "← recommended" not in render(found)
+    assert "← recommended" not in report_of(found).render()
 
 
 @pytest.mark.parametrize("what", ["answer", "documents"])
@@ -206,10 +204,10 @@ def test_without_both_only_hits_are_reported(findings: Findings, tmp_path: Path)
 
     assert found.verdict().startswith("Only hits can be reported: neither answers nor documents")
     assert found.guarded.saved(0).count == 240 - 18
-    page = HtmlPage(render(found))
+    page = HtmlPage(report_of(found).render())
     assert page.tags.count("table") == 1
     assert "not recorded" in page.text
-    assert "not recorded" not in HtmlPage(render(findings)).text
+    assert "not recorded" not in HtmlPage(report_of(findings).render()).text
 
 
 def test_questions_of_other_documents_do_not_share_answers(findings: Findings) -> None:
@@ -227,7 +225,7 @@ def test_what_is_missing_is_noted(findings: Findings) -> None:
 
 
 def test_lines_stay_inside_their_plots(findings: Findings) -> None:
-    for chart in (charts.saved(findings), charts.wrong(findings)):
+    for chart in charts(findings):
         assert len(chart.series) == 3
         for series in chart.series:
             assert all(chart.y.low <= value <= chart.y.high for _, value in series.points)

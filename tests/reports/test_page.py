@@ -124,8 +124,8 @@ def test_half_a_character_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_a_variable_that_is_missing_is_an_error() -> None:
-    with pytest.raises(jinja2.UndefinedError, match="findings"):
-        render_page("workload_report/report.html.j2")
+    with pytest.raises(jinja2.UndefinedError, match="report"):
+        render_page("reports/findings.html.j2")
 
 
 def test_many_dots_are_smaller() -> None:

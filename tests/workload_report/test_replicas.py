@@ -11,8 +11,7 @@ from rich.console import Console
 
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.workload_report.console import show
-from ragcache_workbench.workload_report.report import render
+from ragcache_workbench.workload_report.report import report_of
 from ragcache_workbench.workload_report.run import characterise_workload
 from ragcache_workbench.workload_report.summary import Findings
 from tests.support.html_page import HtmlPage
@@ -74,8 +73,8 @@ def test_more_requests_a_second_wait_longer(log: Path, replicated: Findings) -> 
 
 def test_terminal_page_and_json_have_them(replicated: Findings) -> None:
     output = io.StringIO()
-    show(replicated, Console(width=120, file=output))
-    page = HtmlPage(render(replicated))
+    report_of(replicated).show(Console(width=120, file=output))
+    page = HtmlPage(report_of(replicated).render())
     rows = replicated.replica_rows()
 
     assert [row[0] for row in rows] == ["document", "round robin", "random"]

@@ -13,9 +13,8 @@ from rich.console import Console
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.reports import MAX_POINTS, percent
-from ragcache_workbench.workload_report import charts
-from ragcache_workbench.workload_report.console import show
-from ragcache_workbench.workload_report.report import render, write_report
+from ragcache_workbench.workload_report import report as charts
+from ragcache_workbench.workload_report.report import report_of
 from ragcache_workbench.workload_report.summary import (
     Findings,
     duration,
@@ -26,7 +25,7 @@ from tests.support.html_page import HtmlPage
 
 def printed(findings: Findings) -> str:
     output = io.StringIO()
-    show(findings, Console(width=100, file=output))
+    report_of(findings).show(Console(width=100, file=output))
     return output.getvalue()
 
 
@@ -37,11 +36,11 @@ def either(request: pytest.FixtureRequest) -> Findings:
 
 
 def test_the_page_is_well_formed_and_loads_nothing(either: Findings) -> None:
-    html = render(either)
+    html = report_of(either).render()
     page = HtmlPage(html)
 
     assert page.tags.count("svg") == 4
-    assert page.tags.count("table") == 3
+    assert page.tags.count("table") == 4
     assert "script" not in page.tags
     assert page.links == []
     assert "url(" not in html
@@ -49,13 +48,13 @@ def test_the_page_is_well_formed_and_loads_nothing(either: Findings) -> None:
 
 
 def test_names_are_text_and_no_markup(findings: Findings) -> None:
-    page = HtmlPage(render(findings))
+    page = HtmlPage(report_of(findings).render())
     assert "i" not in page.tags
     assert "log <i>.jsonl" in page.text
 
 
 def test_page_and_terminal_give_the_same_verdict(either: Findings) -> None:
-    page = " ".join(HtmlPage(render(either)).text.split())
+    page = " ".join(HtmlPage(report_of(either).render()).text.split())
     terminal = " ".join(printed(either).split())
 
     for sentence in (either.verdict(), either.advice(), *either.notes()):
@@ -68,21 +67,21 @@ def test_where_caching_pays_a_size_is_recommended(findings: Findings) -> None:
 
     assert size is not None
     assert findings.verdict().startswith(f"Caching pays here: give it {size.tokens:,} tokens")
-    assert f"{size.tokens:,} ← recommended" in HtmlPage(render(findings)).text
+    assert f"{size.tokens:,} ← recommended" in HtmlPage(report_of(findings).render()).text
 
 
 def test_where_it_does_not_none_is(in_vain: Findings) -> None:
     assert in_vain.verdict().startswith("Caching will not pay here: at most 0%")
     assert "below 5% it is not worth its memory" in in_vain.advice()
-    assert "← recommended" not in HtmlPage(render(in_vain)).text
+    assert "← recommended" not in HtmlPage(report_of(in_vain).render()).text
 
 
 def test_bytes_are_shown_where_they_are_known(findings: Findings) -> None:
     known = replace(findings, kv_bytes_per_token=2**20)
 
-    for text in (HtmlPage(render(known)).text, printed(known), known.advice()):
+    for text in (HtmlPage(report_of(known).render()).text, printed(known), known.advice()):
         assert "GiB" in text
-    for text in (HtmlPage(render(findings)).text, printed(findings), findings.advice()):
+    for text in (HtmlPage(report_of(findings).render()).text, printed(findings), findings.advice()):
         assert "GiB" not in text
     assert known.gib(2048) == "2"
 
@@ -138,7 +137,7 @@ def test_long_curves_are_thinned(findings: Findings) -> None:
 
 def test_a_report_that_cannot_be_written(findings: Findings, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot write the report"):
-        write_report(findings, tmp_path)
+        report_of(findings).write(tmp_path)
 
 
 @pytest.mark.parametrize(

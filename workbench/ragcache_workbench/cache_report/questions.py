@@ -23,9 +23,7 @@ from ragcache_integrations.answers import plain_answer
 from ragcache_integrations.core.checks import is_number, is_whole
 from ragcache_integrations.core.texts import content_id, without_surrogates
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.logs import Log, read_log, recorded_requests
-
-from .recorded_answers import recorded_answer
+from ragcache_workbench.logs import Log, decoded, read_log, recorded_requests
 
 __all__ = ["LEAST_QUESTIONS", "LoggedQuestion", "questions_of", "read_questions"]
 
@@ -39,9 +37,24 @@ MAX_DOCUMENTS = 1_000
 """The most documents of a question."""
 
 MAX_TENANT = 100
+"""The most characters of a tenant's name."""
 MOST = 10**12
 """Seconds or dollars of an answer."""
-"""The most characters of a tenant's name."""
+
+MAX_DEPTH = 12
+"""The most envelopes around an answer; LangSmith's have about six."""
+
+_PLACES = ("response", "output", "outputs", "completion", "answer")
+"""Where a record of a call has what the model returned."""
+
+_INNER = (
+    *("body", "choices", "generations", "candidates", "message", "kwargs"),
+    *("content", "parts", "text", "output_text", "output", "answer"),
+)
+"""Where that has the text, from the outside in."""
+
+_BLOCKS = ("text", "output_text")
+"""Types of the blocks that together are one text."""
 
 _TIMES = ("time", "timestamp", "start_time", "startTime", "created_at", "created")
 _ENDS = ("end_time", "endTime")
@@ -113,7 +126,7 @@ def _requested(value: object, where: str) -> list[LoggedQuestion]:
     answer = None
     if len(requests) == 1:
         replies = [text for role, text in requests[0].rest if role == "assistant" and text]
-        answer = replies[-1] if replies else recorded_answer(around)
+        answer = replies[-1] if replies else _recorded_answer(around)
     # What several requests took together says nothing about each.
     around = around if len(requests) == 1 else {}
     return [
@@ -125,6 +138,31 @@ def _requested(value: object, where: str) -> list[LoggedQuestion]:
         )
         for request in requests
     ]
+
+
+def _recorded_answer(entry: Mapping[str, object]) -> str | None:
+    """Return the answer in a record of a call; ``None`` if there is none that can be read.
+
+    Args:
+        entry: A line of a batch of OpenAI's, a row of LiteLLM, an observation of Langfuse, a run
+            of LangSmith, or anything like them. Values may be JSON in a string.
+    """
+    return next((text for name in _PLACES if (text := _text(entry.get(name), 0))), None)
+
+
+def _text(value: object, depth: int) -> str | None:
+    if depth > MAX_DEPTH:
+        return None
+    if isinstance(value, str):
+        content = decoded(value)
+        return value if content is value else _text(content, depth + 1) or value
+    if isinstance(value, list):
+        texts = [text for item in value if (text := _text(item, depth + 1))]
+        blocks = any(isinstance(item, Mapping) and item.get("type") in _BLOCKS for item in value)
+        return "".join(texts if blocks else texts[:1]) or None  # of several answers the first
+    if isinstance(value, Mapping):
+        return next((text for name in _INNER if (text := _text(value.get(name), depth + 1))), None)
+    return None
 
 
 def _question(

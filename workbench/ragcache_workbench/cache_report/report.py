@@ -1,45 +1,47 @@
-"""The findings as one HTML file that needs nothing but a browser."""
+"""The findings as a report."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
-from ragcache_workbench.cache_report import charts
-from ragcache_workbench.reports import Cell, Table, Tile, percent, render_page, write_page
+from ragcache_workbench.reports import (
+    Axis,
+    Cell,
+    Chart,
+    Report,
+    Section,
+    Table,
+    Tile,
+    comparison,
+    marked,
+    percent,
+)
 
+from .evidence import Count
 from .replay import TOLERANCES
-from .summary import Findings, amount, spread
-from .tables import GROUP_HEADS, TOLERANCE_HEADS, group_row, group_tables, tolerance_row
+from .summary import Findings, Group, amount, spread
 
-__all__ = ["render", "write_report"]
+__all__ = ["charts", "report_of"]
+
+TOLERANCE_HEADS = ("tolerance", "saved", "wrong", "alone: saved", "alone: wrong")
+GROUP_HEADS = ("questions", "saved", "wrong", "time saved", "cost saved")
 
 
-def render(findings: Findings) -> str:
-    """The report as HTML: no script, nothing loaded from anywhere."""
-    groups = {
-        title: Table(
-            (first, *GROUP_HEADS),
-            tuple(tuple(map(Cell, group_row(group))) for group in groups),
-        )
-        for title, (first, groups) in group_tables(findings).items()
-    }
-    return render_page(
-        "cache_report/report.html.j2",
-        findings=findings,
-        figures=_tiles(findings),
-        charts=[charts.saved(findings), charts.wrong(findings)],
-        tolerances=_tolerances(findings),
-        groups=groups,
+def report_of(findings: Findings) -> Report:
+    """Return the report."""
+    return Report(
+        question="What would a cache of answers serve?",
+        lead=f"What a cache of answers would have served on the questions in {findings.name}, and "
+        "what of it was another question's.",
+        name=findings.name,
+        pays=findings.pays,
+        verdict=findings.verdict(),
+        advice=findings.advice(),
+        notes=findings.notes(),
+        tiles=_tiles(findings),
+        charts=charts(findings),
+        sections=_sections(findings),
     )
-
-
-def write_report(findings: Findings, path: Path) -> None:
-    """Write the report to a file.
-
-    Raises:
-        ConfigurationError: The file cannot be written.
-    """
-    write_page(render(findings), path)
 
 
 def _tiles(findings: Findings) -> list[Tile]:
@@ -71,12 +73,76 @@ def _tiles(findings: Findings) -> list[Tile]:
     ]
 
 
-def _tolerances(findings: Findings) -> Table:
+def charts(findings: Findings) -> list[Chart]:
+    """Plot the share of the calls that are saved, and of the wrong hits, by tolerance."""
+    rules = {f"with {findings.guards}": findings.guarded, "tolerance alone": findings.plain}
+    taken = findings.guarded.proof.taken
+    places = range(len(TOLERANCES))
+
+    def chart(title: str, note: str, counts: dict[str, list[Count]]) -> Chart:
+        lines = {
+            name: [(TOLERANCES[place], 100 * own[place].share) for place in places]
+            for name, own in counts.items()
+        }
+        x = Axis(0, TOLERANCES[-1], label="tolerance")
+        return comparison(title, note, x, lines, None if taken is None else TOLERANCES[taken])
+
+    return [
+        chart(
+            "Calls saved",
+            "Share of the questions that would have been served an earlier answer.",
+            {name: [rule.saved(place) for place in places] for name, rule in rules.items()},
+        ),
+        chart(
+            "Another question's",
+            "Share of the judged hits that were wrong.",
+            {name: rule.replay.wrong_counts() for name, rule in rules.items()},
+        ),
+    ]
+
+
+def _sections(findings: Findings) -> list[Section]:
+    """The table of all tolerances, and those of the groups that there are."""
     rows = []
-    for place in range(len(TOLERANCES)):
-        recommended = place == findings.guarded.proof.taken
-        name, *texts = tolerance_row(findings, place)
-        name += " ← recommended" if recommended else ""
-        style = "good" if recommended else ""
-        rows.append(tuple(Cell(text, style=style) for text in (name, *texts)))
-    return Table(TOLERANCE_HEADS, tuple(rows))
+    for place, tolerance in enumerate(TOLERANCES):
+        shares = [
+            _with_spread(count)
+            for rule in (findings.guarded, findings.plain)
+            for count in (rule.saved(place), rule.wrong(place))
+        ]
+        is_recommended = place == findings.guarded.proof.taken
+        rows.append(marked((f"{tolerance:.2f}", *shares), is_recommended=is_recommended))
+    at = f"at tolerance {TOLERANCES[findings.shown]:.2f}"
+    groups: dict[str, tuple[str, Sequence[Group]]] = {
+        f"By tenant, {at}": ("tenant", findings.tenants()),
+        f"By hour of the day in UTC, {at}": ("hour", findings.hours()),
+    }
+    return [
+        Section(
+            f"By tolerance, {len(findings.questions):,} questions",
+            Table(TOLERANCE_HEADS, tuple(rows)),
+            f"With {findings.guards}, and with the tolerance alone; in brackets the 95% intervals.",
+            every=3,
+        ),
+        *(
+            Section(title, Table((first, *GROUP_HEADS), tuple(map(_group_row, own))))
+            for title, (first, own) in groups.items()
+            if own
+        ),
+    ]
+
+
+def _group_row(group: Group) -> tuple[Cell, ...]:
+    texts = (
+        group.name,
+        f"{group.saved.total:,}",
+        _with_spread(group.saved),
+        _with_spread(group.wrong),
+        amount(group.seconds, "s") or "-",
+        amount(group.cost, "$") or "-",
+    )
+    return tuple(map(Cell, texts))
+
+
+def _with_spread(count: Count) -> str:
+    return f"{percent(count.share)} ({spread(count)})" if count.total else "-"

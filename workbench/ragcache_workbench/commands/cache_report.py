@@ -50,9 +50,11 @@ def add_cache_report(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 def _report(options: argparse.Namespace) -> None:
     report = None if options.report is None else check_file("--report", options.report)
+    from ragcache_workbench.cache_report.report import report_of  # noqa: PLC0415 - an extra
     from ragcache_workbench.cache_report.run import (  # noqa: PLC0415 - no other command needs it
         report_on_log,
     )
 
     findings = report_on_log(options.log, options.error, show_progress=True)
-    present(findings, "cache_report", report, as_json=options.json)
+    shown = report_of(findings)
+    present(findings, shown.show, shown.write, report, as_json=options.json)

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 from ragcache_integrations.cli.options import add_json, check_file
@@ -87,11 +88,13 @@ def _demo(options: argparse.Namespace) -> None:
     report = check_file("--report", options.report)
     from rich.console import Console  # noqa: PLC0415 - an extra, and seconds to import
 
-    from ragcache_workbench.demo.console import show_conditions  # noqa: PLC0415 - slow
+    from ragcache_workbench.demo.console import show, show_conditions  # noqa: PLC0415 - slow
+    from ragcache_workbench.demo.report import write_report  # noqa: PLC0415 - slow
     from ragcache_workbench.demo.run import run_demo  # noqa: PLC0415 - slow
 
     show_conditions(settings, Console())
-    present(run_demo(settings), "demo", report, as_json=options.json)
+    found = run_demo(settings)
+    present(found, partial(show, found), partial(write_report, found), report, as_json=options.json)
 
 
 def _speculative(options: argparse.Namespace) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ragcache_integrations.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["imported", "present"]
 
@@ -37,25 +41,29 @@ def imported(source: str, problem: str) -> Any:
     return member
 
 
-def present(findings: Any, package: str, report: Path | None, *, as_json: bool) -> None:
+def present(
+    findings: Any,
+    show: Callable[[Console], None],
+    write: Callable[[Path], None],
+    report: Path | None,
+    *,
+    as_json: bool,
+) -> None:
     """Show findings on the terminal, and write their page and their JSON if they are asked for.
 
     Args:
         findings: What a command found.
-        package: The package of this distribution with the modules ``console`` and ``report``, which
-            are imported here, as they need extras.
+        show: Shows them on a console.
+        write: Writes their page to a file.
         report: The page to write; ``None`` for none.
         as_json: Whether to write the findings as JSON, on the last line.
     """
-    from rich.console import Console  # noqa: PLC0415 - an extra
+    from rich import console as terminal  # noqa: PLC0415 - an extra
 
-    def module(name: str) -> Any:
-        return importlib.import_module(f"ragcache_workbench.{package}.{name}")
-
-    console = Console()
-    module("console").show(findings, console)
+    console = terminal.Console()
+    show(console)
     if report is not None:
-        module("report").write_report(findings, report)
+        write(report)
         console.print(f"\nReport: {report}", highlight=False, soft_wrap=True)
     if as_json:
         sys.stdout.write(json.dumps(findings.as_dict()) + "\n")

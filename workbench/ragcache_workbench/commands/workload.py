@@ -88,6 +88,7 @@ def _characterise(options: argparse.Namespace) -> None:
         msg = f"{' and '.join(flags)} would measure a model, which --workload does not"
         raise ConfigurationError(msg)
     report = None if options.report is None else check_file("--report", options.report)
+    from ragcache_workbench.workload_report.report import report_of  # noqa: PLC0415 - an extra
     from ragcache_workbench.workload_report.run import (  # noqa: PLC0415 - not for measuring
         REQUESTS_PER_DAY,
         characterise_workload,
@@ -102,4 +103,5 @@ def _characterise(options: argparse.Namespace) -> None:
         requests_per_day=REQUESTS_PER_DAY if per_day is None else per_day,
         show_progress=True,
     )
-    present(findings, "workload_report", report, as_json=options.json)
+    shown = report_of(findings)
+    present(findings, shown.show, shown.write, report, as_json=options.json)

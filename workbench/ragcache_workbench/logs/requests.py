@@ -17,6 +17,7 @@ from ragcache_integrations.errors import ConfigurationError
 __all__ = [
     "RecordedRequest",
     "Turn",
+    "decoded",
     "dump_json",
     "export_entries",
     "looks_like_messages",
@@ -258,7 +259,7 @@ def _read_mapping(
     _check_kind(entry, where)
     around = (entry, *_asides(entry), *around)
     for name in _PROMPTS:
-        value = _decoded(entry.get(name), messages_only=name != "inputs")
+        value = decoded(entry.get(name), messages_only=name != "inputs")
         if value and (not isinstance(value, Mapping) or _holds_prompt(value)):
             if name == "messages" and isinstance(value, list | tuple) and isinstance(value[0], str):
                 msg = f"{where}: a message must be a mapping, got a str"
@@ -266,7 +267,7 @@ def _read_mapping(
             yield from _read(value, around, where)
             return
     for name in _ENVELOPES:
-        value = _decoded(entry.get(name))
+        value = decoded(entry.get(name))
         if isinstance(value, Mapping) and value:
             yield from _read(value, around, where)
             return
@@ -306,7 +307,7 @@ def _holds_prompt(value: Mapping[str, Any]) -> bool:
     return any(value.get(name) for name in (*_PROMPTS, *_ENVELOPES))
 
 
-def _decoded(value: object, *, messages_only: bool = False) -> object:
+def decoded(value: object, *, messages_only: bool = False) -> object:
     """The value of a string of JSON; any other value stays as it is."""
     if not isinstance(value, str) or value.lstrip()[:1] not in {"[", "{"}:
         return value
@@ -330,7 +331,7 @@ def _has_messages(content: object) -> bool:
 
 def _base(around: Envelopes, where: str) -> RecordedRequest:
     """The fields that all prompts of one entry share."""
-    tools = _decoded(_first(around, ("tools", "functions")))
+    tools = decoded(_first(around, ("tools", "functions")))
     return RecordedRequest(
         model=without_surrogates(str(_first(around, ("model",)) or "")[:64]),
         tools=without_surrogates(dump_json(tools, where)) if tools else "",
@@ -349,7 +350,7 @@ def _asides(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The mappings in which LangSmith and LiteLLM keep other fields of the request."""
     extra = entry.get("extra")
     invocation = extra.get("invocation_params") if isinstance(extra, Mapping) else None
-    for value in (invocation, _decoded(entry.get("proxy_server_request"))):
+    for value in (invocation, decoded(entry.get("proxy_server_request"))):
         if isinstance(value, Mapping):
             yield value
 

@@ -7,7 +7,8 @@ A report is a template that extends ``reports/base.html.j2`` and draws with the 
 from __future__ import annotations
 
 from .colours import LIGHT, PALETTE, PALETTE_SIZE
-from .page import render_page, write_page
+from .findings import Report, Section, comparison, marked, percentage, terminal_table
+from .page import Cell, Table, Tile, percent, render_page, write_page
 from .pictures import Picture, strip_axes, wrapped
 from .plots import (
     MAX_POINTS,
@@ -18,8 +19,6 @@ from .plots import (
     Tick,
     dot_series,
 )
-from .tables import Cell, Table, Tile
-from .words import percent
 
 __all__ = [
     "LIGHT",
@@ -31,14 +30,20 @@ __all__ = [
     "Chart",
     "Label",
     "Picture",
+    "Report",
+    "Section",
     "Series",
     "Table",
     "Tick",
     "Tile",
+    "comparison",
     "dot_series",
+    "marked",
     "percent",
+    "percentage",
     "render_page",
     "strip_axes",
+    "terminal_table",
     "wrapped",
     "write_page",
 ]

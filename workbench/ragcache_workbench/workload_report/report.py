@@ -1,45 +1,47 @@
-"""The findings as one HTML file that needs nothing but a browser."""
+"""The findings as a report."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
-from ragcache_workbench.reports import Cell, Table, Tile, percent, render_page, write_page
-from ragcache_workbench.workload_report import charts
-
-from .summary import (
-    REPLICA_HEADS,
-    TOP_PARTS,
-    Findings,
-    short_number,
+from ragcache_workbench.reports import (
+    Axis,
+    Cell,
+    Chart,
+    Report,
+    Section,
+    Series,
+    Table,
+    Tile,
+    comparison,
+    marked,
+    percent,
+    percentage,
 )
 
-__all__ = ["render", "write_report"]
+from .summary import REPLICA_HEADS, TOP_PARTS, Findings, duration, short_number
+
+__all__ = ["access", "prefill", "report_of", "sizes"]
+
+OURS, OTHER = "c0", "other dashed"
+PREFILL_ROWS = 6
+"""Rows of the table of prefill times on the terminal."""
 
 
-def render(findings: Findings) -> str:
-    """The report as HTML: no script, nothing loaded from anywhere."""
-    return render_page(
-        "workload_report/report.html.j2",
-        findings=findings,
-        figures=_tiles(findings),
-        charts=[charts.access(findings), charts.prefill(findings), *charts.sizes(findings)],
-        sizes=_sizes(findings),
-        skew=_skew(findings),
-        replicas=Table(
-            REPLICA_HEADS, tuple(tuple(map(Cell, row)) for row in findings.replica_rows())
-        ),
-        providers=_providers(findings),
+def report_of(findings: Findings) -> Report:
+    """Return the report."""
+    return Report(
+        question="Does caching pay here?",
+        lead=f"What keeping the documents' KV caches would do for the traffic in {findings.name}.",
+        name=findings.name,
+        pays=findings.result.pays,
+        verdict=findings.verdict(),
+        advice=findings.advice(),
+        notes=findings.notes(),
+        tiles=_tiles(findings),
+        charts=[access(findings), prefill(findings), *sizes(findings)],
+        sections=_sections(findings),
     )
-
-
-def write_report(findings: Findings, path: Path) -> None:
-    """Write the report to a file.
-
-    Raises:
-        ConfigurationError: The file cannot be written.
-    """
-    write_page(render(findings), path)
 
 
 def _tiles(findings: Findings) -> list[Tile]:
@@ -74,38 +76,133 @@ def _tiles(findings: Findings) -> list[Tile]:
     ]
 
 
+def access(findings: Findings) -> Chart:
+    """Share of the accesses that goes to the most popular documents (RAGCache, figure 5)."""
+    x = Axis(0, 100, text=percentage, label="documents, the most popular first")
+    y = Axis(0, 100, text=percentage, label="accesses to them")
+    points = [(100 * part, 100 * share) for part, share in findings.result.skew.curve()]
+    return Chart(
+        "How skewed access is",
+        x,
+        y,
+        (
+            Series("this workload", OURS, points),
+            Series("if all were equally popular", OTHER, [(0, 0), (100, 100)]),
+        ),
+        "The steeper it begins, the less memory finds the most.",
+    )
+
+
+def prefill(findings: Findings) -> Chart:
+    """What a cached prefix saves (RAGCache, figure 4)."""
+    times = findings.result.prefill
+    highest = max(*times.uncached, *times.cached)
+    scale, unit = (1.0, "s") if highest >= 1 else (1000.0, "ms")
+    x = Axis(0, times.prefix_tokens[-1], text=short_number, label="tokens of the prefix")
+    y = Axis(0, 1.05 * scale * highest or 1.0, text=short_number, label=unit)
+
+    def points(times_in_seconds: Sequence[float]) -> list[tuple[float, float]]:
+        scaled = [scale * seconds for seconds in times_in_seconds]
+        return list(zip(times.prefix_tokens, scaled, strict=True))
+
+    return Chart(
+        "Prefill time, computed and cached",
+        x,
+        y,
+        (
+            Series("prefix cached", OURS, points(times.cached)),
+            Series("prefix computed", OTHER, points(times.uncached)),
+        ),
+        f"With {times.new_tokens:,} new tokens, the median question, after the prefix.",
+    )
+
+
+def sizes(findings: Findings) -> list[Chart]:
+    """What caches of different sizes find, and what they save."""
+    result = findings.result
+    low, high = result.sizes[0].tokens, result.sizes[-1].tokens
+    label = "tokens that the cache holds"
+    x = Axis(low, max(high, 2 * low), log=True, text=short_number, label=label)
+
+    def chart(title: str, note: str, field: str) -> Chart:
+        ours, stock = (
+            [(float(size.tokens), 100 * getattr(size, prefix + field)) for size in result.sizes]
+            for prefix in ("", "stock_")
+        )
+        lines = {"knowledge tree": ours, "stock vLLM, block LRU": stock}
+        at = None if result.recommended is None else float(result.recommended.tokens)
+        return comparison(title, note, x, lines, at)
+
+    return [
+        chart(
+            "Found by size of the cache",
+            "Share of the documents' tokens that are found.",
+            "token_hit_rate",
+        ),
+        chart(
+            "Prefill time saved by size of the cache",
+            "Share of the prefill time of all requests.",
+            "saved_share",
+        ),
+    ]
+
+
+def _sections(findings: Findings) -> list[Section]:
+    """The tables, from what to do to what it follows from."""
+    result, times = findings.result, findings.result.prefill
+    sections = {
+        "Found, and prefill time saved, by size of the cache": _sizes(findings),
+        f"Prompt caches of hosted models, {findings.requests_per_day:,.0f} requests a day": _table(
+            ("provider", "tokens from its cache", "cost, of uncached"),
+            [
+                (share.cache.name, percent(share.cached), percent(share.price))
+                for share in findings.providers
+            ],
+        ),
+        f"Access: {result.requests:,} requests for {result.skew.accesses:,} documents, "
+        f"{result.skew.documents:,} different ones": _table(
+            ("most popular", "accesses"),
+            [(percent(part), percent(result.skew.share_of_top(part))) for part in TOP_PARTS],
+        ),
+    }
+    if findings.replicas is not None:
+        title = f"{findings.replicas.replicas} replicas, by what a router chooses them"
+        sections[title] = _table(REPLICA_HEADS, findings.replica_rows())
+    prefills = [
+        (f"{tokens:,}", duration(uncached), duration(cached), _ratio(uncached, cached))
+        for tokens, uncached, cached in zip(
+            times.prefix_tokens, times.uncached, times.cached, strict=True
+        )
+    ]
+    return [
+        *(Section(title, table) for title, table in sections.items()),
+        Section(
+            f"Prefill time of {times.new_tokens:,} new tokens after a prefix",
+            _table(("prefix tokens", "computed", "cached", "ratio"), prefills),
+            every=-(-len(prefills) // PREFILL_ROWS),
+        ),
+    ]
+
+
+def _table(heads: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Table:
+    return Table(heads, tuple(tuple(map(Cell, row)) for row in rows))
+
+
+def _ratio(uncached: float, cached: float) -> str:
+    return f"{uncached / cached:.1f}" if cached else "-"
+
+
 def _sizes(findings: Findings) -> Table:
-    measures = ("documents found", "tokens found", "prefill time saved")
+    measures = ("documents", "tokens", "time saved")
     memory = () if findings.kv_bytes_per_token is None else ("GiB",)
     heads = ("cache, tokens", *memory, *measures, f"stock LRU: {measures[0]}", *measures[1:])
     rows = []
-    for size, recommended in findings.size_rows():
+    for size in findings.result.sizes:
         gib = findings.gib(size.tokens)
-        texts = [
-            f"{size.tokens:,}" + (" ← recommended" if recommended else ""),
-            *([] if gib is None else [gib]),
-            percent(size.document_hit_rate),
-            percent(size.token_hit_rate),
-            percent(size.saved_share),
-            percent(size.stock_document_hit_rate),
-            percent(size.stock_token_hit_rate),
-            percent(size.stock_saved_share),
-        ]
-        rows.append(tuple(Cell(text, style="good" if recommended else "") for text in texts))
+        shares = (
+            *(size.document_hit_rate, size.token_hit_rate, size.saved_share),
+            *(size.stock_document_hit_rate, size.stock_token_hit_rate, size.stock_saved_share),
+        )
+        texts = [f"{size.tokens:,}", *([] if gib is None else [gib]), *map(percent, shares)]
+        rows.append(marked(texts, is_recommended=size == findings.result.recommended))
     return Table(heads, tuple(rows))
-
-
-def _providers(findings: Findings) -> Table:
-    rows = [
-        (Cell(share.cache.name), Cell(percent(share.cached)), Cell(percent(share.price)))
-        for share in findings.providers
-    ]
-    return Table(("provider", "tokens from its cache", "cost, of uncached"), tuple(rows))
-
-
-def _skew(findings: Findings) -> Table:
-    shares = [percent(findings.result.skew.share_of_top(part)) for part in TOP_PARTS]
-    return Table(
-        ("most popular documents", *map(percent, TOP_PARTS)),
-        ((Cell("share of the accesses"), *map(Cell, shares)),),
-    )

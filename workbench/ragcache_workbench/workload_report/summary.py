@@ -10,7 +10,6 @@ from ragcache_workbench.reports import percent
 from ragcache_workbench.simulation import (
     ENOUGH,
     LEAST_HIT_RATE,
-    CacheSize,
     Characterisation,
     Workload,
 )
@@ -129,10 +128,6 @@ class Findings:
         if self.kv_bytes_per_token is None:
             return None
         return f"{tokens * self.kv_bytes_per_token / GIB:,.3g}"
-
-    def size_rows(self) -> list[tuple[CacheSize, bool]]:
-        """The sizes, and which of them is recommended."""
-        return [(size, size == self.result.recommended) for size in self.result.sizes]
 
     def replica_rows(self) -> list[tuple[str, ...]]:
         """A row of text for each way of routing; see :data:`REPLICA_HEADS`."""
