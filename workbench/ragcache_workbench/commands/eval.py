@@ -6,6 +6,8 @@ import argparse
 import json
 import shlex
 import sys
+import tomllib
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,49 +18,11 @@ from .shared import imported
 
 __all__ = ["add_eval", "add_options", "read_options"]
 
-# As in evaluation.datasets, which the command line does not import before it is needed.
-DATASETS = {
-    "nq": "Natural Questions: short answers, exact match and F1",
-    "mmlu": "MMLU: four options, accuracy by their log-probabilities, few-shot",
-    "pubmedqa": "PubMedQA: yes, no or maybe, accuracy and macro-F1",
-    "qmsum": "QMSum: what was said in meetings, ROUGE-L",
-    "squad": "SQuAD 1.1 or 2.0: short answers or none, exact match and F1",
-    "triviaqa": "TriviaQA: short answers with aliases, exact match and F1",
-    "hotpotqa": "HotpotQA: two documents for each question, exact match and F1",
-    "2wikimultihopqa": "2WikiMultihopQA: two to four documents, exact match and F1",
-    "musique": "MuSiQue: two to four documents, exact match and F1",
-    "longbench": "LongBench: ten of its tasks, each by F1, ROUGE-L or classes",
-    "tatqa": "TAT-QA: tables and texts of reports, exact match with units and F1",
-    "finqa": "FinQA: arithmetic on pages of reports, accuracy of the number",
-}
-
-FLAGS: dict[str, tuple[str, str]] = {
-    "data": (
-        "PATH",
-        "folder or file of the data; hub or hub:NAME for the Hugging Face hub (default: a sample)",
-    ),
-    "documents": ("FILE", "JSON lines of passages to retrieve from, instead of the data set's"),
-    "sample": (
-        "N",
-        "number of random questions, over a part of the documents (--set corpus=all for all)",
-    ),
-    "seed": ("N", "seed of the sample, the stream and the hyperplanes (default: 0)"),
-    "workload": (
-        "NAME",
-        "how questions are drawn: as_is, uniform, zipf or tripclick:PATH (default: as_is)",
-    ),
-    "length": ("N", "number of questions in the stream (default: depends on the workload)"),
-    "rate": (
-        "R",
-        "requests per second, with Poisson arrivals (default: one after another)",
-    ),
-    "minutes": ("M", "length of the stream at --rate, in minutes; 60 in the RAGCache paper"),
-    "framework": ("NAME", "langchain or llama_index (default: langchain)"),
-    "k": ("N", "number of documents per question (default: 5)"),
-    "base_url": ("URL", "ask an OpenAI-compatible server instead of the bundled engine"),
-    "max_tokens": ("N", "the most tokens of an answer (default: the data set's)"),
-}
-"""Settings that have a flag of their own; all have a name for --set and --sweep."""
+_WORDS: dict[str, dict[str, Any]] = tomllib.loads(
+    files(__package__).joinpath("eval.toml").read_text("utf-8")
+)
+DATASETS, FLAGS, PARTS = (_WORDS[name] for name in ("datasets", "flags", "parts"))
+"""Data sets, and settings that have a flag of their own; all settings have a name for --set."""
 
 
 def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -107,25 +71,8 @@ class _Moved(argparse.Action):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose data, systems and knobs, and say where runs are kept."""
-    for name, (metavar, words) in FLAGS.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=words)
-    parser.add_argument(
-        "--retriever",
-        metavar="NAME",
-        help=(
-            "cache, plain or none; or MODULE:FUNCTION, a function of settings and documents that "
-            "returns a retriever of either framework (default: cache)"
-        ),
-    )
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help=(
-            "path of a model for the bundled engine, or its name on the Hugging Face hub "
-            "(default: the bundled model); or MODULE:FUNCTION as for --retriever"
-        ),
-    )
+    for name, words in (FLAGS | PARTS).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, **words)
     parser.add_argument(
         "--set",
         dest="settings",
@@ -184,10 +131,10 @@ def read_options(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str,
         "show_progress": True,
     }
     is_served = "base_url" in knobs
-    for name in ("retriever", "model"):
-        part = chosen[name]
-        if part is None:
+    for name in PARTS:
+        if name not in chosen:
             continue
+        part = chosen[name]
         if name in knobs:
             msg = f"{name} must be given once, by --{name} or otherwise"
             raise ConfigurationError(msg)
@@ -213,7 +160,7 @@ def _eval(options: argparse.Namespace) -> None:
     sweep: dict[str, tuple[Any, ...]] = {}
     for text in options.sweep:
         name, values = parse_sweep(text)
-        is_given = name in knobs or (name in {"retriever", "model"} and name in others)
+        is_given = name in knobs or (name in PARTS and name in others)
         if is_given or name in sweep:
             msg = f"{name} must be given once, by --sweep or otherwise"
             raise ConfigurationError(msg)

@@ -25,7 +25,7 @@ from ragcache_workbench.reports import PALETTE_SIZE
 from .comparisons import Compared, comparisons
 from .data import Bar, Bars, Curve, Figure, Missing, Panel, Plot, Point
 from .labels import differing_knobs, facts_of, format_knob, label, labels_of, number_of
-from .measures import FOLLOWED, format_figure, main_quality, measure, value_of
+from .measures import FOLLOWED, SHOWN, format_figure, main_quality, measure, value_of
 
 __all__ = ["Section", "sections"]
 
@@ -100,46 +100,11 @@ class _Sweep:
     """The figures to draw over a knob, and the paper's figure that does so."""
 
     words: str
-    measures: tuple[str, ...]
+    measures: Sequence[str]
     paper: str = ""
 
 
-_PROXIMITY = (QUALITY, "k_recall", "cache_hit_rate", "retrieval_ms_mean")
-_TREE = ("tier_hit_rate", "gpu_hit_rate", "ttft_ms_mean", "tokens_saved")
-_SWEEPS = {
-    "tolerance": _Sweep("tolerance τ", _PROXIMITY, "Proximity, figures 6 and 7"),
-    "capacity": _Sweep("capacity c", _PROXIMITY, "Proximity, figure 6"),
-    "num_hyperplanes": _Sweep("hyperplanes L", _PROXIMITY, "Proximity, figure 7 c"),
-    "bucket_capacity": _Sweep("bucket size b", _PROXIMITY, "Proximity, figure 8"),
-    "rerank_factor": _Sweep(
-        "re-ranking factor",
-        (QUALITY, "k_recall", "certified_share", "retrieval_ms_mean"),
-        "Proximity §3",
-    ),
-    "rate": _Sweep(
-        "request rate, 1/s",
-        ("ttft_ms_mean", "ttft_ms_p99", "end_to_end_ms_mean"),
-        "RAGCache, figures 13 and 14",
-    ),
-    "host_cache_gib": _Sweep("host cache, GiB", _TREE, "RAGCache, figure 17"),
-    "kv_cache_gib": _Sweep("KV cache, GiB", _TREE, "RAGCache §7.3"),
-    "link_tokens": _Sweep(
-        "link tokens", (QUALITY, "ttft_ms_mean", "tokens_saved", "end_to_end_ms_mean"), "EPIC"
-    ),
-    "k": _Sweep(
-        "documents per question, k",
-        (QUALITY, "ttft_ms_mean", "gpu_hit_rate", "end_to_end_ms_mean"),
-        "RAGCache, figure 15; RAGServe, figure 4",
-    ),
-    "search_ratio": _Sweep(
-        "share of the clusters searched",
-        (QUALITY, "gold_recall", "retrieval_ms_mean", "ttft_ms_mean"),
-        "RAGCache, figure 19",
-    ),
-    "intermediate_length": _Sweep(
-        "words of a summary", (QUALITY, "end_to_end_ms_mean"), "RAGServe, figure 4"
-    ),
-}
+_SWEEPS = {knob: _Sweep(**sweep) for knob, sweep in SHOWN["sweeps"].items()}
 _ANY = (QUALITY, "cache_hit_rate", "gpu_hit_rate", "ttft_ms_mean", "end_to_end_ms_mean")
 _CONFIGURATION = {
     *("k", "synthesis", "intermediate_length", "latency_budget", "profiler"),

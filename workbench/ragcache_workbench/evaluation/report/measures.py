@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Literal
 
 from ragcache_workbench.evaluation.runs import EvalRun
@@ -11,6 +13,7 @@ from ragcache_workbench.evaluation.runs import EvalRun
 __all__ = [
     "FOLLOWED",
     "MEASURES",
+    "SHOWN",
     "Measure",
     "Unit",
     "format_figure",
@@ -45,47 +48,19 @@ class Measure:
     unit: Unit
 
 
-MEASURES = {
-    shown.name: shown
-    for shown in (
-        Measure("questions", "questions", "count"),
-        Measure("cache_hit_rate", "cache hit rate", "share"),
-        Measure("certified_share", "certified share of hits", "share"),
-        Measure("k_recall", "k-recall", "share"),
-        Measure("hit_k_recall", "k-recall of hits", "share"),
-        Measure("gold_recall", "gold documents retrieved", "share"),
-        Measure("retrieval_ms_mean", "retrieval latency, ms, mean", "ms"),
-        Measure("retrieval_ms_median", "retrieval latency, ms, median", "ms"),
-        Measure("ttft_ms_mean", "TTFT, ms, mean", "ms"),
-        Measure("ttft_ms_p99", "TTFT, ms, 99th percentile", "ms"),
-        Measure("tpot_ms_mean", "TPOT, ms, mean", "ms"),
-        Measure("end_to_end_ms_mean", "end to end, ms, mean", "ms"),
-        Measure("tier_hit_rate", "documents' KV found in either tier", "share"),
-        Measure("gpu_hit_rate", "documents' KV found in the GPU tier", "share"),
-        Measure("host_hit_rate", "documents' KV found in the host tier", "share"),
-        Measure("prompt_tokens", "prompt tokens", "count"),
-        Measure("tokens_saved", "prompt tokens saved", "count"),
-        Measure("cost", "cost", "money"),
-        Measure("money_saved", "money saved", "money"),
-        Measure("errors", "questions that failed", "count"),
-        Measure("disturbed", "questions whose times do not count", "count"),
-    )
-}
-"""The figures that are shown, in this order."""
+SHOWN: dict[str, dict[str, Any]] = tomllib.loads(
+    files(__package__).joinpath("shown.toml").read_text("utf-8")
+)
+"""Measures, qualities and sweeps that are shown, with their words."""
 
-_QUALITIES = {
-    "exact_match": "exact match",
-    "f1": "F1",
-    "macro_f1": "macro-F1",
-    "rouge_l": "ROUGE-L",
-    "value_match": "value match",
-}
+MEASURES = {name: Measure(name, *shown) for name, shown in SHOWN["measures"].items()}
+"""The figures that are shown, in this order."""
 
 
 def measure(name: str) -> Measure:
     """Return a figure by its name; an unknown name is that of a quality."""
     known = MEASURES.get(name)
-    return known or Measure(name, _QUALITIES.get(name, name.replace("_", " ")), "score")
+    return known or Measure(name, SHOWN["qualities"].get(name, name.replace("_", " ")), "score")
 
 
 def qualities(runs: Sequence[EvalRun]) -> list[str]:
