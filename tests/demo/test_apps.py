@@ -67,7 +67,6 @@ def test_the_swap_changes_no_answer(apps: tuple[App, ...]) -> None:
 
 def test_what_is_observed(apps: tuple[App, ...]) -> None:
     before, after = apps
-    after.forget()
     question = load_questions()[6].text
     rephrased = f"{question} please"
     for app, asked, hit, embedded in (
@@ -84,14 +83,3 @@ def test_what_is_observed(apps: tuple[App, ...]) -> None:
         assert len(seen.document_ids) == 3
         assert 0 < seen.retrieval_ms < seen.first_token_ms
         assert 0 < seen.ttft_ms < seen.first_token_ms < seen.end_to_end_ms
-
-
-def test_forgetting(apps: tuple[App, ...]) -> None:
-    before, after = apps
-    question = load_questions()[7].text
-    assert not after.ask(question).hit
-    assert after.ask(question).hit
-    for app in apps:
-        app.forget()
-    assert not after.ask(question).hit
-    assert not before.ask(question).hit

@@ -10,7 +10,6 @@ import pytest
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources import Passage, load_passages, load_questions
-from ragcache_workbench.demo.console import show
 from ragcache_workbench.demo.quality import (
     BLOCKS,
     WAYS,
@@ -19,7 +18,7 @@ from ragcache_workbench.demo.quality import (
     block_quality,
     documents_of,
 )
-from ragcache_workbench.demo.report import render
+from ragcache_workbench.demo.report import render, show
 from ragcache_workbench.demo.run import DemoResult, scored_questions
 from ragcache_workbench.demo.settings import DemoSettings
 

@@ -10,8 +10,8 @@ import pytest
 
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
 from ragcache_workbench.demo import run
+from ragcache_workbench.demo.engines import output_to
 from ragcache_workbench.demo.measures import Moments, Observation, figures, ttft_ratio
-from ragcache_workbench.demo.quiet import output_to
 from ragcache_workbench.demo.run import TURN, DemoResult
 from ragcache_workbench.demo.settings import DemoSettings
 
@@ -25,9 +25,6 @@ class App:
     def ask(self, question: str) -> Observation:
         self._asked.append((self._name, question))
         return self._answer
-
-    def forget(self) -> None:
-        raise AssertionError
 
 
 def test_turns_alternate_and_wait_for_stock_to_calm_down(

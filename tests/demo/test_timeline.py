@@ -16,12 +16,14 @@ from ragcache_integrations.speculation import SpeculationEvent, SpeculationRepor
 from ragcache_workbench.demo import speculative
 from ragcache_workbench.demo.speculative import (
     Pair,
+    Span,
     SpeculativeSettings,
     Traced,
+    draw_timeline,
     median_ttfts,
     most_eventful,
+    spans,
 )
-from ragcache_workbench.demo.timeline import Span, draw_timeline, spans
 
 
 def traced(ttft: float, *events: tuple[float, str, int], confirmed: bool = False) -> Traced:

@@ -14,6 +14,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.demo.settings import FLAGS, DemoSettings
 from ragcache_workbench.demo.speculative import (
     SpeculativeSettings,
+    draw_timeline,
     most_eventful,
     pairs_as_dict,
     run_speculative,
@@ -88,8 +89,11 @@ def _demo(options: argparse.Namespace) -> None:
     report = check_file("--report", options.report)
     from rich.console import Console  # noqa: PLC0415 - an extra, and seconds to import
 
-    from ragcache_workbench.demo.console import show, show_conditions  # noqa: PLC0415 - slow
-    from ragcache_workbench.demo.report import write_report  # noqa: PLC0415 - slow
+    from ragcache_workbench.demo.report import (  # noqa: PLC0415 - slow
+        show,
+        show_conditions,
+        write_report,
+    )
     from ragcache_workbench.demo.run import run_demo  # noqa: PLC0415 - slow
 
     show_conditions(settings, Console())
@@ -110,8 +114,7 @@ def _speculative(options: argparse.Namespace) -> None:
     picture = check_file("--picture", options.picture)
     from rich.console import Console  # noqa: PLC0415 - an extra, and seconds to import
 
-    from ragcache_workbench.demo.console import show_pairs  # noqa: PLC0415 - slow
-    from ragcache_workbench.demo.timeline import draw_timeline  # noqa: PLC0415 - slow
+    from ragcache_workbench.demo.report import show_pairs  # noqa: PLC0415 - slow
 
     pairs = run_speculative(settings)
     show_pairs(pairs, settings.search_ms, Console())

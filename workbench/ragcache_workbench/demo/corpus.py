@@ -1,4 +1,8 @@
-"""The documents of the demo: bundled passages and generated vectors, in an exact index."""
+"""What the applications of the demo share: an exact index of passages, and their prompt.
+
+The index has bundled passages and generated vectors. The prompt has first what never changes, and
+the question last.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,12 @@ from ragcache_integrations.embeddings.minilm import MiniLM
 from ragcache_integrations.resources import Passage, load_passages, load_questions
 from ragcache_workbench.evaluation.systems import cached_embeddings
 
-__all__ = ["Corpus", "CountedIndex", "passage_text"]
+__all__ = ["SYSTEM", "Corpus", "CountedIndex", "passage_text", "question_part", "user_text"]
+
+SYSTEM = (
+    "You answer questions from the passages that you are given. "
+    "Keep to what they say, in a few words; say so if they do not tell."
+)
 
 Embed = Callable[[list[str]], Sequence[Sequence[float]]]
 
@@ -42,6 +51,16 @@ class CountedIndex(faiss.IndexFlatL2):
 def passage_text(passage: Passage) -> str:
     """Return the text of a passage that is embedded and shown to the model."""
     return f"{passage.title}\n{passage.text}"
+
+
+def user_text(context: str, question: str) -> str:
+    """The user's turn; the arguments are the names of a template's variables, in braces."""
+    return f"{context}\n\n{question_part(question)}"
+
+
+def question_part(question: str) -> str:
+    """The part of the prompt after the documents."""
+    return f"Question: {question}\nAnswer:"
 
 
 class Corpus:

@@ -3,7 +3,7 @@
 Stock vLLM is ``AsyncLLM`` with its own prefix caching, the baseline of the demo and the benchmarks;
 prompts are tokenised as one string through the model's chat template. We add only a thread for its
 event loop. On a CPU it computes in the engine's process, as our engine does, which is faster than
-vLLM's default of a further process.
+vLLM's default of a further process. What engines print while they start is kept off the screen.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import contextlib
 import itertools
 import os
 import queue
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from tqdm import tqdm
 
 from ragcache_integrations.core.blocks import Closeable
 from ragcache_integrations.core.extras import require
@@ -33,7 +37,7 @@ from ragcache_integrations.engine.machine import (
 )
 from ragcache_integrations.errors import EngineError
 
-__all__ = ["StockChunk", "StockEngine", "preset"]
+__all__ = ["StockChunk", "StockEngine", "output_to", "preset", "quiet_start"]
 
 BEST_SETTINGS = {
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # two cores can't spare one
@@ -223,3 +227,56 @@ class _Preset:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._engine, name)
         return partial(value, **self._call) if name in _CALLS else value
+
+
+@contextlib.contextmanager
+def output_to(log: Path) -> Iterator[TextIO]:
+    """Redirect the output of this process and of those that it starts meanwhile to a file.
+
+    File descriptors are redirected, so that the output of C++ code and of other processes is
+    caught, too. Processes that were started meanwhile keep writing to the file afterwards.
+
+    Args:
+        log: The file, to which is appended.
+
+    Yields:
+        The screen: standard error as it was.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        with os.fdopen(os.dup(saved[1]), "w", encoding="utf-8", buffering=1) as screen:
+            yield screen
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for target, descriptor in zip((1, 2), saved, strict=True):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def quiet_start(log: Path, what: str, steps: int, *, show_progress: bool) -> Iterator[tqdm[Any]]:
+    """Redirect all output to a file, and count the steps of starting something on the screen.
+
+    Args:
+        log: The file, to which is appended.
+        what: What is started.
+        steps: Number of steps.
+        show_progress: Whether to show the steps.
+
+    Yields:
+        The progress bar, which each step updates.
+    """
+    bar_format = "{desc}: {n_fmt} of {total_fmt} [{elapsed}]"
+    with (
+        output_to(log) as screen,
+        tqdm(
+            desc=what, total=steps, bar_format=bar_format, file=screen, disable=not show_progress
+        ) as progress,
+    ):
+        yield progress

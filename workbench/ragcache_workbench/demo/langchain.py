@@ -28,10 +28,9 @@ from ragcache_integrations.langchain import (
     MiniLMEmbeddings,
 )
 
-from .corpus import Corpus, passage_text
+from .corpus import SYSTEM, Corpus, passage_text, user_text
 from .engines import StockEngine
-from .measures import Moments, Observation
-from .prompts import SYSTEM, user_text
+from .measures import App, Moments
 from .settings import DemoSettings
 
 __all__ = ["LangChainApp", "StockChatModel", "TimedEmbeddings", "langchain_apps"]
@@ -151,7 +150,7 @@ class _Hooks(BaseCallbackHandler):
                 self._moments.cached_prompt_tokens = details.get("cache_read", 0)
 
 
-class LangChainApp:
+class LangChainApp(App):
     """A chain that answers questions from retrieved documents, and is measured.
 
     Args:
@@ -168,7 +167,7 @@ class LangChainApp:
         corpus: Corpus,
         embeddings: TimedEmbeddings,
     ) -> None:
-        self._retriever, self._corpus, self._embeddings = retriever, corpus, embeddings
+        super().__init__(corpus, embeddings)
         prompt = ChatPromptTemplate.from_messages(
             [("system", SYSTEM), ("human", user_text("{context}", "{question}"))]
         )
@@ -179,16 +178,9 @@ class LangChainApp:
             | StrOutputParser()
         )
 
-    def ask(self, question: str) -> Observation:
-        """Answer a question."""
-        moments = Moments(lambda: self._corpus.index.searches, lambda: self._embeddings.seconds)
-        answer = "".join(self._chain.stream(question, {"callbacks": [_Hooks(moments)]}))
-        return moments.observation(answer)
-
-    def forget(self) -> None:
-        """Empty the query cache, if there is one."""
-        if isinstance(self._retriever, ApproximateCacheRetriever):
-            self._retriever.clear()
+    @override
+    def _answer(self, question: str, moments: Moments) -> Iterator[str]:
+        return self._chain.stream(question, {"callbacks": [_Hooks(moments)]})
 
 
 def _join(documents: Sequence[Document]) -> str:
@@ -213,22 +205,19 @@ def langchain_apps(
     """
     ids = dict(enumerate(corpus.ids))
     store = FAISS(embeddings, corpus.index, _Passages(corpus), ids)
-    return (
-        LangChainApp(
+    apps = [
+        (
             store.as_retriever(search_kwargs={"k": settings.top_k}),
             StockChatModel(engine=stock, max_tokens=settings.max_tokens),
-            corpus,
-            embeddings,
         ),
         *(
-            LangChainApp(
+            (
                 ApproximateCacheRetriever.from_vectorstore(
                     store, k=settings.top_k, tolerance=settings.tolerance, namespace=tenant
                 ),
                 ChatRAGCache(engine=engine, namespace=tenant, max_tokens=settings.max_tokens),
-                corpus,
-                embeddings,
             )
             for engine, tenant in ways
         ),
-    )
+    ]
+    return tuple(LangChainApp(*parts, corpus, embeddings) for parts in apps)

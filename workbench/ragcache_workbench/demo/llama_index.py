@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import llama_index.core.instrumentation as instrument
@@ -49,10 +49,9 @@ from ragcache_integrations.llama_index import (
     RAGCacheLLM,
 )
 
-from .corpus import Corpus, passage_text
+from .corpus import SYSTEM, Corpus, passage_text, user_text
 from .engines import StockEngine
-from .measures import Moments, Observation
-from .prompts import SYSTEM, user_text
+from .measures import App, Moments
 from .settings import DemoSettings
 
 __all__ = ["LlamaIndexApp", "StockLLM", "TimedEmbeddings", "llama_index_apps"]
@@ -181,7 +180,7 @@ class _Hooks(BaseEventHandler):
                 pass
 
 
-class LlamaIndexApp:
+class LlamaIndexApp(App):
     """A query engine that is measured.
 
     Args:
@@ -194,7 +193,7 @@ class LlamaIndexApp:
     def __init__(
         self, retriever: BaseRetriever, model: LLM, corpus: Corpus, embeddings: TimedEmbeddings
     ) -> None:
-        self._retriever, self._corpus, self._embeddings = retriever, corpus, embeddings
+        super().__init__(corpus, embeddings)
         prompt = ChatPromptTemplate(
             message_templates=[
                 ChatMessage(role=MessageRole.SYSTEM, content=SYSTEM),
@@ -208,21 +207,15 @@ class LlamaIndexApp:
             get_response_synthesizer(llm=model, text_qa_template=prompt, streaming=True),
         )
 
-    def ask(self, question: str) -> Observation:
-        """Answer a question."""
-        moments = Moments(lambda: self._corpus.index.searches, lambda: self._embeddings.seconds)
+    @override
+    def _answer(self, question: str, moments: Moments) -> Iterator[str]:
         _HOOKS._moments = moments  # noqa: SLF001 - pydantic has no other place for it
         try:
             response = self._query_engine.query(question)
             assert isinstance(response, StreamingResponse)  # noqa: S101 - for type checkers: streaming=True
-            return moments.observation("".join(response.response_gen))
+            yield from response.response_gen
         finally:
             _HOOKS._moments = None  # noqa: SLF001 - as above
-
-    def forget(self) -> None:
-        """Empty the query cache, if there is one."""
-        if isinstance(self._retriever, ApproximateCacheRetriever):
-            self._retriever.clear()
 
 
 # LlamaIndex has one chain of dispatchers for the whole process, and no way to remove a handler.
@@ -254,26 +247,23 @@ def llama_index_apps(
             vector_store=FaissVectorStore(corpus.index), docstore=_Passages(corpus)
         ),
     )
-    return (
-        LlamaIndexApp(
+    apps = [
+        (
             index.as_retriever(similarity_top_k=settings.top_k),
             StockLLM(
                 engine=stock,
                 max_tokens=settings.max_tokens,
                 context_window=ways[0][0].max_model_len,
             ),
-            corpus,
-            embeddings,
         ),
         *(
-            LlamaIndexApp(
+            (
                 ApproximateCacheRetriever.from_index(
                     index, k=settings.top_k, tolerance=settings.tolerance, namespace=tenant
                 ),
                 RAGCacheLLM(engine=engine, namespace=tenant, max_tokens=settings.max_tokens),
-                corpus,
-                embeddings,
             )
             for engine, tenant in ways
         ),
-    )
+    ]
+    return tuple(LlamaIndexApp(*parts, corpus, embeddings) for parts in apps)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from .corpus import Corpus
+
 
 __all__ = ["App", "Figures", "Moments", "Observation", "figures", "ttft_ratio"]
 
@@ -40,18 +45,6 @@ class Observation:
     hit: bool
     document_ids: tuple[str, ...]
     answer: str
-
-
-class App(Protocol):
-    """A RAG application that is measured."""
-
-    def ask(self, question: str) -> Observation:
-        """Answer a question."""
-        ...
-
-    def forget(self) -> None:
-        """Empty the application's query cache, if it has one."""
-        ...
 
 
 class Moments:
@@ -101,6 +94,35 @@ class Moments:
         )
 
 
+class App(ABC):
+    """A RAG application that is measured.
+
+    Args:
+        corpus: Counts the searches.
+        embeddings: Measure how long questions take to embed.
+    """
+
+    def __init__(self, corpus: Corpus, embeddings: Timed) -> None:
+        self._corpus, self._embeddings = corpus, embeddings
+
+    def ask(self, question: str) -> Observation:
+        """Answer a question."""
+        moments = Moments(lambda: self._corpus.index.searches, lambda: self._embeddings.seconds)
+        return moments.observation("".join(self._answer(question, moments)))
+
+    @abstractmethod
+    def _answer(self, question: str, moments: Moments) -> Iterator[str]:
+        """Answer a question piece by piece, and note what happens when."""
+
+
+class Timed(Protocol):
+    """Embeddings that measure how long questions take."""
+
+    @property
+    def seconds(self) -> float:
+        """Time spent embedding questions so far."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """A whole stream of questions: counts are sums, times are means per question."""
@@ -123,24 +145,13 @@ def figures(observations: Sequence[Observation], hit_recall: float | None) -> Fi
         observations: The observations of one side; at least one.
         hit_recall: Recall of the documents from the query cache; ``None`` without a hit.
     """
-
-    def mean(name: str) -> float:
-        return statistics.fmean(getattr(observation, name) for observation in observations)
-
-    def total(name: str) -> int:
-        return sum(int(getattr(observation, name)) for observation in observations)
-
-    return Figures(
-        store_calls=total("store_calls"),
-        embedding_ms=mean("embedding_ms"),
-        retrieval_ms=mean("retrieval_ms"),
-        ttft_ms=mean("ttft_ms"),
-        end_to_end_ms=mean("end_to_end_ms"),
-        prompt_tokens=total("prompt_tokens"),
-        cached_prompt_tokens=total("cached_prompt_tokens"),
-        hits=total("hit"),
-        hit_recall=hit_recall,
-    )
+    means = ("embedding_ms", "retrieval_ms", "ttft_ms", "end_to_end_ms")
+    sums = ("store_calls", "prompt_tokens", "cached_prompt_tokens")
+    kinds = dict.fromkeys(means, statistics.fmean) | dict.fromkeys(sums, sum)
+    summed: dict[str, Any] = {
+        name: kind(getattr(seen, name) for seen in observations) for name, kind in kinds.items()
+    }
+    return Figures(**summed, hits=sum(seen.hit for seen in observations), hit_recall=hit_recall)
 
 
 def ttft_ratio(before: Sequence[Observation], after: Sequence[Observation]) -> float:

@@ -22,9 +22,8 @@ from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine,
 from ragcache_integrations.resources import Passage, Question
 from ragcache_workbench.evaluation.datasets import exact_match, token_f1
 
-from .corpus import passage_text
+from .corpus import SYSTEM, passage_text, question_part
 from .engines import preset
-from .prompts import SYSTEM, question_part
 
 __all__ = [
     "ANSWER_TOKENS",

@@ -30,10 +30,9 @@ from ragcache_integrations.errors import EngineStartError
 from ragcache_integrations.resources import Passage, Question, load_questions
 
 from .corpus import Corpus, passage_text
-from .engines import StockEngine, preset
+from .engines import StockEngine, preset, quiet_start
 from .measures import App, Figures, Observation, figures, ttft_ratio
 from .quality import BLOCKS, WAYS, Quality, answer_quality, block_quality, documents_of
-from .quiet import quiet_start
 from .settings import FRAMEWORKS, DemoSettings
 from .workload import Request, zipf_stream
 
@@ -93,29 +92,22 @@ class FrameworkResult:
     hit_recall: float | None
 
     @property
-    def before_figures(self) -> Figures:
-        """The stream summed up, before."""
-        return figures(self.before, None)
+    def sides(self) -> dict[str, tuple[Observation, ...]]:
+        """The observations by the name of the side."""
+        return {"before": self.before, "after": self.after, "anywhere": self.anywhere}
 
     @property
-    def after_figures(self) -> Figures:
-        """The stream summed up, after."""
-        return figures(self.after, self.hit_recall)
+    def figures(self) -> dict[str, Figures]:
+        """Each side's stream summed up; documents that are reused anywhere have the same hits."""
+        recalls = {"before": None}
+        return {
+            name: figures(side, recalls.get(name, self.hit_recall))
+            for name, side in self.sides.items()
+        }
 
-    @property
-    def anywhere_figures(self) -> Figures:
-        """The stream summed up, with documents that are reused anywhere; hits are as after."""
-        return figures(self.anywhere, self.hit_recall)
-
-    @property
-    def ttft_ratio(self) -> float:
-        """Median ratio after / before of a question's time to first token."""
-        return ttft_ratio(self.before, self.after)
-
-    @property
-    def anywhere_ttft_ratio(self) -> float:
-        """The same of documents that are reused anywhere."""
-        return ttft_ratio(self.before, self.anywhere)
+    def ttft_ratio(self, side: str) -> float:
+        """Median ratio of a question's time to first token, a side by before."""
+        return ttft_ratio(self.before, self.sides[side])
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +148,10 @@ class DemoResult:
             scored
             | ({"blocks": blocks} if blocks else {})
             | {
-                name: {
-                    "before": asdict(result.before_figures),
-                    "after": asdict(result.after_figures),
-                    "anywhere": asdict(result.anywhere_figures),
-                    "ttft_ratio": result.ttft_ratio,
-                    "anywhere_ttft_ratio": result.anywhere_ttft_ratio,
+                name: {side: asdict(summed) for side, summed in result.figures.items()}
+                | {
+                    "ttft_ratio": result.ttft_ratio("after"),
+                    "anywhere_ttft_ratio": result.ttft_ratio("anywhere"),
                 }
                 for name, result in self.frameworks.items()
             }

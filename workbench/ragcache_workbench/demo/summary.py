@@ -20,13 +20,12 @@ from .workload import Request
 
 __all__ = [
     "Example",
-    "Row",
     "answers_table",
     "conditions",
     "examples",
+    "figures_table",
     "milliseconds",
     "quality_table",
-    "rows",
     "verdict",
 ]
 
@@ -43,27 +42,6 @@ TIMES = {
     "Question to first token": "first_token_ms",
     "Question to last token": "end_to_end_ms",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of the table.
-
-    Attributes:
-        label: What it is about.
-        before: The figure before, as text.
-        after: The figure after, as text.
-        change: How it changed, as text; empty where that says nothing.
-        anywhere: The figure with documents that are reused anywhere, as text.
-        anywhere_change: How it changed from before to that.
-    """
-
-    label: str
-    before: str
-    after: str
-    change: str = ""
-    anywhere: str = ""
-    anywhere_change: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,25 +123,30 @@ def verdict(name: str, result: FrameworkResult) -> tuple[str, bool]:
     return f"{name}: {what}: {measured}. {advice}", faster or fewer >= WORTHWHILE
 
 
-def rows(result: FrameworkResult) -> list[Row]:
+def figures_table(result: FrameworkResult) -> Table:
     """The table of one framework."""
-    before, after, anywhere = (
-        result.before_figures,
-        result.after_figures,
-        result.anywhere_figures,
-    )
-    sides = result.before, result.after, result.anywhere
+    sides = list(result.sides.values())
+    before, after, anywhere = result.figures.values()
 
-    def compared(label: str, values: Sequence[float], texts: Sequence[str]) -> Row:
-        old, new, other = values
-        changes = _change(old, new), _change(old, other)
-        return Row(label, texts[0], texts[1], changes[0], texts[2], changes[1])
+    def row(
+        label: str, texts: Sequence[str], changes: Sequence[str] = ("", "")
+    ) -> tuple[Cell, ...]:
+        old, new, other = texts
+        return (
+            *(Cell(label), Cell(old)),
+            *(Cell(new, style="strong"), Cell(changes[0])),
+            *(Cell(other, style="strong"), Cell(changes[1])),
+        )
 
-    def count(label: str, value: Callable[[Observation], int]) -> Row:
-        sums = [sum(map(value, side)) for side in sides]
+    def compared(label: str, values: Sequence[float], texts: Sequence[str]) -> tuple[Cell, ...]:
+        old, *others = values
+        return row(label, texts, [_change(old, other) for other in others])
+
+    def count(label: str, name: str) -> tuple[Cell, ...]:
+        sums = [sum(getattr(seen, name) for seen in side) for side in sides]
         return compared(label, sums, [f"{number:,}" for number in sums])
 
-    def time(label: str, name: str) -> Row:
+    def time(label: str, name: str) -> tuple[Cell, ...]:
         values = [[float(getattr(seen, name)) for seen in side] for side in sides]
         means = [statistics.fmean(some) for some in values]
         texts = [
@@ -172,21 +155,20 @@ def rows(result: FrameworkResult) -> list[Row]:
         ]
         return compared(f"{label}, ms", means, texts)
 
+    ratios = [f"{result.ttft_ratio(side):.3f}" for side in ("after", "anywhere")]
     recall = "none" if after.hit_recall is None else f"{after.hit_recall:.3f}"
-    return [
-        count("Vector-store calls", lambda seen: seen.store_calls),
-        *(time(label, name) for label, name in TIMES.items()),
-        Row(
-            "TTFT ratio, median of pairs",
-            "1",
-            f"{result.ttft_ratio:.3f}",
-            anywhere=f"{result.anywhere_ttft_ratio:.3f}",
+    return Table(
+        ("Times: mean (median)", "before", "after", "change", "anywhere", "change"),
+        (
+            count("Vector-store calls", "store_calls"),
+            *(time(label, name) for label, name in TIMES.items()),
+            row("TTFT ratio, median of pairs", ["1", *ratios]),
+            count("Prompt tokens", "prompt_tokens"),
+            count("Cached prompt tokens", "cached_prompt_tokens"),
+            row("Query-cache hits", [str(side.hits) for side in (before, after, anywhere)]),
+            row("Recall on hits", ["", recall, ""]),
         ),
-        count("Prompt tokens", lambda seen: seen.prompt_tokens),
-        count("Cached prompt tokens", lambda seen: seen.cached_prompt_tokens),
-        Row("Query-cache hits", str(before.hits), str(after.hits), anywhere=str(anywhere.hits)),
-        Row("Recall on hits", "", recall),
-    ]
+    )
 
 
 def quality_table(result: DemoResult) -> Table | None:
