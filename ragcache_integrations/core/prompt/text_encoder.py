@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ragcache_integrations.errors import ConfigurationError
 
@@ -35,50 +35,12 @@ class TemplateText:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Marker:
+class Marker(NamedTuple):
     """An added token in a text, including the white space that belongs to it."""
 
     start: int
     end: int
     id: int
-
-
-@dataclass(frozen=True, slots=True)
-class _SplitStretch:
-    """A stretch that is split at its markup: there is one markup token between two runs of text."""
-
-    runs: list[str]
-    ids: list[int]
-
-    def join(self, literals: Iterator[list[int]]) -> list[int]:
-        """The tokens of the stretch, from those of its runs."""
-        tokens = list(next(literals))
-        for id_ in self.ids:
-            tokens.append(id_)
-            tokens += next(literals)
-        return tokens
-
-
-class _Backend(Protocol):
-    """The differences between tokenizers in Rust and in Python."""
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, including markup."""
-
-    def markers(self, texts: Sequence[str]) -> list[list[_Marker]]:
-        """The added tokens in each text."""
-
-    def literals(
-        self, texts: Sequence[str], forbidden: frozenset[int], *, first: bool
-    ) -> list[list[int]] | None:
-        """The tokens of several texts without forbidden ones; ``None`` if that is impossible.
-
-        Args:
-            texts: Texts that are not empty.
-            forbidden: Ids of tokens that must not occur.
-            first: Whether the first text is at the beginning of a prompt.
-        """
 
 
 class TextEncoder:
@@ -92,7 +54,7 @@ class TextEncoder:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._markup = _markup(tokenizer)
         self._forbidden = frozenset(self._markup) - _harmless(tokenizer, self._markup)
-        self._backend: _Backend = (
+        self._backend = (
             _PythonBackend(tokenizer)
             if backend is None
             else _RustBackend(backend, frozenset(self._markup))
@@ -128,18 +90,14 @@ class TextEncoder:
         """Whether a text would have markup if a template had written it."""
         return bool(self.markup_in(text))
 
-    def markup_in(self, text: str) -> list[tuple[int, int, int]]:
-        """Start, end and id of each markup token that a tokenizer finds in a text.
+    def markup_in(self, text: str) -> list[Marker]:
+        """The markup tokens that a tokenizer finds in a text.
 
         Raises:
             ConfigurationError: As for :meth:`encode`.
         """
         (markers,) = _explain_failure(text, lambda: self._backend.markers([text]))
-        return [
-            (marker.start, marker.end, marker.id)
-            for marker in markers
-            if marker.id in self._forbidden
-        ]
+        return [marker for marker in markers if marker.id in self._forbidden]
 
     def mixed(
         self, stretches: Sequence[Sequence[str | TemplateText]], *, first: bool = True
@@ -165,15 +123,16 @@ class TextEncoder:
         ]
         markers = iter(_explain_failure("".join(texts), lambda: self._backend.markers(texts)))
         splits = [self._split(pieces, markers) for pieces in stretches]
-        runs = [run for split in splits for run in split.runs]
+        runs = [run for texts_between, _ in splits for run in texts_between]
         literals = iter(self._literals(runs, first=first and bool(runs and runs[0])))
-        return [split.join(literals) for split in splits]
+        return [_join(ids, literals) for _, ids in splits]
 
     def _split(
-        self, pieces: Sequence[str | TemplateText], markers: Iterator[list[_Marker]]
-    ) -> _SplitStretch:
-        """Split a stretch at the template's markup."""
-        runs, ids = [""], []
+        self, pieces: Sequence[str | TemplateText], markers: Iterator[list[Marker]]
+    ) -> tuple[list[str], list[int]]:
+        """Split a stretch at the template's markup: runs of text, and the token between two."""
+        runs: list[str] = [""]
+        ids: list[int] = []
         for piece in pieces:
             if isinstance(piece, str):
                 runs[-1] += piece
@@ -186,7 +145,7 @@ class TextEncoder:
                     runs.append("")
                     at = marker.end
             runs[-1] += piece.text[at:]
-        return _SplitStretch(runs, ids)
+        return runs, ids
 
     def _literals(self, texts: Sequence[str], *, first: bool) -> list[list[int]]:
         full = [text for text in texts if text]
@@ -203,6 +162,14 @@ class TextEncoder:
             raise ConfigurationError(msg)
         known = iter(tokens)
         return [next(known) if text else [] for text in texts]
+
+
+def _join(ids: Sequence[int], literals: Iterator[list[int]]) -> list[int]:
+    """The tokens of a split stretch, from those of its runs."""
+    tokens = list(next(literals))
+    for id_ in ids:
+        tokens += [id_, *next(literals)]
+    return tokens
 
 
 class _Variant:
@@ -268,23 +235,32 @@ class _RustBackend:
         self._added_ids = frozenset(added)
 
     def encode(self, text: str) -> list[int]:
+        """The tokens of a text, including markup."""
         ids: list[int] = self._whole.encode(text, add_special_tokens=False).ids
         return ids
 
-    def markers(self, texts: Sequence[str]) -> list[list[_Marker]]:
-        markers: list[list[_Marker]] = [[] for _ in texts]
+    def markers(self, texts: Sequence[str]) -> list[list[Marker]]:
+        """The added tokens in each text."""
+        markers: list[list[Marker]] = [[] for _ in texts]
         ids, offsets = self._added.encode(self._cut.join(texts))
         number, start = 0, 0  # index and first character of the current text
         for id_, (begin, end) in zip(ids, offsets, strict=True):
             if id_ == _CUT:
                 number, start = number + 1, end
             elif id_ in self._added_ids:
-                markers[number].append(_Marker(begin - start, end - start, id_))
+                markers[number].append(Marker(begin - start, end - start, id_))
         return markers
 
     def literals(
         self, texts: Sequence[str], forbidden: frozenset[int], *, first: bool
     ) -> list[list[int]] | None:
+        """The tokens of several texts without forbidden ones; ``None`` if that is impossible.
+
+        Args:
+            texts: Texts that are not empty.
+            forbidden: Ids of tokens that must not occur.
+            first: Whether the first text is at the beginning of a prompt.
+        """
         # All texts in one call, because most are short.
         ids, _ = self._bare.encode(self._cut.join(texts if first else ["", *texts]))
         tokens = _between_cuts(ids)[0 if first else 1 :]
@@ -321,7 +297,7 @@ def _between_cuts(ids: list[int]) -> list[list[int]]:
 
 
 class _PythonBackend:
-    """A tokenizer written in Python."""
+    """A tokenizer written in Python, with the methods of :class:`_RustBackend`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -341,13 +317,13 @@ class _PythonBackend:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def markers(self, texts: Sequence[str]) -> list[list[_Marker]]:
+    def markers(self, texts: Sequence[str]) -> list[list[Marker]]:
         return [list(self._markers(text)) for text in texts]
 
-    def _markers(self, text: str) -> Iterator[_Marker]:
+    def _markers(self, text: str) -> Iterator[Marker]:
         for match in self._pattern.finditer(text) if self._pattern else ():
             token = match[match.lastindex or 0]
-            yield _Marker(match.start(), match.end(), self._added[token])
+            yield Marker(match.start(), match.end(), self._added[token])
 
     def literals(
         self, texts: Sequence[str], forbidden: frozenset[int], *, first: bool
@@ -420,14 +396,11 @@ def _explain_failure(text: str, encode: Callable[[], Result]) -> Result:
     try:
         return encode()
     except (UnicodeEncodeError, TypeError) as error:
-        raise _surrogate_error(text) from error
-
-
-def _surrogate_error(text: str) -> ConfigurationError:
-    place = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
-    if place is None:
-        return ConfigurationError("the text cannot be tokenised")
-    return ConfigurationError(
-        f"the text has a lone surrogate (U+{ord(text[place]):04X}) at position {place}: "
-        "it is no valid Unicode; decode the source with errors='replace' or drop it"
-    )
+        place = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
+        msg = "the text cannot be tokenised"
+        if place is not None:
+            msg = (
+                f"the text has a lone surrogate (U+{ord(text[place]):04X}) at position {place}: "
+                "it is no valid Unicode; decode the source with errors='replace' or drop it"
+            )
+        raise ConfigurationError(msg) from error
