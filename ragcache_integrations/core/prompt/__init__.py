@@ -1,8 +1,7 @@
 """Prompts: their parts, documents and tools, and how they become tokens."""
 
 from .chat_template import NO_TOOLS, Reasoning
-from .hidden_values import TEMPLATE_WORDS, ValueHider, texts_in
-from .placeholders import ChangedContentError, Placeholders
+from .placeholders import TEMPLATE_WORDS, ChangedContentError, Placeholders, ValueHider, texts_in
 from .prompt import LiteralText, MarkedText, Message, Part, Prompt, PromptDocument, part_text
 from .rendering import (
     ENTRY_CHARACTERS,
@@ -16,24 +15,22 @@ from .spans import (
     ENCODE,
     FOREVER,
     LINK_TOKENS,
+    MOST_NEXT_STEPS,
+    MOST_STEPS_BEFORE,
     NEXT_STEPS,
     PIN,
     PIN_TICKET,
     SPAN_ARGS,
     STEP,
+    STEP_CHARACTERS,
     STEPS_BEFORE,
+    NextSteps,
     Span,
     check_spans,
-    extra_args_from_spans,
-    spans_from_extra_args,
-)
-from .steps import (
-    MOST_NEXT_STEPS,
-    MOST_STEPS_BEFORE,
-    STEP_CHARACTERS,
-    NextSteps,
     check_steps,
+    extra_args_from_spans,
     extra_args_from_steps,
+    spans_from_extra_args,
 )
 from .text_encoder import TemplateText, TextEncoder, leading_special_tokens
 from .tools import (

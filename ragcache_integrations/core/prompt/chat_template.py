@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragcache_integrations.errors import ConfigurationError
 
-from .hidden_values import ValueHider, texts_in
-from .placeholders import Placeholders
+from .placeholders import Placeholders, ValueHider, texts_in
 from .prompt import Message, Part, part_text
 from .text_encoder import TemplateText, TextEncoder
 from .tools import Tool, ToolCall
