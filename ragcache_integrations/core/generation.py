@@ -156,12 +156,8 @@ def check_call(
     Raises:
         ConfigurationError: An argument is of the wrong type, or the timeout is not above 0.
     """
-    if not isinstance(options, SamplingOptions | None):
-        msg = f"options must be SamplingOptions, got {type(options).__name__}"
-        raise ConfigurationError(msg)
-    if not isinstance(namespace, str):
-        msg = f"namespace must be a string, got {namespace!r}"
-        raise ConfigurationError(msg)
+    check_type("options", options, SamplingOptions | None, "SamplingOptions")
+    check_text("namespace", namespace)
     check_seconds("timeout", timeout)
     return options or SamplingOptions()
 

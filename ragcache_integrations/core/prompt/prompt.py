@@ -7,6 +7,7 @@ Raw text belongs to the application, so markup in it counts, except in documents
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -149,14 +150,9 @@ class Message:
 
     def with_parts(self, parts: Iterable[Part]) -> Message:
         """The same message with its content in other parts."""
-        return Message(
-            self.role,
-            parts,
-            tool_calls=self.tool_calls,
-            tool_call_id=self.tool_call_id,
-            reasoning=self.reasoning,
-            reasoning_field=self.reasoning_field,
-        )
+        other = copy.copy(self)
+        object.__setattr__(other, "parts", _parts(parts))
+        return other
 
     @property
     def text(self) -> str:
