@@ -25,22 +25,9 @@ from numpy.typing import NDArray
 
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
 
-from .files import check_replaceable, open_regular, replacing
+from .files import MALFORMED, check_replaceable, open_regular, replacing
 
 __all__ = ["MALFORMED", "read_archive", "write_archive"]
-
-MALFORMED = (
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    struct.error,
-    zipfile.BadZipFile,
-)
-"""Exceptions while reading a file that is malformed although its checksum is right."""
 
 _CHECKSUM = 64  # hexadecimal digits
 _BLOCK = 1 << 20

@@ -16,6 +16,8 @@ import json
 import os
 import pwd
 import stat
+import struct
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +29,7 @@ from uuid import uuid4
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
+    "MALFORMED",
     "MOST_ROWS",
     "Row",
     "check_replaceable",
@@ -50,16 +53,20 @@ LARGEST_FILE = 1 << 29
 MOST_ROWS = 1_000_000
 """Entries of a file, at most."""
 
-_MALFORMED = (
+MALFORMED = (
+    ArithmeticError,
     AttributeError,
     EOFError,
     LookupError,
-    RecursionError,
+    RuntimeError,
     TypeError,
     ValueError,
     csv.Error,
+    struct.error,
+    zipfile.BadZipFile,
     zlib.error,
 )
+"""Exceptions while reading what is not in its format."""
 
 # Without O_NONBLOCK, opening a pipe would wait for a writer, before its type can be checked.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -129,7 +136,7 @@ def reading(what: str, expected: str = "") -> Iterator[None]:
     except OSError as error:
         msg = f"cannot read {what} ({error.strerror or error})"
         raise ConfigurationError(msg) from error
-    except _MALFORMED as error:
+    except MALFORMED as error:
         hint = f". Expected is {expected}" if expected else ""
         msg = f"{what} is not in its format: {_in_words(error)}{hint}"
         raise ConfigurationError(msg) from error
