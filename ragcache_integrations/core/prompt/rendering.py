@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import copy
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ragcache_integrations.core.checks import check_type
@@ -104,6 +105,11 @@ class PromptRenderer:
     Args:
         tokenizer: A transformers tokenizer.
         chat_template: The text of a template that replaces the tokenizer's; ``None`` for none.
+
+    Attributes:
+        encoder: Makes tokens of text.
+        template: Renders conversations. It is false if there is no chat template; roles are written
+            as plain text then.
     """
 
     def __init__(
@@ -111,10 +117,10 @@ class PromptRenderer:
     ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
-        self._encoder = TextEncoder(tokenizer)
-        self._template = ChatTemplate(tokenizer, self._encoder, chat_template)
+        self.encoder = TextEncoder(tokenizer)
+        self.template = ChatTemplate(tokenizer, self.encoder, chat_template)
         self._head = leading_special_tokens(tokenizer)
-        self._memo = TokenMemo(lambda text: array("i", self._encoder.literal(text)))
+        self._memo = TokenMemo(lambda text: array("i", self.encoder.literal(text)))
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -125,21 +131,6 @@ class PromptRenderer:
         tokenizer.chat_template = self._chat_template
         return tokenizer
 
-    @property
-    def encoder(self) -> TextEncoder:
-        """Makes tokens of text."""
-        return self._encoder
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether there is a chat template; otherwise roles are written as plain text."""
-        return bool(self._template)
-
-    @property
-    def template(self) -> ChatTemplate:
-        """Renders conversations."""
-        return self._template
-
     def tokenize(self, text: str) -> list[int]:
         """The tokens of a text in which markup counts, without additional special tokens.
 
@@ -147,7 +138,7 @@ class PromptRenderer:
             ConfigurationError: ``text`` is no string or has a lone surrogate.
         """
         check_type("text", text, str, "a string")
-        return self._encoder.encode(text)
+        return self.encoder.encode(text)
 
     def render(self, prompt: Prompt, namespace: str = "") -> RenderedPrompt:
         """Tokenise a prompt.
@@ -166,17 +157,9 @@ class PromptRenderer:
         """
         check_type("the prompt", prompt, Prompt, "a Prompt")
         if prompt.messages:
-            pieces = self._template.apply(prompt.messages, prompt.tools)
+            pieces = self.template.apply(prompt.messages, prompt.tools)
             return self.render_conversation(pieces, namespace)
-        rendering = _RenderedSoFar(self._memo, namespace, list(self._head))
-        for part in prompt.parts:
-            if isinstance(part, LiteralText):
-                rendering.token_ids += self._encoder.literal(part)
-            elif isinstance(part, str):
-                rendering.token_ids += self._encoder.encode(part)
-            else:
-                rendering.add_document(part)
-        return rendering.result()
+        return self._join([self._head, *map(self._raw, prompt.parts)], namespace)
 
     def render_conversation(
         self, pieces: Sequence[TemplateText | Part], namespace: str = ""
@@ -198,12 +181,27 @@ class PromptRenderer:
                 stretches.append([])
             else:
                 stretches[-1].append(piece)
-        first, *others = self._encoder.mixed(stretches)
-        rendering = _RenderedSoFar(self._memo, namespace, first)
-        for document, token_ids in zip(documents, others, strict=True):
-            rendering.add_document(document)
-            rendering.token_ids += token_ids
-        return rendering.result()
+        first, *others = self.encoder.mixed(stretches)
+        between = chain.from_iterable(zip(documents, others, strict=True))
+        return self._join([first, *between], namespace)
+
+    def _raw(self, part: Part) -> list[int] | PromptDocument:
+        if isinstance(part, PromptDocument):
+            return part
+        return self.encoder.literal(part) if isinstance(part, LiteralText) else self.tokenize(part)
+
+    def _join(self, pieces: Iterable[list[int] | PromptDocument], namespace: str) -> RenderedPrompt:
+        """A prompt of tokens and of documents, whose tokens are remembered."""
+        token_ids: list[int] = []
+        spans: list[DocumentSpan] = []
+        for piece in pieces:
+            start = len(token_ids)
+            if isinstance(piece, PromptDocument):
+                token_ids += self._memo.tokens(piece.text, namespace)
+                spans.append(DocumentSpan(piece.id, start, len(token_ids)))
+            else:
+                token_ids += piece
+        return RenderedPrompt(token_ids, tuple(spans))
 
 
 class Rendering:
@@ -219,7 +217,7 @@ class Rendering:
     @property
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template; otherwise roles are written as plain text."""
-        return self._renderer.has_chat_template
+        return bool(self._renderer.template)
 
     @property
     def supports_tools(self) -> bool:
@@ -237,21 +235,3 @@ class Rendering:
     def count_tokens(self, text: str) -> int:
         """How many tokens a text has, without special tokens."""
         return len(self.tokenize(text))
-
-
-class _RenderedSoFar:
-    """A prompt whose first tokens are known."""
-
-    def __init__(self, memo: TokenMemo, namespace: str, token_ids: list[int]) -> None:
-        self._memo = memo
-        self._namespace = namespace
-        self._spans: list[DocumentSpan] = []
-        self.token_ids = token_ids
-
-    def add_document(self, document: PromptDocument) -> None:
-        start = len(self.token_ids)
-        self.token_ids += self._memo.tokens(document.text, self._namespace)
-        self._spans.append(DocumentSpan(document.id, start, len(self.token_ids)))
-
-    def result(self) -> RenderedPrompt:
-        return RenderedPrompt(self.token_ids, tuple(self._spans))

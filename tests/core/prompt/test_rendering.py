@@ -122,7 +122,7 @@ def test_without_a_template_roles_are_plain_text() -> None:
     bare = load_tokenizer()
     bare.chat_template = None
     plain = PromptRenderer(bare)
-    assert not plain.has_chat_template
+    assert not plain.template
     rendered = plain.render(Prompt.rag("why?", ["a text"], system="Be brief."))
     assert decode(rendered.token_ids).endswith(
         "system: Be brief.\nuser: a text\n\nwhy?\nassistant: "
