@@ -18,7 +18,7 @@ from ragcache_integrations._suggestions import (
     shortened,
 )
 from ragcache_integrations.errors import ConfigurationError, MarkupError
-from ragcache_integrations.prompts.history.settings import read_settings
+from ragcache_integrations.prompts.history.policy import read_settings
 from ragcache_integrations.prompts.pml.prompt import Import, Prompt
 from ragcache_integrations.prompts.pml.schema import Schema
 from tests.prompts.pml.schemas import tokenizer

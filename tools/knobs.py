@@ -17,7 +17,7 @@ from ragcache_integrations.chains.speculative.knobs import SpeculationKnobs
 from ragcache_integrations.chains.synthesis.knobs import SynthesisKnobs
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.prompts.history.settings import HistorySettings
+from ragcache_integrations.prompts.history.policy import HistorySettings
 from ragcache_integrations.prompts.order.knobs import OrderKnobs
 from ragcache_integrations.prompts.relevance.check import RelevanceSettings
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
-from langchain_core.messages import BaseMessage, HumanMessage, get_buffer_string
+from langchain_core.messages import BaseMessage, ChatMessage, HumanMessage, get_buffer_string
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.utils.utils import LC_AUTO_PREFIX
 from pydantic import SkipValidation
@@ -23,6 +23,7 @@ __all__ = [
     "CompletionPromptValue",
     "block_document",
     "message_content",
+    "message_role",
     "part_block",
 ]
 
@@ -78,6 +79,15 @@ def message_content(message: Message, *, is_ours: bool) -> Any:
     if not is_ours or all(isinstance(part, str) for part in message.parts):
         return message.text
     return [part_block(part) for part in message.parts]
+
+
+def message_role(message: BaseMessage) -> str:
+    """The role of a message, in the words of chat templates."""
+    if isinstance(message, ChatMessage):
+        return message.role
+    return {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant"}.get(
+        message.type, message.type
+    )
 
 
 def part_block(part: Part) -> dict[str, str]:

@@ -23,12 +23,13 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .policy import (
     Entry,
+    HistorySettings,
+    HistoryStats,
     Truncation,
     kept_entries,
     kept_indices,
 )
 from .saved import SavedConversation
-from .settings import HistorySettings, HistoryStats
 
 __all__ = ["ChatHistory", "Dialect", "HistoryModel", "HistoryStore", "Summary"]
 

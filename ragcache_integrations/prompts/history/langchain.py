@@ -11,7 +11,6 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
-    ChatMessage,
     HumanMessage,
     SystemMessage,
     ToolMessage,
@@ -22,27 +21,27 @@ from typing_extensions import override
 from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.texts import estimate_tokens
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.langchain import message_role
 from ragcache_integrations.prompts.repeats.langchain import documents_once, shown_text
 
 from .base import (
     HEADING,
     PARTS,
     SUMMARY_KEY,
+    CountTokens,
     DialectBase,
     HistoryBase,
     ModelBase,
     parse_summary,
 )
 from .history import ChatHistory, Summary
-from .policy import Entry
+from .policy import Entry, HistoryArguments, read_settings
 from .saved import (
     SavedConversation,
     check_parts,
     check_saved,
     missing_parts,
 )
-from .settings import HistoryArguments, read_settings
-from .tokens import CountTokens
 
 __all__ = ["HalfTruncationHistory"]
 
@@ -57,7 +56,7 @@ class _Messages(DialectBase):
         made = message.tool_calls if isinstance(message, AIMessage) else []
         calls = [(call["id"] or "", [call["name"], call["args"]]) for call in made]
         answers = (message.tool_call_id,) if isinstance(message, ToolMessage) else ()
-        return self._entry(message, _role(message), calls, answers)
+        return self._entry(message, message_role(message), calls, answers)
 
     @override
     def text(self, message: BaseMessage) -> str:
@@ -80,14 +79,6 @@ class _Messages(DialectBase):
 
     def documents_once(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         return documents_once(messages)
-
-
-def _role(message: BaseMessage) -> str:
-    if isinstance(message, ChatMessage):
-        return message.role
-    return {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant"}.get(
-        message.type, message.type
-    )
 
 
 class _Model(ModelBase):
@@ -116,20 +107,19 @@ class _Store:
             self._store.add_messages(messages)
 
 
-class _Memory:
-    """Messages in memory."""
+class _Memory(BaseChatMessageHistory):
+    """Messages in memory; LangChain's own class for that is deprecated."""
 
     def __init__(self) -> None:
-        self._messages: list[BaseMessage] = []
+        self.messages = []
 
-    def read(self) -> list[BaseMessage]:
-        return list(self._messages)
+    @override
+    def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+        self.messages += messages
 
-    def append(self, messages: Sequence[BaseMessage]) -> None:
-        self._messages += messages
-
-    def replace(self, messages: Sequence[BaseMessage]) -> None:
-        self._messages = list(messages)
+    @override
+    def clear(self) -> None:
+        self.messages = []
 
 
 class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
@@ -167,7 +157,7 @@ class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
         pin: Decides which messages always stay, besides system messages and those that have
             ``additional_kwargs={"pinned": True}``.
         saved: The result of :meth:`to_dict`, of a conversation to continue.
-        **knobs: See :class:`~ragcache_integrations.prompts.history.settings.HistorySettings`.
+        **knobs: See :class:`~ragcache_integrations.prompts.history.policy.HistorySettings`.
 
     Raises:
         ConfigurationError: An argument is unknown or out of range, nothing counts tokens, or
@@ -211,7 +201,7 @@ class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
         self._history: ChatHistory[BaseMessage] = ChatHistory(
             self._settings,
             dialect,
-            _Memory() if store is None else _Store(store),
+            _Store(_Memory() if store is None else store),
             model,
             [SystemMessage(system)] if system else [],
             saved,

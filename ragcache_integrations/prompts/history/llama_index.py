@@ -32,13 +32,14 @@ from .base import (
     HEADING,
     PARTS,
     SUMMARY_KEY,
+    CountTokens,
     DialectBase,
     HistoryBase,
     ModelBase,
     parse_summary,
 )
 from .history import ChatHistory, Summary
-from .policy import Entry
+from .policy import Entry, HistoryArguments, read_settings
 from .saved import (
     SavedConversation,
     check_parts,
@@ -47,8 +48,6 @@ from .saved import (
     missing_parts,
     parse_saved,
 )
-from .settings import HistoryArguments, read_settings
-from .tokens import CountTokens
 
 __all__ = ["HalfTruncationMemory"]
 
@@ -173,7 +172,7 @@ class HalfTruncationMemory(HistoryBase, BaseMemory):
             ``additional_kwargs={"pinned": True}``.
         policy, threshold, summary_tokens, summary_instruction, prefill, idle_wait, timeout,
             documents_once: See
-            :class:`~ragcache_integrations.prompts.history.settings.HistorySettings`.
+            :class:`~ragcache_integrations.prompts.history.policy.HistorySettings`.
 
     Raises:
         ConfigurationError: An argument is unknown or out of range, or ``saved`` is damaged. On a

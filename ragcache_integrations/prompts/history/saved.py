@@ -17,6 +17,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ragcache_integrations.core.checks import check_type
+from ragcache_integrations.core.files import MALFORMED
 from ragcache_integrations.errors import ConfigurationError
 
 from .policy import Entry, Truncation
@@ -42,8 +43,6 @@ MAX_CHARACTERS = 1 << 28
 
 MAX_TOKENS = 1 << 40
 """The most tokens of a message; sums of them are exact in JSON."""
-
-_UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, RecursionError)
 
 DAMAGED = "this is no saved conversation, or a damaged one"
 
@@ -183,7 +182,7 @@ class SavedConversation(Generic[M]):
             place = ".".join(str(part) for part in first["loc"])
             msg = f"{DAMAGED}: {place or 'it'}: {first['msg']}"
             raise ConfigurationError(msg) from error
-        except (*_UNREADABLE, NotImplementedError) as error:
+        except MALFORMED as error:
             msg = f"{DAMAGED}: a message cannot be read ({type(error).__name__})"
             raise ConfigurationError(msg) from error
         # A beginning that still needs a summary must be a message: its text is quoted to the model.

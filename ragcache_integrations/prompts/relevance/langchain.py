@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from langchain_core.callbacks import Callbacks
 from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.language_models import BaseLanguageModel, BaseLLM, LanguageModelInput
-from langchain_core.messages import BaseMessage, ChatMessage
+from langchain_core.messages import BaseMessage
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import RunnableConfig, RunnableSerializable
 from pydantic import ConfigDict, SkipValidation
@@ -23,6 +23,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.langchain import (
     CompletionPromptValue,
     message_content,
+    message_role,
 )
 
 from .check import (
@@ -143,12 +144,11 @@ class RelevanceFilter(RelevanceKnobs, RunnableSerializable[Values, Values], Base
     ) -> Prompt:
         context = self.separator.join(document.text for document in documents)
         filled = prompt.invoke({**values, self.documents_key: context, self.query_key: question})
-        return Prompt(
-            messages=tuple(
-                Message(_role(message), mark_question(str(message.text), documents, question))
-                for message in filled.to_messages()
-            )
+        messages = (
+            Message(message_role(message), mark_question(str(message.text), documents, question))
+            for message in filled.to_messages()
         )
+        return Prompt(messages=tuple(messages))
 
 
 class _Judge:
@@ -180,12 +180,6 @@ class _Judge:
 
 def _text(answer: object) -> str:
     return str(answer.text) if isinstance(answer, BaseMessage) else str(answer)
-
-
-def _role(message: BaseMessage) -> str:
-    if isinstance(message, ChatMessage):
-        return message.role
-    return {"human": "user", "ai": "assistant"}.get(message.type, message.type)
 
 
 def _convert(documents: Sequence[Document]) -> list[PromptDocument]:

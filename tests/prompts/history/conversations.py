@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ragcache_integrations.prompts.history.history import ChatHistory, Summary
-from ragcache_integrations.prompts.history.policy import Entry
-from ragcache_integrations.prompts.history.settings import HistorySettings
+from ragcache_integrations.prompts.history.policy import Entry, HistorySettings
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.history.history import Summary
-from ragcache_integrations.prompts.history.settings import HistorySettings, read_settings
+from ragcache_integrations.prompts.history.policy import HistorySettings, read_settings
 
 from .conversations import Said, Scripted, Shelf, make, total, turn
 

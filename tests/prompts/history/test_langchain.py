@@ -30,8 +30,8 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from ragcache_integrations.engine import Generation, Message, Prompt, RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
+from ragcache_integrations.prompts.history.base import MessageCounter
 from ragcache_integrations.prompts.history.langchain import HalfTruncationHistory
-from ragcache_integrations.prompts.history.tokens import MessageCounter
 
 SYSTEM = "You are brief."
 

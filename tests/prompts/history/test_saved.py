@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.history import saved as history_saved
 from ragcache_integrations.prompts.history.history import ChatHistory, Summary
+from ragcache_integrations.prompts.history.policy import HistorySettings
 from ragcache_integrations.prompts.history.saved import (
     SavedConversation,
     check_saved,
     dump_saved,
     parse_saved,
 )
-from ragcache_integrations.prompts.history.settings import HistorySettings
 
 from .conversations import Plain, Said, Scripted, Shelf, make, turn
 
