@@ -165,7 +165,7 @@ def test_where_there_is_no_room_the_error_says_so(home: Path) -> None:
 def ids(framework: str, **knobs: Any) -> Iterator[tuple[str, ...]]:
     documents = load_dataset("nq").documents[:200]
     settings = EvalSettings(dataset="nq").set(framework=framework, k=4, **knobs)
-    retriever = Builder(dataset=load_dataset("nq")).retriever(settings, documents)
+    retriever = Builder(own_dataset=load_dataset("nq")).retriever(settings, documents)
     for question in load_dataset("nq").questions[:12]:
         for text in (question.text, f"please, {question.text}"):
             retrieved = asyncio.run(retriever.retrieve(text))

@@ -32,8 +32,7 @@ def test_documents_that_do_not_fit_are_said(
         ChatRAGCache(model="some", reuse="anywhere", **knobs),
         "some",
         (),
-        random_weights=False,
-        owned=False,
+        noise=False,
     )
     # It stands for an engine that keeps 64 GiB, which is not at hand.
     engine = SimpleNamespace(

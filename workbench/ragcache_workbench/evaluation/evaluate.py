@@ -266,10 +266,10 @@ class _Evaluation:
         self.price_table = PriceTable.from_dict(prices) if isinstance(prices, Mapping) else prices
         self.environment: dict[str, Any] = {}
         self.builder = Builder(
-            dataset=None if isinstance(self.dataset, str) else self.dataset,
-            retriever=self.retriever,
-            model=self.model,
-            reference=self.reference,
+            own_dataset=None if isinstance(self.dataset, str) else self.dataset,
+            own_retriever=self.retriever,
+            own_model=self.model,
+            own_reference=self.reference,
             random_weights=self.random_weights,
             show_progress=self.show_progress,
         )
@@ -359,7 +359,7 @@ class _Evaluation:
             directory.records,
             k=plan.settings.k,
             reference=plan.retriever.reference,
-            doubted=self.builder.has_reference,
+            doubted=self.reference is not None,
         )
         scores = list(
             tqdm(

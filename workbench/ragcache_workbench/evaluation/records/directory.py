@@ -22,7 +22,6 @@ are not followed.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -44,6 +43,7 @@ from .checkpoints import (
     read_json_file,
 )
 from .records import Record
+from .rephrasings import lock
 
 __all__ = ["RunDirectory"]
 
@@ -187,17 +187,12 @@ class RunDirectory(Closeable):
         Raises:
             ConfigurationError: The system refuses it.
         """
-        with self.writing():
-            self._replace(name, [content], indent=2)
+        self.write_json_lines(name, [content], indent=2)
 
-    def write_json_lines(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Replace a file of JSON lines atomically.
-
-        Raises:
-            ConfigurationError: The system refuses it.
-        """
+    def write_json_lines(self, name: str, rows: Sequence[Any], indent: int | None = None) -> None:
+        """Replace a file of JSON lines, or of one indented value, as :meth:`write_json` does."""
         with self.writing():
-            self._replace(name, rows)
+            self._replace(name, rows, indent)
 
     def _replace(self, name: str, rows: Sequence[Any], indent: int | None = None) -> None:
         with replacing(self.path / name, links=False) as file:
@@ -262,15 +257,8 @@ def _locked(path: Path) -> BinaryIO:
     """Lock the folder for as long as the file is open, also if the process is killed."""
     file = open_own(path / _LOCK)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        msg = (
-            f"the run in {path} is being written by another process: wait until that ends, or name "
-            "another --out"
-        )
-        raise ConfigurationError(msg) from error
-    except OSError:  # as of a file system without locks
+        lock(file, f"the run in {path}")
+    except BaseException:  # as of a file system without locks
         file.close()
         raise
     return file

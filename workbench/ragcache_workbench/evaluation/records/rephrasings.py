@@ -26,7 +26,7 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .records import Whole, reason
 
-__all__ = ["LONGEST_TEXT", "Refusal", "Rephrasing", "RephrasingsFile"]
+__all__ = ["LONGEST_TEXT", "Refusal", "Rephrasing", "RephrasingsFile", "lock"]
 
 _LARGEST = 1 << 26  # bytes
 
@@ -66,6 +66,27 @@ def _reader() -> TypeAdapter[Rephrasing]:
     return TypeAdapter(Rephrasing)
 
 
+def lock(file: BinaryIO, what: str) -> None:
+    """Lock a file for as long as it is open, also if the process is killed.
+
+    Args:
+        file: The file.
+        what: What is written while it is locked, for the message.
+
+    Raises:
+        ConfigurationError: Another process has locked it.
+        OSError: The file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        msg = (
+            f"{what} is being written by another process: wait until that ends, or name another "
+            "--out"
+        )
+        raise ConfigurationError(msg) from error
+
+
 class RephrasingsFile(Closeable):
     """A file of rephrasings that is being written; one process at a time.
 
@@ -89,7 +110,7 @@ class RephrasingsFile(Closeable):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_own(path)
-            self._lock()
+            lock(self._file, str(path))
             self._read(json.dumps({"format": 1, **head}, sort_keys=True).encode())
         except OSError as error:
             self.close()
@@ -129,16 +150,6 @@ class RephrasingsFile(Closeable):
         return ConfigurationError(
             f"cannot write rephrasings to {self.path} ({error.strerror or error})"
         )
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            msg = (
-                f"{self.path} is being written by another process: wait until that ends, or name "
-                "another --out"
-            )
-            raise ConfigurationError(msg) from error
 
     def _read(self, head: bytes) -> None:
         file = self._opened

@@ -65,61 +65,55 @@ class Retrieved:
     noted: Noted = field(default_factory=Noted)
 
 
+@dataclass(frozen=True, slots=True)
 class Retriever:
     """A retriever of either framework, with the state of its query cache.
 
-    Args:
+    Attributes:
         name: A short name for reports.
         search: Retrieves documents; what hooks do not find in :data:`CURRENT` is put into the
             object that it is handed.
-        reference: Retrieves the documents of the store itself; ``None`` if unknown.
+        search_store: Retrieves the documents of the store itself; ``None`` if unknown.
         cache: The retriever, if it has a query cache of ours; else ``None``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        search: Callable[[str, Noted], Awaitable[Sequence[PromptDocument]]],
-        reference: Callable[[str], Sequence[PromptDocument]] | None = None,
-        cache: Any = None,
-    ) -> None:
-        self.name = name
-        self._search = search
-        self._reference = reference
-        self._cache = cache
+    name: str
+    search: Callable[[str, Noted], Awaitable[Sequence[PromptDocument]]]
+    search_store: Callable[[str], Sequence[PromptDocument]] | None = None
+    cache: Any = None
 
     async def retrieve(self, text: str) -> Retrieved:
         """Retrieve documents without blocking the event loop."""
         noted = Noted()
         with context_value(CURRENT, noted):
-            documents = await self._search(text, noted)
+            documents = await self.search(text, noted)
         return Retrieved(tuple(documents), noted)
 
     def reference(self, text: str) -> list[str] | None:
         """Ids of the documents that the store itself returns; ``None`` if unknown."""
-        if self._reference is None:
+        if self.search_store is None:
             return None
-        return [document.id for document in self._reference(text)]
+        return [document.id for document in self.search_store(text)]
 
     @property
     def has_state(self) -> bool:
         """Whether there are answers of a query cache to save."""
-        return self._cache is not None and self._cache.stats().cache is not None
+        return self.cache is not None and self.cache.stats().cache is not None
 
     def save(self, path: Path) -> None:
         """Write the query cache to a file."""
-        if self._cache is not None:
-            self._cache.save(path)
+        if self.cache is not None:
+            self.cache.save(path)
 
     def load(self, path: Path) -> None:
         """Replace the query cache by one that :meth:`save` wrote."""
-        if self._cache is not None:
-            self._cache.load(path)
+        if self.cache is not None:
+            self.cache.load(path)
 
     def clear(self) -> None:
         """Empty the query cache."""
-        if self._cache is not None:
-            self._cache.clear()
+        if self.cache is not None:
+            self.cache.clear()
 
 
 def no_retriever() -> Retriever:

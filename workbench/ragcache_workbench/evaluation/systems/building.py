@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,49 +28,43 @@ Making = Callable[[EvalSettings, Sequence[EvalDocument]], Any]
 """A function that makes a retriever or a model for a configuration and its documents."""
 
 
+@dataclass(kw_only=True)
 class Builder:
     """Makes the parts of runs, and keeps those that the next run needs, too.
 
-    Args:
-        dataset: The data set; ``None`` for the one in the settings.
-        retriever: A retriever of either framework, or a function that makes one; ``None`` for ours.
-        model: A model of either framework, or a function that makes one; ``None`` for ours.
-        reference: A retriever that returns the documents of the store itself, for ``retriever``.
-        random_weights: Whether the answers of ``model`` are noise; ``None`` to find out.
+    Attributes:
+        own_dataset: The user's data set; ``None`` for the one in the settings.
+        own_retriever: The user's retriever of either framework, or a function that makes one;
+            ``None`` for ours.
+        own_model: The user's model of either framework, or a function that makes one; ``None`` for
+            ours.
+        own_reference: A retriever that returns the documents of the store itself, for
+            ``own_retriever``.
+        random_weights: Whether the answers of ``own_model`` are noise; ``None`` to find out.
         show_progress: Whether to show a progress bar while documents are embedded.
 
-    Attributes:
-        has_reference: Whether the user passed a reference.
-
     Raises:
-        ConfigurationError: There is a ``reference`` without a ``retriever``.
+        ConfigurationError: There is an ``own_reference`` without an ``own_retriever``.
     """
 
-    def __init__(
-        self,
-        *,
-        dataset: EvalDataset | None = None,
-        retriever: Any = None,
-        model: Any = None,
-        reference: Any = None,
-        random_weights: bool | None = None,
-        show_progress: bool = False,
-    ) -> None:
-        self._given_dataset = dataset
-        self._given_retriever, self._reference = retriever, reference
-        self.has_reference = reference is not None
-        self._given_model, self._random_weights = model, random_weights
-        self._show_progress = show_progress
+    own_dataset: EvalDataset | None = None
+    own_retriever: Any = None
+    own_model: Any = None
+    own_reference: Any = None
+    random_weights: bool | None = None
+    show_progress: bool = False
+
+    def __post_init__(self) -> None:
         self._datasets: dict[tuple[Any, ...], EvalDataset] = {}
         self._model: tuple[str, Model] | None = None
-        if reference is not None and retriever is None:
+        if self.own_reference is not None and self.own_retriever is None:
             msg = "reference is for a retriever of yours; that of ours is known"
             raise ConfigurationError(msg)
 
     @property
     def passed_parts(self) -> list[str]:
         """Names of the parts that are objects or functions of the user."""
-        parts = {"retriever": self._given_retriever, "model": self._given_model}
+        parts = {"retriever": self.own_retriever, "model": self.own_model}
         return [name for name, part in parts.items() if part is not None]
 
     def check(self, settings: EvalSettings) -> None:
@@ -79,8 +74,8 @@ class Builder:
             ConfigurationError: There are such settings.
         """
         parts = {
-            "retriever": (self._given_retriever, {*settings.cache, *_search_knobs(settings)}),
-            "model": (self._given_model, {*settings.engine, *_model_knobs(settings)}),
+            "retriever": (self.own_retriever, {*settings.cache, *_search_knobs(settings)}),
+            "model": (self.own_model, {*settings.engine, *_model_knobs(settings)}),
         }
         for name, (part, knobs) in parts.items():
             if part is not None and knobs and not is_making(part):
@@ -92,8 +87,8 @@ class Builder:
 
     def dataset(self, settings: EvalSettings) -> EvalDataset:
         """Return the data set of a configuration."""
-        if self._given_dataset is not None:
-            return self._given_dataset
+        if self.own_dataset is not None:
+            return self.own_dataset
         key = (settings.dataset, settings.data, settings.documents)
         if key not in self._datasets:
             documents = None if settings.documents is None else Path(settings.documents)
@@ -102,14 +97,14 @@ class Builder:
 
     def retriever(self, settings: EvalSettings, documents: Sequence[EvalDocument]) -> Retriever:
         """Make a retriever of documents, with an empty query cache."""
-        if settings.retriever == "none" and self._given_retriever is None:
+        if settings.retriever == "none" and self.own_retriever is None:
             return no_retriever()
-        if self._given_retriever is not None:
-            made = self._given_retriever
+        if self.own_retriever is not None:
+            made = self.own_retriever
             if is_making(made):
                 made = made(settings, documents)
             adapters = _adapters_of(made, "retriever")
-            adapted: Retriever = adapters.adapted_retriever(made, self._reference, settings.k)
+            adapted: Retriever = adapters.adapted_retriever(made, self.own_reference, settings.k)
             return adapted
         if settings.k > len(documents):
             msg = f"k must be at most {len(documents)}, the documents, got {settings.k}"
@@ -117,7 +112,7 @@ class Builder:
         embeddings = document_embeddings(
             documents,
             among=self.dataset(settings).documents,
-            show_progress=self._show_progress,
+            show_progress=self.show_progress,
         )
         # An index for each: to follow a store's changes a query cache hooks into the store.
         index = faiss_index(embeddings, settings.search_ratio)
@@ -132,19 +127,19 @@ class Builder:
     def model(self, settings: EvalSettings, documents: Sequence[EvalDocument]) -> Model:
         """Return the model; the last one again if the settings mean the same."""
         knobs = [settings.model, settings.base_url, settings.framework, settings.engine]
-        making = is_making(self._given_model)
+        making = is_making(self.own_model)
         key = json.dumps([*knobs, settings.as_dict() if making else None], sort_keys=True)
-        if self._given_model is not None and not making:
+        if self.own_model is not None and not making:
             key = ""
         if self._model is not None and self._model[0] == key:
             return self._model[1]
         self.close()
-        made = self._given_model(settings, documents) if making else self._given_model
+        made = self.own_model(settings, documents) if making else self.own_model
         if made is None:
             model = _own_model(settings)
         else:
             adapted = _adapters_of(made, "model").adapted_model
-            model = adapted(made, random_weights=self._random_weights)
+            model = adapted(made, random_weights=self.random_weights)
         self._model = key, model
         return model
 

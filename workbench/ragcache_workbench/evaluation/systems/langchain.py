@@ -114,7 +114,7 @@ def adapted_model(
         asker_model.own,
         _name(asker_model.inner),
         asker_model.fields,
-        random_weights=random_weights,
+        noise=random_weights,
         owned=owned,
         whole_answers=isinstance(asker_model.inner, BaseLLM),
     )

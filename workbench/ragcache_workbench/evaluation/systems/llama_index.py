@@ -115,7 +115,7 @@ def adapted_model(model: LLM, *, random_weights: bool | None = None, owned: bool
         model if isinstance(model, LLMKnobs) else None,
         str(getattr(model, "model", type(model).__name__)),
         type(model).model_fields,
-        random_weights=random_weights,
+        noise=random_weights,
         owned=owned,
     )
 

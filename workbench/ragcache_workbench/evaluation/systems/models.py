@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from ragcache_integrations.adaptive import Asker
@@ -21,71 +22,70 @@ LIKELIEST = 20
 """First tokens to request; the limit of vLLM's default settings and of most servers."""
 
 
+@dataclass(eq=False)
 class Model:
     """A model of either framework.
 
-    Args:
+    Attributes:
         make_asker: Makes what sends requests, with some arguments for every ``call``.
         llm: The LLM object; ``None`` for a model of another package.
-        name: Path or name of the model, for a model of another package.
+        name: Path or name of the model.
         fields: Names of the arguments that its class has.
-        random_weights: Whether its answers are noise; ``None`` to find out.
+        noise: Whether its answers are noise; ``None`` to find out.
         owned: Whether :meth:`close` closes it.
         whole_answers: Whether log-probabilities come with complete answers only, not with pieces
             of streams.
-
-    Attributes:
-        eager_first: Whether the first piece of an answer is its first token, even if it has no
-            text.
+        random_weights: Whether its answers are noise.
         answers: Its answers with their likeliest first tokens, by digests of their prompts, for
             runs that ask it once for equal prompts.
     """
 
-    def __init__(
-        self,
-        make_asker: Callable[..., Asker],
-        llm: LLMKnobs | None,
-        name: str,
-        fields: Collection[str],
-        *,
-        random_weights: bool | None,
-        owned: bool,
-        whole_answers: bool = False,
-    ) -> None:
-        self._make_asker = make_asker
-        self._own = llm
-        self._fields = fields
-        self._owned = owned
-        self.name = name if llm is None else llm.model_name or name
-        self.whole_answers = whole_answers
-        # Whether an engine on this machine answers, which streams token by token.
-        self.eager_first = llm is not None and llm.base_url is None
-        self.answers: dict[str, tuple[str, Mapping[str, float]]] = {}
-        self.random_weights = self._is_noise() if random_weights is None else random_weights
+    make_asker: Callable[..., Asker]
+    llm: LLMKnobs | None
+    name: str
+    fields: Collection[str]
+    noise: InitVar[bool | None] = None
+    owned: bool = False
+    whole_answers: bool = False
+    random_weights: bool = field(init=False)
+    answers: dict[str, tuple[str, Mapping[str, float]]] = field(default_factory=dict)
+
+    def __post_init__(self, noise: bool | None) -> None:
+        if self.llm is not None:
+            self.name = self.llm.model_name or self.name
+        self.random_weights = self._is_noise() if noise is None else noise
+
+    @property
+    def eager_first(self) -> bool:
+        """Whether the first piece of an answer is its first token, even if it has no text.
+
+        So it is of an engine on this machine, which streams token by token.
+        """
+        return self.llm is not None and self.llm.base_url is None
 
     def asker(self, *, options: bool) -> Asker:
         """Return what sends requests; with ``options`` it requests the likeliest first tokens."""
-        return self._make_asker(call=self._likeliest() if options else {})
+        return self.make_asker(call=self._likeliest() if options else {})
 
     def _likeliest(self) -> dict[str, Any]:
         """The arguments by which it returns the likeliest tokens; empty if unknown."""
-        if self._own is not None:
+        if self.llm is not None:
             return {"logprobs": LIKELIEST}
-        if {"logprobs", "top_logprobs"} <= set(self._fields):
+        if {"logprobs", "top_logprobs"} <= set(self.fields):
             return {"logprobs": True, "top_logprobs": LIKELIEST}
         return {}
 
     def _is_noise(self) -> bool:
-        if self._own is None or not self.eager_first:
+        if self.llm is None or not self.eager_first:
             return False
-        engine = self._own.engine
+        engine = self.llm.engine
         if isinstance(engine, str | None):  # not an engine of the user's
-            return has_random_weights(self._own.model)
+            return has_random_weights(self.llm.model)
         return has_random_weights(engine.model)
 
     def backend(self) -> object:
         """Return the engine or server that answers; ``None`` for a model of another package."""
-        return None if self._own is None else backend_of(self._own)
+        return None if self.llm is None else backend_of(self.llm)
 
     def _engine(self) -> RAGCacheEngine | None:
         backend = self.backend() if self.eager_first else None
@@ -94,11 +94,11 @@ class Model:
     @property
     def reuses_anywhere(self) -> bool:
         """Whether it may read documents in any place of a prompt, approximately."""
-        if self._own is None:
+        if self.llm is None:
             return False
-        engine = self._own.engine
+        engine = self.llm.engine
         shared = engine.reuse if isinstance(engine, RAGCacheEngine) else None
-        return "anywhere" in {self._own.reuse, shared}
+        return "anywhere" in {self.llm.reuse, shared}
 
     def stats(self) -> EngineStats | None:
         """Return the counters of the bundled engine; ``None`` for another model."""
@@ -114,22 +114,22 @@ class Model:
     def encode(self, texts: Sequence[str]) -> None:
         """Encode documents ahead, for an engine that reuses them anywhere."""
         engine = self._engine()
-        if engine is None or self._own is None:
+        if engine is None or self.llm is None:
             return
         tokens = engine.encode(texts).prompt_tokens
         needed = tokens * engine.stats().block_bytes / engine.block_size / GIB
         # With room on disk, `encode` has raised an error if it holds less than all of them.
-        if needed > self._own.document_cache_gib and not self._own.disk_cache_gib:
+        if needed > self.llm.document_cache_gib and not self.llm.disk_cache_gib:
             logger.warning(
                 "the documents need %.1f GiB, and document_cache_gib=%g: those that do not fit are "
                 "computed exactly, so that answers seem better and later than with all of them; "
                 "disk_cache_gib=%.0f would hold them",
                 needed,
-                self._own.document_cache_gib,
+                self.llm.document_cache_gib,
                 needed + 1,
             )
 
     def close(self) -> None:
         """Close the model if it is owned."""
-        if self._owned and self._own is not None:
-            self._own.close()
+        if self.owned and self.llm is not None:
+            self.llm.close()
