@@ -104,6 +104,9 @@ class _Sweep:
     paper: str = ""
 
 
+_Row = tuple[EvalRun, dict[str, Any]]
+"""A run and its knobs."""
+
 _SWEEPS = {knob: _Sweep(**sweep) for knob, sweep in SHOWN["sweeps"].items()}
 _ANY = (QUALITY, "cache_hit_rate", "gpu_hit_rate", "ttft_ms_mean", "end_to_end_ms_mean")
 _CONFIGURATION = {
@@ -122,19 +125,13 @@ def sweeps(runs: Sequence[EvalRun]) -> list[Figure]:
     """
     facts = facts_of(runs)
     names = differing_knobs(facts)
-    rows = [_Row(run, known) for run, known in zip(runs, facts, strict=True)]
+    rows = list(zip(runs, facts, strict=True))
     figures = []
     for knob in dict.fromkeys((*_SWEEPS, *names)):
         if knob in names and knob != "seed":
             others = [name for name in names if name not in {knob, "seed"}]
             figures += _figures(knob, rows, others, "")
     return figures
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    run: EvalRun
-    facts: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -152,12 +149,12 @@ def _figures(knob: str, rows: Sequence[_Row], others: Sequence[str], part: str) 
     if not any(len(group.places) > 1 for group in groups):
         return []
     if len(groups) > PALETTE_SIZE:  # in several figures, by the knob of which there are the fewest
-        counts = {name: len({format_knob(row.facts.get(name)) for row in rows}) for name in others}
+        counts = {name: len({format_knob(facts.get(name)) for _, facts in rows}) for name in others}
         by = min((name for name in others if counts[name] > 1), key=lambda name: counts[name])
         left = [name for name in others if name != by]
         parts: dict[str, list[_Row]] = defaultdict(list)
         for row in rows:
-            parts[label(row.facts, [by])].append(row)
+            parts[label(row[1], [by])].append(row)
         return [
             figure
             for words, members in parts.items()
@@ -168,20 +165,20 @@ def _figures(knob: str, rows: Sequence[_Row], others: Sequence[str], part: str) 
 
 def _groups(knob: str, rows: Sequence[_Row], others: Sequence[str]) -> list[_Group]:
     groups: dict[str, _Group] = {}
-    for row in rows:
-        place = number_of(row.facts.get(knob))
+    for run, facts in rows:
+        place = number_of(facts.get(knob))
         # A level is named by the knob itself where that is what it differs in.
-        name = label(row.facts, others if place is not None else [knob, *others])
+        name = label(facts, others if place is not None else [knob, *others])
         group = groups.setdefault(name, _Group(name, len(groups) % PALETTE_SIZE))
         if place is None:
-            group.elsewhere.append(row.run)
+            group.elsewhere.append(run)
         else:
-            group.places[place].append(row.run)
+            group.places[place].append(run)
     return list(groups.values())
 
 
 def _figure(knob: str, rows: Sequence[_Row], groups: Sequence[_Group], part: str) -> Figure:
-    runs = [row.run for row in rows]
+    runs = [run for run, _ in rows]
     sweep = _SWEEPS.get(knob, _Sweep(knob.replace("_", " "), _ANY))
     plots: list[Plot] = []
     if QUALITY in sweep.measures and (plot := _quality_panel(sweep, groups, runs)):

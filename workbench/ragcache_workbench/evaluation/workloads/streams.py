@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Literal, cast, get_args
 
 import numpy as np
 
-from ragcache_integrations.core.checks import check_choice, check_int, check_number
+from ragcache_integrations.core.checks import check_choice, check_int, check_number, or_none
 from ragcache_integrations.core.files import open_regular, reading
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.simulation import zipf_ranks
@@ -159,7 +159,19 @@ def make_workload(
         ConfigurationError: An argument is out of its range, or a question has not enough
             rephrasings, or a log cannot be read or is too short.
     """
-    _check(texts, kind, length, variants, exponent, rate, minutes)
+    if not texts:
+        msg = "a workload needs at least one question, got none"
+        raise ConfigurationError(msg)
+    check_workload(kind)
+    or_none(check_int)("length", length, 1, unit="questions", also="None")
+    check_int("variants", variants, 1)
+    check_number("exponent", exponent, 0)
+    or_none(check_number)("minutes", minutes, 0, above=True, also="None")
+    unit = "requests per second"
+    or_none(check_number)("rate", rate, 0, _RATE_LIMIT, above=True, unit=unit, also="None")
+    if minutes is not None and (rate is None or length is not None):
+        msg = "minutes needs a rate, and excludes length: the trace determines the length"
+        raise ConfigurationError(msg)
     arrivals = _arrivals(rate, minutes, seed)
     if minutes is not None:
         length = len(arrivals)
@@ -245,34 +257,6 @@ def _times(rate: float | None, count: int, seed: int) -> list[float]:
     gaps = np.random.default_rng([seed, 1]).exponential(1.0, count)
     times: list[float] = (np.cumsum(gaps) / rate).tolist()
     return times
-
-
-def _check(
-    texts: Sequence[str],
-    kind: str,
-    length: int | None,
-    variants: int,
-    exponent: float,
-    rate: float | None,
-    minutes: float | None,
-) -> None:
-    if not texts:
-        msg = "a workload needs at least one question, got none"
-        raise ConfigurationError(msg)
-    check_workload(kind)
-    if length is not None:
-        check_int("length", length, 1, unit="questions", also="None")
-    check_int("variants", variants, 1)
-    check_number("exponent", exponent, 0)
-    if rate is not None:
-        unit = "requests per second"
-        check_number("rate", rate, 0, _RATE_LIMIT, above=True, unit=unit, also="None")
-    if minutes is None:
-        return
-    check_number("minutes", minutes, 0, above=True, also="None")
-    if rate is None or length is not None:
-        msg = "minutes needs a rate, and excludes length: the trace determines the length"
-        raise ConfigurationError(msg)
 
 
 # Logs of queries.
