@@ -2,7 +2,8 @@
 
 A data set has questions, documents to retrieve from, a prompt and a way to score an answer. A new
 one is a subclass of :class:`EvalDataset` and a line in :data:`DATASETS`. If it is read from files
-as its authors publish them, :class:`.published.PublishedDataset` finds and reads these.
+as its authors publish them, :class:`.published.PublishedDataset` finds and reads these, by an entry
+in ``published.toml``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -16,11 +15,8 @@ from .base import EvalDocument, EvalPrompt, EvalQuestion, Scored
 from .metrics import macro_f1
 from .published import (
     Content,
-    Hub,
     Passages,
-    Published,
     PublishedDataset,
-    bundled_rows,
     passages_in,
     sample_passages,
     texts_of,
@@ -54,14 +50,6 @@ class MMLU(PublishedDataset):
     max_tokens = 1
     chooses = True
     named_by_folder = True
-    published = Published(
-        home="https://github.com/hendrycks/test (data.tar)",
-        files=("*_dev.csv", "*_test.csv"),
-        entry="a question, four options and one of A, B, C, D",
-        every=True,
-        hub=Hub("cais/mmlu", (("all", "dev"), ("all", "test"))),
-        bundled=partial(bundled_rows, "mmlu.jsonl.gz"),
-    )
 
     def __init__(
         self,
@@ -174,14 +162,6 @@ class PubMedQA(PublishedDataset):
     cue = "Answer (yes, no or maybe):"
     chooses = True
     named_by_folder = True
-    published = Published(
-        home="https://github.com/pubmedqa/pubmedqa (MIT)",
-        files=("pubmedqa.json", "ori_pqal.json"),
-        keyed=True,
-        entry="QUESTION, CONTEXTS and final_decision",
-        hub=Hub("qiaojin/PubMedQA", (("pqa_labeled", "train"),)),
-        bundled=partial(bundled_rows, "pubmedqa.jsonl.gz"),
-    )
 
     @classmethod
     @override

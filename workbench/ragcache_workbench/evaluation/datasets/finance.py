@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
 from typing_extensions import override
@@ -22,7 +21,7 @@ from ragcache_integrations.core.files import Row, text_of
 
 from .base import Answer, EvalQuestion, Scored
 from .metrics import normalise_answer, option_in_text
-from .published import Content, Passages, Published, PublishedDataset, bundled_rows, texts_of
+from .published import Content, Passages, PublishedDataset, texts_of
 
 __all__ = [
     "TATQA",
@@ -180,16 +179,6 @@ class TATQA(PublishedDataset):
     metrics = ("exact_match", "f1", "value_match")
     max_tokens = 48
     system = SYSTEM
-    published = Published(
-        home="https://github.com/NExTplusplus/TAT-QA (dataset_raw, CC BY 4.0)",
-        files=(
-            "tatqa_dataset_dev.json",
-            "tatqa_dataset_test_gold.json",
-            "tatqa_dataset_train.json",
-        ),
-        entry="table, paragraphs, and questions with answer, answer_type, answer_from and scale",
-        bundled=partial(bundled_rows, "tatqa.jsonl.gz"),
-    )
 
     @classmethod
     @override
@@ -245,11 +234,6 @@ class FinQA(PublishedDataset):
     metrics = ("accuracy",)
     max_tokens = 32
     system = SYSTEM
-    published = Published(
-        home="https://github.com/czyssrs/FinQA (dataset, MIT)",
-        files=("dev.json", "test.json", "train.json"),
-        entry="id, pre_text, table, post_text, and qa with question, answer, exe_ans and gold_inds",
-    )
 
     @classmethod
     @override

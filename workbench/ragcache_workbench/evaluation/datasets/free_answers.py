@@ -30,12 +30,9 @@ from .metrics import (
 )
 from .published import (
     Content,
-    Hub,
     Passages,
-    Published,
     PublishedDataset,
     answering,
-    bundled_rows,
     chunked,
     passages_in,
     sample_passages,
@@ -78,10 +75,6 @@ MEETINGS = (
 EXAMPLES = "You are given examples. Complete the last text as they do, with nothing else."
 
 
-def _bundled_questions() -> list[Row]:
-    return [asdict(question) | {"question": question.text} for question in load_questions()]
-
-
 class NaturalQuestions(PublishedDataset):
     """Questions that people asked a search engine (Kwiatkowski et al. 2019).
 
@@ -96,13 +89,11 @@ class NaturalQuestions(PublishedDataset):
     scoring = (exact_match, token_f1)
     max_tokens = 32  # enough for 99 % of the answers (RAGCache §7)
     named_by_folder = True
-    published = Published(
-        home="https://ai.google.com/research/NaturalQuestions",
-        files=("questions.jsonl",),
-        entry="question, answers and passage_id",
-        hub=Hub("google-research-datasets/nq_open"),
-        bundled=_bundled_questions,
-    )
+
+    @classmethod
+    @override
+    def bundled(cls) -> list[Row]:
+        return [asdict(question) | {"question": question.text} for question in load_questions()]
 
     @classmethod
     @override
@@ -140,14 +131,6 @@ class SQuAD(PublishedDataset):
     metrics = ("exact_match", "f1")
     scoring = (exact_match, token_f1_or_empty)
     max_tokens = 32
-    published = Published(
-        home="https://rajpurkar.github.io/SQuAD-explorer/ (CC BY-SA 4.0)",
-        files=("dev-v2.0.json", "dev-v1.1.json", "train-v2.0.json", "train-v1.1.json"),
-        rows="data",
-        entry="title and paragraphs, each with context and qas",
-        hub=Hub("rajpurkar/squad_v2"),
-        bundled=partial(bundled_rows, "squad.jsonl.gz"),
-    )
 
     @classmethod
     @override
@@ -208,18 +191,6 @@ class TriviaQA(PublishedDataset):
         partial(token_f1, normalise=normalise_trivia_answer),
     )
     max_tokens = 32
-    published = Published(
-        home="https://nlp.cs.washington.edu/triviaqa/ (triviaqa-rc.tar.gz)",
-        files=(
-            "qa/wikipedia-dev.json",
-            "qa/web-dev.json",
-            "qa/verified-wikipedia-dev.json",
-            "qa/verified-web-dev.json",
-        ),
-        rows="Data",
-        entry="Question, QuestionId, Answer with NormalizedAliases, EntityPages, SearchResults",
-        hub=Hub("mandarjoshi/trivia_qa", (("rc.wikipedia", "validation"),)),
-    )
 
     @classmethod
     @override
@@ -355,16 +326,6 @@ class HotpotQA(_MultiHop):
     name = "hotpotqa"
     title = "HotpotQA"
     scoring = (exact_match, token_f1_or_yes_no)
-    published = Published(
-        home="https://hotpotqa.github.io/ (CC BY-SA 4.0)",
-        files=(
-            "hotpot_dev_distractor_v1.json",
-            "hotpot_dev_fullwiki_v1.json",
-            "hotpot_train_v1.1.json",
-        ),
-        entry="_id, question, answer, supporting_facts, and context: titles with sentences",
-        hub=Hub("hotpotqa/hotpot_qa", (("distractor", "validation"),)),
-    )
 
     @classmethod
     @override
@@ -391,11 +352,6 @@ class TwoWikiMultihopQA(HotpotQA):
 
     name = "2wikimultihopqa"
     title = "2WikiMultihopQA"
-    published = Published(
-        home="https://github.com/Alab-NII/2wikimultihop",
-        files=("dev.json", "train.json"),
-        entry="_id, question, answer, supporting_facts, and context: titles with sentences",
-    )
 
     @classmethod
     @override
@@ -421,16 +377,6 @@ class MuSiQue(_MultiHop):
     name = "musique"
     title = "MuSiQue"
     scoring = (exact_match, token_f1_or_empty)
-    published = Published(
-        home="https://github.com/StonyBrookNLP/musique (CC BY 4.0)",
-        files=(
-            "musique_ans_v1.0_dev.jsonl",
-            "musique_full_v1.0_dev.jsonl",
-            "musique_ans_v1.0_train.jsonl",
-        ),
-        entry="id, question, answer, answer_aliases, and paragraphs with title and paragraph_text",
-        hub=Hub("dgslibisey/MuSiQue"),
-    )
 
     @classmethod
     @override
@@ -503,13 +449,6 @@ class LongBench(PublishedDataset):
     title = "LongBench"
     metrics = ("score",)
     max_tokens = 128
-    published = Published(
-        home="https://huggingface.co/datasets/THUDM/LongBench (data.zip)",
-        files=(*(f"{name}.jsonl" for name in SUBSETS), *(f"data/{name}.jsonl" for name in SUBSETS)),
-        entry="_id, dataset, input, context, answers and all_classes",
-        every=True,
-        hub=Hub("THUDM/LongBench", tuple((name, "test") for name in SUBSETS)),
-    )
 
     @classmethod
     @override
@@ -601,12 +540,6 @@ class QMSum(PublishedDataset):
         "given, in a few sentences."
     )
     named_by_folder = True
-    published = Published(
-        home="https://github.com/Yale-LILY/QMSum (data, MIT)",
-        files=("val.jsonl", "test.jsonl", "train.jsonl"),
-        entry="meeting_transcripts, general_query_list and specific_query_list",
-        bundled=partial(bundled_rows, "qmsum.jsonl.gz"),
-    )
 
     @classmethod
     @override

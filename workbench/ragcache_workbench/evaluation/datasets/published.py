@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import re
+import tomllib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,12 +35,10 @@ from .metrics import score_option
 
 __all__ = [
     "Content",
-    "Hub",
     "Passages",
     "Published",
     "PublishedDataset",
     "answering",
-    "bundled_rows",
     "chunked",
     "passage_documents",
     "passages_in",
@@ -55,27 +54,15 @@ SHOWN_FILES = 5
 CHUNK_CHARACTERS = 2000
 """About 500 tokens."""
 
+_TABLE: dict[str, dict[str, Any]] = tomllib.loads(
+    files(__package__).joinpath("published.toml").read_text("utf-8")
+)
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
-
-
-@dataclass(frozen=True, slots=True)
-class Hub:
-    """Where a data set is on the Hugging Face hub.
-
-    Attributes:
-        name: Its name; empty if the hub has no copy with the authors' fields, so that the user has
-            to name one.
-        parts: The configurations and splits that are read, in this order; ``None`` for the only
-            configuration.
-    """
-
-    name: str
-    parts: tuple[tuple[str | None, str], ...] = ((None, "validation"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """How the authors publish a data set.
+    """How the authors publish a data set; the table is in ``published.toml``.
 
     Attributes:
         home: Where to get it.
@@ -84,18 +71,22 @@ class Published:
         rows: Key of the list of entries; empty if the file itself is that list, or JSON lines.
         keyed: Whether the file is an object that has the entries by their ids.
         every: Whether all files that exist are read, instead of the first.
-        hub: Where it is on the hub.
-        bundled: Returns the entries of the bundled sample; ``None`` if there is none.
+        hub: Its name on the Hugging Face hub; empty if the hub has no copy with the authors'
+            fields, so that the user has to name one.
+        parts: The configurations and splits on the hub that are read, in this order; an empty name
+            for the only configuration.
+        bundled: File of the bundled sample; empty if there is none.
     """
 
     home: str
-    files: tuple[str, ...]
+    files: Sequence[str]
     entry: str
     rows: str = ""
     keyed: bool = False
     every: bool = False
-    hub: Hub = field(default_factory=lambda: Hub(""))
-    bundled: Callable[[], list[Row]] | None = None
+    hub: str = ""
+    parts: Sequence[tuple[str, str]] = (("", "validation"),)
+    bundled: str = ""
 
     @property
     def expected(self) -> str:
@@ -169,13 +160,18 @@ class PublishedDataset(EvalDataset):
     as ``.gz``.
 
     Attributes:
-        published: The files, and where they are.
+        published: The files, and where they are, as the table has them for its name.
         scoring: How a free answer is scored by the right answers, for each of :attr:`metrics`.
     """
 
     published: ClassVar[Published]
     scoring: ClassVar[tuple[Callable[[str, Sequence[str]], float], ...]] = ()
     named_by_folder = False  # most files are known by their names
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if (facts := _TABLE.get(vars(cls).get("name", ""))) is not None:
+            cls.published = Published(**facts)
 
     @classmethod
     @override
@@ -227,31 +223,41 @@ class PublishedDataset(EvalDataset):
         return Scored({name: score(text, question.answers) for name, score in scored}, text)
 
     @classmethod
+    def bundled(cls) -> list[Row]:
+        """Return the entries of the bundled sample; none if there is no sample."""
+        name = cls.published.bundled
+        if not name:
+            return []
+        packed = files("ragcache_workbench.evaluation").joinpath("data", name).read_bytes()
+        return json_lines(gzip.decompress(packed).decode())
+
+    @classmethod
     def contents(cls, data: str) -> Iterator[Content]:
         """Read the entries of the bundled sample, the hub, or all files of a path."""
         facts = cls.published
         hub, mark, name = data.partition(":")
         if data == BUNDLED:
-            if facts.bundled is None:
+            rows = cls.bundled()
+            if not rows:
                 msg = (
                     f"{cls.title} comes without a sample: name a folder with "
                     f"{_listed(facts.files)}, from {facts.home}, or the hub"
                 )
                 raise ConfigurationError(msg)
-            yield Content(facts.bundled(), "the bundled sample")
+            yield Content(rows, "the bundled sample")
         elif hub == HUB:
             if mark and not name.strip():
                 msg = f"hub: must be followed by the name of a data set, got {data!r}"
                 raise ConfigurationError(msg)
-            name = name or facts.hub.name
+            name = name or facts.hub
             if not name:
                 msg = (
                     f"the hub has no copy of {cls.title} that is known to have its authors' "
                     f"fields: name a copy with {facts.entry} as hub:NAME"
                 )
                 raise ConfigurationError(msg)
-            for configuration, split in facts.hub.parts:
-                rows = _hub_rows(name, configuration, split)
+            for configuration, split in facts.parts:
+                rows = _hub_rows(name, configuration or None, split)
                 yield Content(rows, f"the hub's {name}", part=split)
         else:
             yield from map(cls._read, cls._paths(data))
@@ -342,12 +348,6 @@ def _listed(names: Iterable[str]) -> str:
     more = len(shown) - SHOWN_FILES
     end = f" and {more} more" if more > 0 else ""
     return ", ".join(shown[:SHOWN_FILES]) + end
-
-
-def bundled_rows(name: str) -> list[Row]:
-    """Rows of a file of the bundled sample."""
-    packed = files("ragcache_workbench.evaluation").joinpath("data", name).read_bytes()
-    return json_lines(gzip.decompress(packed).decode())
 
 
 def _hub_rows(name: str, config: str | None, split: str) -> list[Row]:
