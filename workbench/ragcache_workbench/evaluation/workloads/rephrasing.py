@@ -88,27 +88,20 @@ def _swap_word(text: str) -> list[str]:
     return _substitute(SYNONYMS, text)
 
 
+def _rewrite(patterns: Mapping[str, Sequence[str]], text: str) -> list[str]:
+    """The bare text in all other orders, for every pattern that it has the form of."""
+    matches = ((re.fullmatch(pattern, _bare(text)), forms) for pattern, forms in patterns.items())
+    return [match.expand(form) for match, forms in matches if match for form in forms]
+
+
 def _move(text: str) -> list[str]:
     """``Amblyopia: is loss permanent?`` -> ``is loss permanent, Amblyopia``, and the like."""
-    bare, moved = _bare(text), []
-    if split := re.fullmatch(r"([^:]+): (.+)", bare):
-        moved += [f"{split[2]}, {split[1]}", f"regarding {split[1]}, {split[2]}"]
-    if split := re.fullmatch(
-        r"(\w+ \w+ .*\w) ((?:in|on|at|during|after|among) [\w -]{3,40})", bare
-    ):
-        moved += [f"{split[2]}, {split[1]}"]
-    return moved
+    return _rewrite(_TABLES["moves"], text)
 
 
 def _turn(text: str) -> list[str]:
     """``who is the owner of it`` -> ``the owner of it is who``; or only the keywords."""
-    bare, turned = _bare(text), []
-    if split := re.fullmatch(r"(who|what|where|when) (is|was|are|were) (.+)", bare, re.IGNORECASE):
-        turned += [f"{split[3]} {split[2]} {split[1]}"]
-    if split := re.fullmatch(r"(when|where|why|how) (?:do|does|did) (.+)", bare, re.IGNORECASE):
-        turned += [f"{split[2]}, {split[1]}"]
-    if split := re.fullmatch(r"(?:do|does|did|can) (.+)", bare, re.IGNORECASE):
-        turned += [f"is it known whether {split[1]}", f"is it true that {split[1]}"]
+    turned = _rewrite(_TABLES["turns"], text)
     words = re.findall(r"[\w'-]+", text)
     keywords = [word for word in words if word.casefold() not in FUNCTION_WORDS]
     if 2 < len(keywords) < len(words):  # noqa: PLR2004 - two words are no question
