@@ -143,7 +143,7 @@ def test_files_that_are_no_workload(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds no request"):
         load(tmp_path, "", " ")
     (tmp_path / "log.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigurationError, match="no UTF-8"):
+    with pytest.raises(ConfigurationError, match="not UTF-8"):
         load_workload(tmp_path / "log.jsonl")
 
 

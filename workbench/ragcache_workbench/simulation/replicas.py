@@ -12,18 +12,16 @@ import hashlib
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 
 from ragcache_integrations.core.checks import check_choice, check_int, check_number, or_none
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
-from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
-from .server import PrefillSeconds, Server, ServerSettings
-from .simulator import SimulationResult, result_of
+from .simulator import Server, ServerKnobs, ServerSettings, SimulationResult, result_of
 from .traces import Trace, TraceRequest
 
 __all__ = ["BALANCE_FACTOR", "MOST_REPLICAS", "ROUTINGS", "ReplicasResult", "simulate_replicas"]
@@ -105,20 +103,11 @@ def simulate_replicas(
     trace: Trace,
     *,
     replicas: int,
-    gpu_blocks: int,
     routing: str = "document",
     rate: float | None = None,
     balance_factor: int = BALANCE_FACTOR,
     seed: int = 0,
-    host_blocks: int = 0,
-    block_size: int = 16,
-    policy: str = DEFAULT_POLICY,
-    prefill_seconds: PrefillSeconds | None = None,
-    cache_depth: int | None = None,
-    quotas: Mapping[str, float] | None = None,
-    output_tokens: int = 8,
-    reorder_window: int | None = None,
-    decode_seconds: float = 0.0,
+    **knobs: Unpack[ServerKnobs],
 ) -> ReplicasResult:
     """Run a trace over several replicas behind a router.
 
@@ -134,7 +123,6 @@ def simulate_replicas(
     Args:
         trace: The requests.
         replicas: How many replicas there are, from 1 to :data:`MOST_REPLICAS`.
-        gpu_blocks: Blocks of GPU memory of each replica, as for :func:`simulate`.
         routing: ``document``: requests that begin with the same document meet; ``session``:
             requests of the same session do; ``round_robin``; or ``random``. Requests without a
             session go by their document, those without a document by their question, and those
@@ -145,15 +133,8 @@ def simulate_replicas(
             have, in per cent of the mean, at least 100; a request beyond that goes to the next
             replica in the order of its key. 0 for no limit.
         seed: Decides the arrivals, the random choices, and which key belongs to which replica.
-        host_blocks: Blocks of each replica's host tier.
-        block_size: As for :func:`simulate`, like all that follow.
-        policy: The replacement policy.
-        prefill_seconds: T(alpha, beta): a profile that ``ragcache profile`` measured.
-        cache_depth: Only the first documents of a request are kept.
-        quotas: Part of each replica's memory that belongs to each of some tenants.
-        output_tokens: Length of every answer.
-        reorder_window: By how many others a waiting request may be overtaken.
-        decode_seconds: Seconds for each token of an answer after the first.
+        **knobs: Settings of each replica, as for :func:`simulate`; ``prefill_seconds`` may be a
+            profile that ``ragcache profile`` measured.
 
     Raises:
         ConfigurationError: An argument is out of its range, no request has a session where they are
@@ -169,18 +150,7 @@ def simulate_replicas(
     )
     if rate is not None:
         trace = _with_arrivals(trace, rate, seed)
-    settings = ServerSettings(
-        gpu_blocks=gpu_blocks,
-        host_blocks=host_blocks,
-        block_size=block_size,
-        policy=policy,
-        prefill_seconds=prefill_seconds or PrefillCostModel.default(),
-        cache_depth=cache_depth,
-        quotas=quotas,
-        output_tokens=output_tokens,
-        reorder_window=reorder_window,
-        decode_seconds=decode_seconds,
-    )
+    settings = ServerSettings.of(knobs)
     pager = settings.pager(trace)
     servers = [Server(settings, pager) for _ in range(replicas)]
     assigned = []

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from ragcache_integrations.core.checks import is_whole
+from ragcache_integrations.core.files import read_text, reading
 from ragcache_integrations.core.texts import content_id, estimate_tokens
 from ragcache_integrations.errors import ConfigurationError
 
@@ -64,15 +65,9 @@ def load_workload(
             names the line.
     """
     path = Path(path)
-    try:
+    with reading(f"the workload {path}", "JSON lines in UTF-8"):
         # Not splitlines(): it also splits at characters that JSON may hold as they are.
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        msg = f"cannot read the workload {path} ({error.strerror})"
-        raise ConfigurationError(msg) from error
-    except UnicodeDecodeError as error:
-        msg = f"the workload {path} is no UTF-8 text: {error}"
-        raise ConfigurationError(msg) from error
+        lines = read_text(path).split("\n")
     reader = _Reader(count_tokens)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
