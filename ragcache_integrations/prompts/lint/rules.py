@@ -7,14 +7,25 @@ been reused: the rule adds up their tokens.
 
 from __future__ import annotations
 
+import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from typing import Any, Literal
 
 from ragcache_integrations.prompts.layout import Change
 
-__all__ = ["MIN_TOKENS", "REMEDIES", "Finding", "LintReport", "Matter", "Stretch", "break_findings"]
+__all__ = [
+    "MIN_TOKENS",
+    "REMEDIES",
+    "WORDS",
+    "Finding",
+    "LintReport",
+    "Matter",
+    "Stretch",
+    "break_findings",
+]
 
 MIN_TOKENS = 16
 """The fewest tokens that are reported: KV caches are reused in whole blocks, and vLLM's have 16
@@ -37,51 +48,9 @@ Matter = Literal[
 ]
 """What a stretch is about."""
 
-REMEDIES: dict[str, str] = {
-    "timestamp": (
-        "Put the time at the end, next to the query, or leave it out. If the day is enough, write "
-        "only the date."
-    ),
-    "random-id": "Leave the id out, or send it as metadata of the request, not as text.",
-    "query-before-documents": (
-        "Put the query after the documents: documents recur across requests, the query does not."
-    ),
-    "query-before-history": "Put the query after the history, which it breaks in every turn.",
-    "query-before-fixed-text": "Put the fixed text before the query, in the system message.",
-    "documents-before-history": (
-        "Put the documents after the history, into the last user message: different documents in "
-        "each turn break all of the history."
-    ),
-    "documents-before-fixed-text": (
-        "Put the fixed text before the documents, in the system message."
-    ),
-    "history-before-documents": (
-        "If each request is a separate conversation, put the history after the documents."
-    ),
-    "history-before-fixed-text": "Put the fixed text before the history.",
-    "per-user-text": (
-        "Put text about the user after the documents or, in a conversation, between the fixed text "
-        "and the history."
-    ),
-    "varying-text": (
-        "Bind this to a value if it has only one; otherwise put it after everything that changes "
-        "less, next to the query."
-    ),
-    "unsorted-json": "Write JSON with sorted keys and lists in a fixed order (stable_json).",
-    "unstable-whitespace": "Strip every part and put one fixed separator between two parts.",
-    "rank-in-document": (
-        "Leave the rank out of the documents' text: the same document at another rank is another "
-        "text. Give documents a stable id if you need to cite them."
-    ),
-    "history-rewritten": (
-        "Add to the history only at its end; if it gets too long, drop the oldest half together, "
-        "instead of one message in each turn."
-    ),
-    "repeated-document": (
-        "Refer to text that the conversation has already (documents_once), instead of sending it "
-        "again."
-    ),
-}
+WORDS: dict[str, Any] = tomllib.loads(files(__package__).joinpath("words.toml").read_text("utf-8"))
+
+REMEDIES: dict[str, str] = WORDS["remedies"]
 """How to fix each kind of finding."""
 
 

@@ -19,6 +19,7 @@ from ragcache_integrations.prompts.rendering import TextTemplate, template_field
 from .rules import (
     MIN_TOKENS,
     REMEDIES,
+    WORDS,
     Finding,
     LintReport,
     Matter,
@@ -66,35 +67,9 @@ CHANGES: dict[Matter, Change] = {
 """How each matter changes."""
 
 
-def _words(*words: str) -> re.Pattern[str]:
-    return re.compile(rf"(?:^|_)(?:{'|'.join(words)})(?:_|$)")
-
-
-# The first match decides: user_question is a query, context_id a random id.
-_NAMES: tuple[tuple[Matter, re.Pattern[str]], ...] = (
-    ("documents", _words("context_messages")),  # LlamaIndex's documents of any kind
-    ("timestamp", _words("time", "date", "datetime", "now", "today", "timestamp", "clock")),
-    (
-        "random_id",
-        _words(
-            *("uuid", "guid", "nonce", "salt"),
-            "(?:request|session|trace|run|thread|message|conversation|chat)_id",
-        ),
-    ),
-    ("text", _words("format_instructions", "tools?", "schema", "dialect", "top_k", "table_info")),
-    ("query", _words("query", "queries", "question", "input", "utterance", "task", "instruction")),
-    ("history", _words("history", "messages", "conversation", "dialog", "dialogue", "transcript")),
-    (
-        "documents",
-        _words(
-            *("context", "contexts", "docs?", "documents?", "passages?", "chunks?", "sources?"),
-            *("search_results", "summaries", "nodes", "snippets?", "knowledge"),
-        ),
-    ),
-    (
-        "user",
-        _words("user", "users?_(?:name|info|profile)", "username", "profile", "persona", "tenant"),
-    ),
+_NAMES: tuple[tuple[Matter, re.Pattern[str]], ...] = tuple(
+    (kind["matter"], re.compile(rf"(?:^|_)(?:{'|'.join(kind['words'])})(?:_|$)"))
+    for kind in WORDS["names"]
 )
 
 # A clock time, or a date after "today" or the like; other dates may be fixed facts.
