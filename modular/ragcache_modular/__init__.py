@@ -32,10 +32,10 @@ if TYPE_CHECKING:
         Strategy,
     )
 
+    from .answers import AsyncModularStream, ModularStream
     from .engine import ModularEngine
     from .generation import ModularChunk, ModularGeneration
     from .model import ModularModel, ModularStats
-    from .streams import AsyncModularStream, ModularStream
 
 __all__ = [
     "STRATEGIES",
@@ -78,6 +78,7 @@ _NAMES = {
         "TokenLogprob",
         "Usage",
     ),
+    ".answers": ("AsyncModularStream", "ModularStream"),
     ".backend": ("MODULAR_MODEL", "USER_MODULAR"),
     ".generation": ("ModularChunk", "ModularGeneration"),
     ".model": ("ModularModel", "ModularStats"),
@@ -87,7 +88,6 @@ _NAMES = {
     ".kv.strategies": (
         *("STRATEGIES", "CacheBlend", "Epic", "Exact", "KVLink", "PromptCache", "Strategy"),
     ),
-    ".streams": ("AsyncModularStream", "ModularStream"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

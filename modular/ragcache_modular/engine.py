@@ -18,6 +18,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.pml import Assembly
 from ragcache_modular.kv.strategies import Strategy, strategy_of
 
+from .answers import AsyncModularStream, ModularStream
 from .documents import assemble_spans
 from .generation import (
     SAMPLING_NAMES,
@@ -26,7 +27,6 @@ from .generation import (
     SamplingKnobs,
 )
 from .model import ModularModel, ModularStats
-from .streams import AsyncModularStream, ModularStream
 
 __all__ = ["ModularEngine"]
 

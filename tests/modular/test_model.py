@@ -21,7 +21,6 @@ from ragcache_integrations.errors import (
     PromptTooLongError,
 )
 from ragcache_integrations.prompts.pml.layout import Assembly, Fresh, Module, Param, Placed
-from ragcache_modular.batch import Batch
 from ragcache_modular.documents import assemble_spans, document_name
 from ragcache_modular.kv.encoding import Patience
 from ragcache_modular.kv.plan import plan_assembly
@@ -33,7 +32,7 @@ from ragcache_modular.kv.strategies import (
     KVLink,
     PromptCache,
 )
-from ragcache_modular.model import ModularModel
+from ragcache_modular.model import Batch, ModularModel
 
 from .models import LIMIT, documents, fresh, make, module, served, some_tokens
 
