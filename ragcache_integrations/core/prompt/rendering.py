@@ -15,7 +15,6 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from ragcache_integrations.core.checks import check_type
@@ -182,8 +181,10 @@ class PromptRenderer:
             else:
                 stretches[-1].append(piece)
         first, *others = self.encoder.mixed(stretches)
-        between = chain.from_iterable(zip(documents, others, strict=True))
-        return self._join([first, *between], namespace)
+        joined: list[list[int] | PromptDocument] = [first]
+        for document, token_ids in zip(documents, others, strict=True):
+            joined += [document, token_ids]
+        return self._join(joined, namespace)
 
     def _raw(self, part: Part) -> list[int] | PromptDocument:
         if isinstance(part, PromptDocument):
