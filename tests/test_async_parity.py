@@ -102,7 +102,8 @@ IMMEDIATE = {
     LangChainAsker: {"limits", "count_tokens", "count_prompt"},
     LlamaIndexAsker: {"limits", "count_tokens", "count_prompt"},
     embeddings.MiniLM: set(),
-    DocumentOrder: {"arrange", "arrange_all", "report", "clear", "stats"},
+    # Those of both frameworks have async versions of these.
+    DocumentOrder: {"arrange", "arrange_all", "schedule", "report", "refresh", "clear", "stats"},
     OrderDocuments: {"report", "clear", "stats"},
     CacheFriendlyOrder: {"report", "clear", "stats"},
     # The frameworks' own async versions call these in a thread, except what is immediate.

@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 from pydantic import (
-    ConfigDict,
     Field,
     PrivateAttr,
     SkipValidation,
     model_validator,
 )
 
-from ragcache_integrations.core.knobs import CheckedSettings
 from ragcache_integrations.core.texts import content_id, estimate_tokens
 
 from .order import DocumentOrder, OrderStats, SharedOrders
-from .settings import Order, OrderSettings, TreeSource, Uncached
+from .settings import OrderSettings
 
 __all__ = ["OrderKnobs", "RequestDocuments", "request_documents"]
 
@@ -48,7 +45,7 @@ def request_documents(documents: Iterable[tuple[str | None, str]]) -> RequestDoc
     return RequestDocuments(ids, tokens)
 
 
-class OrderKnobs(CheckedSettings):
+class OrderKnobs(OrderSettings):
     """The settings of a class that orders documents.
 
     Attributes:
@@ -74,18 +71,6 @@ class OrderKnobs(CheckedSettings):
             makes for a call with other settings (``configurable_fields``).
     """
 
-    model_config = ConfigDict(
-        extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
-    )
-
-    order: Order = "relevance"
-    max_displacement: int | None = Field(default=None, strict=True)
-    pin_top: int = Field(default=0, strict=True)
-    uncached: Uncached = "auto"
-    cache_tokens: int | None = Field(default=None, strict=True)
-    engine: Annotated[TreeSource | None, SkipValidation] = Field(default=None, exclude=True)
-    refresh_seconds: float = Field(default=30.0, strict=True)
-    min_saved_share: float = Field(default=0.2, strict=True)
     namespace: str = Field(default="", strict=True)
     shared_state: Annotated[SharedOrders, SkipValidation] = Field(
         default_factory=SharedOrders, exclude=True, repr=False
@@ -95,7 +80,7 @@ class OrderKnobs(CheckedSettings):
 
     @model_validator(mode="after")
     def _make_core(self) -> Self:
-        knobs = {field.name: getattr(self, field.name) for field in fields(OrderSettings)}
+        knobs = {name: getattr(self, name) for name in OrderSettings.model_fields}
         self._core = DocumentOrder(**knobs, shared=self.shared_state)
         return self
 
@@ -118,7 +103,7 @@ class OrderKnobs(CheckedSettings):
 
     async def arefresh(self) -> bool:
         """Async version of :meth:`refresh`."""
-        return await self._core.arefresh()
+        return await asyncio.to_thread(self.refresh)
 
     def clear(self) -> None:
         """Forget what is cached, because the cache was emptied."""

@@ -8,7 +8,6 @@ repeats; ``cached_first`` begins with the longest path of documents that is cach
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -20,7 +19,7 @@ from typing import Any, Unpack
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.memo import Memo
-from ragcache_integrations.errors import ConfigurationError, RAGCacheError
+from ragcache_integrations.errors import RAGCacheError
 
 from .batch import ScheduledRequest, schedule_requests
 from .paths import PathModel, cached_documents
@@ -29,6 +28,7 @@ from .settings import (
     OrderArguments,
     OrderSettings,
     TreeSource,
+    cache_room,
     within_limit,
 )
 
@@ -93,7 +93,8 @@ class SharedOrders:
         key = id(settings.engine), settings.cache_tokens
         with self._lock:
             # The engine is kept, so that no other engine gets the same id in the meantime.
-            _, state = self._caches.setdefault(key, (settings.engine, _CacheState(settings.room())))
+            kept = settings.engine, _CacheState(cache_room(settings))
+            _, state = self._caches.setdefault(key, kept)
         return state
 
     def __copy__(self) -> SharedOrders:
@@ -151,8 +152,8 @@ class DocumentOrder:
         order = DocumentOrder("cached_first")
         places = order.arrange(["a", "b", "c"])
 
-    It is safe to use from any thread and from coroutines: no method without an async version
-    waits.
+    It is safe to use from any thread. Only :meth:`refresh` waits for the engine, and only
+    :meth:`schedule` may compute for long.
 
     Args:
         order: ``relevance`` leaves documents as retrieved; ``reverse`` puts the most relevant
@@ -184,7 +185,7 @@ class DocumentOrder:
         shared: SharedOrders | None = None,
         **knobs: Unpack[OrderArguments],
     ) -> None:
-        self._settings = OrderSettings(order, **knobs)
+        self._settings = OrderSettings(order=order, **knobs)
         self.order = order
         self._engine = self._settings.engine
         self._cache = (shared or SharedOrders()).cache_state(self._settings)
@@ -208,11 +209,7 @@ class DocumentOrder:
         Returns:
             Their indices in ``documents``, each once, in the best order. Except with ``reverse``,
             documents of the same id keep their order.
-
-        Raises:
-            ConfigurationError: A length is below 1, or their number is not that of the documents.
         """
-        _check_request(documents, tokens)
         if self.order in FIXED:
             places = range(len(documents))
             return tuple(places if self.order == "relevance" else reversed(places))
@@ -240,7 +237,7 @@ class DocumentOrder:
         Returns:
             An order for each request.
         """
-        lengths = _lengths(requests, tokens)
+        lengths: Sequence[Sequence[int] | None] = tokens or [None] * len(requests)
         if self.order in FIXED:
             return [self.arrange(documents) for documents in requests]
         coming = Counter(id_ for documents in requests for id_ in dict.fromkeys(documents))
@@ -272,11 +269,8 @@ class DocumentOrder:
 
         Returns:
             Every request once, in the order in which to send them.
-
-        Raises:
-            ConfigurationError: A length is below 1, or their number is not that of the documents.
         """
-        lengths = _lengths(requests, tokens)
+        lengths: Sequence[Sequence[int] | None] = tokens or [None] * len(requests)
         if self.order != "cached_first":
             return self._group(requests, lengths, namespace)
         settings = self._settings
@@ -287,16 +281,6 @@ class DocumentOrder:
             with self._cache.lock:
                 self._cache.model.enter(namespace, requests[number], lengths[number], order)
         return scheduled
-
-    async def aschedule(
-        self,
-        requests: Sequence[Sequence[Hashable]],
-        tokens: Sequence[Sequence[int]] | None = None,
-        *,
-        namespace: str = "",
-    ) -> list[ScheduledRequest]:
-        """Async version of :meth:`schedule`, which computes in a thread."""
-        return await asyncio.to_thread(self.schedule, requests, tokens, namespace=namespace)
 
     def report(
         self, documents: Sequence[Hashable], cached_documents: int, *, namespace: str = ""
@@ -342,12 +326,8 @@ class DocumentOrder:
             cached = cached_documents(snapshot)
             with self._cache.lock:
                 self._cache.model.merge(cached, since)
-                self._cache.model.cache_tokens = self._settings.room()
+                self._cache.model.cache_tokens = cache_room(self._settings)
         return True
-
-    async def arefresh(self) -> bool:
-        """Async version of :meth:`refresh`."""
-        return await asyncio.to_thread(self.refresh)
 
     def clear(self) -> None:
         """Forget what is cached, because the cache was emptied. The statistics stay."""
@@ -499,34 +479,6 @@ class DocumentOrder:
             self._cache.is_refreshing = False
 
 
-def _check_request(documents: Sequence[Hashable], tokens: Sequence[int] | None) -> None:
-    if isinstance(documents, str):
-        msg = f"documents must be a sequence of ids, got the string {documents!r}"
-        raise ConfigurationError(msg)
-    if tokens is None:
-        return
-    if len(tokens) != len(documents):
-        msg = f"tokens must have one length per document, got {len(tokens)} for {len(documents)}"
-        raise ConfigurationError(msg)
-    if tokens and min(tokens) < 1:
-        msg = f"a document's tokens must be at least 1, got {min(tokens)}"
-        raise ConfigurationError(msg)
-
-
 def _first_lengths(documents: Sequence[Hashable], tokens: Sequence[int]) -> dict[Hashable, int]:
     """The length of each document's first occurrence."""
     return dict(zip(reversed(documents), reversed(tokens), strict=True))
-
-
-def _lengths(
-    requests: Sequence[Sequence[Hashable]], tokens: Sequence[Sequence[int]] | None
-) -> Sequence[Sequence[int] | None]:
-    """The lengths of each request's documents, checked; ``None`` if they are unknown."""
-    lengths: Sequence[Sequence[int] | None]
-    lengths = [None] * len(requests) if tokens is None else tokens
-    if len(lengths) != len(requests):
-        msg = f"tokens must have lengths for each request, got {len(lengths)} for {len(requests)}"
-        raise ConfigurationError(msg)
-    for documents, sizes in zip(requests, lengths, strict=True):
-        _check_request(documents, sizes)
-    return lengths

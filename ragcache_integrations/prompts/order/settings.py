@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypedDict, get_args
+from typing import Annotated, Literal, Protocol, Self, TypedDict
 
-from ragcache_integrations.core.checks import check_choice, check_int, check_number
+from pydantic import ConfigDict, Field, SkipValidation, model_validator
+
+from ragcache_integrations.core.checks import check_int, check_number, or_none
+from ragcache_integrations.core.knobs import CheckedSettings
 from ragcache_integrations.engine.protocol import EngineStats
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
@@ -17,6 +19,7 @@ __all__ = [
     "OrderSettings",
     "TreeSource",
     "Uncached",
+    "cache_room",
     "may_follow",
     "within_limit",
 ]
@@ -98,50 +101,53 @@ class TreeSource(Protocol):
         """Counters that are known without asking the engine's process."""
 
 
-@dataclass(frozen=True, slots=True)
-class OrderSettings:
+class OrderSettings(CheckedSettings):
     """The arguments of :class:`~ragcache_integrations.prompts.order.order.DocumentOrder`, checked.
 
     Raises:
         ConfigurationError: An argument is out of range, or has no meaning for this order.
     """
 
-    order: Order = "relevance"
-    max_displacement: int | None = None
-    pin_top: int = 0
-    uncached: Uncached = "auto"
-    cache_tokens: int | None = None
-    engine: TreeSource | None = None
-    refresh_seconds: float = 30.0
-    min_saved_share: float = 0.2
+    model_config = ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
+    )
 
-    def __post_init__(self) -> None:
-        check_choice("order", self.order, get_args(Order))
-        check_choice("uncached", self.uncached, get_args(Uncached))
-        limit = self.max_displacement
-        if limit is not None:
-            check_int("max_displacement", limit, 0, also="None for no limit")
+    order: Order = "relevance"
+    max_displacement: int | None = Field(default=None, strict=True)
+    pin_top: int = Field(default=0, strict=True)
+    uncached: Uncached = "auto"
+    cache_tokens: int | None = Field(default=None, strict=True)
+    engine: Annotated[TreeSource | None, SkipValidation] = Field(default=None, exclude=True)
+    refresh_seconds: float = Field(default=30.0, strict=True)
+    min_saved_share: float = Field(default=0.2, strict=True)
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        limit = or_none(check_int)(
+            "max_displacement", self.max_displacement, 0, also="None for no limit"
+        )
         check_int("pin_top", self.pin_top, 0)
         if self.order == "reverse" and (self.pin_top or limit is not None):
             msg = "pin_top and max_displacement keep the order of relevance, reverse turns it round"
             raise ConfigurationError(msg)
-        if self.cache_tokens is not None:
-            check_int("cache_tokens", self.cache_tokens, 1, also="None")
+        or_none(check_int)("cache_tokens", self.cache_tokens, 1, also="None")
         check_number("refresh_seconds", self.refresh_seconds, 0, above=True, unit="seconds")
         check_number("min_saved_share", self.min_saved_share, 0, 1)
         needed = ("tree", "stats", "total_kv_tokens", "block_size")
         if self.engine is not None and not all(hasattr(self.engine, name) for name in needed):
             msg = f"engine must be a RAGCacheEngine, got {type(self.engine).__name__}"
             raise ConfigurationError(msg)
+        return self
 
-    def room(self) -> int | None:
-        """Tokens that the cache holds: the setting, or those of the engine's tiers.
 
-        The engine's host tier is not counted before a request has ended. ``None`` if neither is
-        known.
-        """
-        if self.cache_tokens is not None or self.engine is None:
-            return self.cache_tokens
-        tree = self.engine.stats().tree
-        host_blocks = tree.host_blocks if tree is not None else 0
-        return self.engine.total_kv_tokens + host_blocks * self.engine.block_size
+def cache_room(settings: OrderSettings) -> int | None:
+    """Tokens that the cache holds: the setting, or those of the engine's tiers.
+
+    The engine's host tier is not counted before a request has ended. ``None`` if neither is known.
+    """
+    engine = settings.engine
+    if settings.cache_tokens is not None or engine is None:
+        return settings.cache_tokens
+    tree = engine.stats().tree
+    host_blocks = tree.host_blocks if tree is not None else 0
+    return engine.total_kv_tokens + host_blocks * engine.block_size
