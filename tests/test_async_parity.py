@@ -50,7 +50,7 @@ from ragcache_integrations.prompts.order.langchain import OrderDocuments
 from ragcache_integrations.prompts.order.llama_index import CacheFriendlyOrder
 from ragcache_integrations.prompts.order.order import DocumentOrder
 from ragcache_integrations.prompts.pml.schema import Schema
-from ragcache_integrations.prompts.relevance.check import EngineJudge, RelevanceCheck
+from ragcache_integrations.prompts.relevance.check import RelevanceCheck
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.files import CacheFiles
 from ragcache_integrations.retrievers.cached.staged_answers import StagedAnswers
@@ -112,7 +112,6 @@ IMMEDIATE = {
         *("get", "put", "put_messages", "set", "reset", "stats"),
         "custom_model_dump",  # LlamaIndex calls it
     },
-    EngineJudge: set(),
     RAGPromptTemplate: {"format_messages", "partial", "lay_out", "cache_key", "pretty_repr"},
     LlamaIndexTemplate: {
         *("format", "format_messages", "partial_format", "get_template", "lay_out", "cache_key"),

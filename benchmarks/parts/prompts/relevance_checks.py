@@ -17,7 +17,6 @@ from parts.stats.intervals import median_ratio
 from parts.stats.tables import print_table
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.prompts.relevance.check import (
-    EngineJudge,
     RelevanceCheck,
     RelevanceSettings,
 )
@@ -44,6 +43,21 @@ class Timed:
         return self.check + self.answer
 
 
+class Judge:
+    """Answers checks by the engine."""
+
+    def __init__(self, engine: RAGCacheEngine) -> None:
+        self._engine = engine
+
+    def ask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
+        """Answer prompts together."""
+        return [answer.text for answer in self._engine.generate_batch(prompts, options)]
+
+    async def aask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
+        """Async version of :meth:`ask`."""
+        return [answer.text for answer in await self._engine.agenerate_batch(prompts, options)]
+
+
 def lay_out(documents: Sequence[PromptDocument], asked: str) -> Prompt:
     """The prompt for the answer."""
     return Prompt.rag(asked, documents, system=SYSTEM)
@@ -56,7 +70,7 @@ def once(
     documents: Sequence[PromptDocument],
 ) -> Timed:
     """Check and answer."""
-    check = RelevanceCheck(EngineJudge(engine), RelevanceSettings(mode=mode), lay_out)
+    check = RelevanceCheck(Judge(engine), RelevanceSettings(mode=mode), lay_out)
     began = time.perf_counter()
     verdict = check.check(question, documents)
     checked = time.perf_counter()

@@ -33,7 +33,6 @@ from ragcache_integrations.prompts.recognition import mark_documents
 
 __all__ = [
     "CountTokens",
-    "EngineJudge",
     "Judge",
     "Layout",
     "RelevanceCheck",
@@ -135,38 +134,12 @@ class Judge(Protocol):
         """Async version of :meth:`ask`."""
 
 
-class EngineJudge:
-    """Answers checks by the bundled engine, or by a server with the same methods.
-
-    Args:
-        engine: A :class:`~ragcache_integrations.engine.RAGCacheEngine`.
-        namespace: Tenant of the requests.
-    """
-
-    def __init__(self, engine: Any, namespace: str = "") -> None:
-        if not hasattr(engine, "generate_batch"):
-            msg = f"engine must be a RAGCacheEngine, got {type(engine).__name__}"
-            raise ConfigurationError(msg)
-        self._engine = engine
-        self._namespace = namespace
-
-    def ask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
-        """Answer prompts together."""
-        answers = self._engine.generate_batch(prompts, options, namespace=self._namespace)
-        return [answer.text for answer in answers]
-
-    async def aask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
-        """Async version of :meth:`ask`."""
-        answers = await self._engine.agenerate_batch(prompts, options, namespace=self._namespace)
-        return [answer.text for answer in answers]
-
-
 class RelevanceCheck:
     """Asks a model which documents help to answer a question. Thread-safe.
 
     ::
 
-        check = RelevanceCheck(EngineJudge(engine), RelevanceSettings(min_documents=1))
+        check = RelevanceCheck(judge, RelevanceSettings(min_documents=1))
         verdict = check.check("Who discovered radium?", documents)
         kept = [documents[index] for index in verdict.kept]
 

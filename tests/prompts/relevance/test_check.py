@@ -19,7 +19,6 @@ from ragcache_integrations.engine import (
 )
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.relevance.check import (
-    EngineJudge,
     RelevanceCheck,
     RelevanceSettings,
     Verdict,
@@ -163,21 +162,23 @@ def test_bad_input_is_refused_in_words() -> None:
     ]:
         with pytest.raises(ConfigurationError, match=said):
             RelevanceSettings(**settings)  # type: ignore[arg-type] # on purpose
-    with pytest.raises(ConfigurationError, match="engine must be a RAGCacheEngine"):
-        EngineJudge(object())
     with pytest.raises(ConfigurationError, match="query must be a string"):
         RelevanceCheck(Answers()).check(None, DOCUMENTS)  # type: ignore[arg-type] # on purpose
 
 
-class Counted(EngineJudge):
+class Counted:
     """An engine's judge that remembers its answers."""
 
     def __init__(self, engine: RAGCacheEngine) -> None:
-        super().__init__(engine)
+        self._engine = engine
         self.answers: list[Generation] = []
 
     def ask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
         self.answers = self._engine.generate_batch(prompts, options)
+        return [answer.text for answer in self.answers]
+
+    async def aask(self, prompts: Sequence[Prompt], options: SamplingOptions) -> list[str]:
+        self.answers = await self._engine.agenerate_batch(prompts, options)
         return [answer.text for answer in self.answers]
 
 
