@@ -198,9 +198,7 @@ def _as_documents(value: object) -> Sequence[PromptDocument] | None:
         return (value,)
     if isinstance(value, list | tuple) and any(isinstance(item, PromptDocument) for item in value):
         for item in value:
-            if not isinstance(item, PromptDocument):
-                msg = f"documents must be documents or strings, got a {type(item).__name__}"
-                raise ConfigurationError(msg)
+            check_type("documents", item, PromptDocument, "documents or strings")
         return value
     return None
 

@@ -5,7 +5,7 @@ See :mod:`ragcache_integrations.prompts.layout.layout`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any, cast
 
 from langchain_core.documents import Document
@@ -35,23 +35,22 @@ from .layout import (
     PartLike,
     PromptLayout,
     PromptPart,
+    Template,
     Turn,
     convert_documents,
-    declared_parts,
 )
 from .providers import (
     CacheLifetime,
     MarkedTexts,
     anthropic_mark,
     check_lifetime,
+    marked_content,
     openai_cache_key,
     turn_content,
     write_messages,
 )
 
 __all__ = ["RAGPromptTemplate"]
-
-Template = str | Sequence[object] | Mapping[str, object] | None
 
 
 class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
@@ -116,8 +115,9 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
         documents_once: bool = False,
         **kwargs: Any,
     ) -> None:
-        declared = declared_parts(
+        layout = PromptLayout(
             parts,
+            flow=flow,
             system=system,
             tools=tools,
             instructions=instructions,
@@ -127,7 +127,6 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
             history=history,
             query=query,
         )
-        layout = PromptLayout(declared, flow=flow)
         check_lifetime(cache_control)
         check_flag("documents_once", documents_once)
         if cache_control is not None and kwargs.get("document_blocks"):
@@ -238,16 +237,8 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
         return kind(content=content)
 
     def _with_mark(self, message: BaseMessage) -> BaseMessage:
-        content = message.content
-        if not content:
-            return message
-        blocks: list[Any] = (
-            [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-        )
-        if isinstance(blocks[-1], str):
-            blocks[-1] = {"type": "text", "text": blocks[-1]}
-        blocks[-1] = {**blocks[-1], **(self._mark or {})}
-        return message.model_copy(update={"content": blocks})
+        content = marked_content(message.content, self._mark or {})
+        return message.model_copy(update={"content": content})
 
 
 def _document(document: Document) -> PromptDocument | str:

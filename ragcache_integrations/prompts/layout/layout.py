@@ -16,7 +16,7 @@ from enum import StrEnum
 from itertools import chain
 from typing import Any, Literal, get_args
 
-from ragcache_integrations.core.checks import check_choice, unknown_name
+from ragcache_integrations.core.checks import check_choice, or_none, unknown_name
 from ragcache_integrations.core.prompt import Message, Part, Prompt, PromptDocument, part_text
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError
@@ -37,10 +37,10 @@ __all__ = [
     "PromptLayout",
     "PromptPart",
     "RenderedPart",
+    "Template",
     "Turn",
     "check_flow",
     "convert_documents",
-    "declared_parts",
 ]
 
 Flow = Literal["single_turn", "conversation"]
@@ -104,8 +104,7 @@ class PromptPart:
     def __post_init__(self) -> None:
         if self.kind not in PARTS:
             raise ConfigurationError(unknown_name("part", str(self.kind), PARTS))
-        if self.changes is not None:
-            check_choice("changes", self.changes, list(Change), also="None")
+        or_none(check_choice)("changes", self.changes, list(Change), also="None")
         if self.kind == "query" and self.changes not in {None, Change.REQUEST}:
             msg = f'a query is new in every request: changes must be "request", got {self.changes}'
             raise ConfigurationError(msg)
@@ -126,6 +125,7 @@ class PromptPart:
 
 
 PartLike = PromptPart | tuple[str, Any]
+Template = str | Sequence[object] | Mapping[str, object] | None
 
 
 def check_flow(flow: object) -> None:
@@ -134,13 +134,10 @@ def check_flow(flow: object) -> None:
     Raises:
         ConfigurationError: It is neither ``"single_turn"``, ``"conversation"`` nor ``None``.
     """
-    if flow is not None:
-        check_choice("flow", flow, get_args(Flow), also="None")
+    or_none(check_choice)("flow", flow, get_args(Flow), also="None")
 
 
-def declared_parts(
-    parts: Iterable[PartLike] = (), **by_kind: str | Sequence[object] | Mapping[str, object] | None
-) -> tuple[PromptPart, ...]:
+def _declared_parts(parts: Iterable[PartLike] = (), **by_kind: Template) -> tuple[PromptPart, ...]:
     """Read parts as users write them.
 
     Args:
@@ -318,14 +315,18 @@ class PromptLayout:
         parts: The parts, in any order: each kind at most once, and a query.
         flow: ``"single_turn"`` or ``"conversation"``; ``None`` means a conversation if there is a
             history.
+        by_kind: Templates by the parts' kinds; ``None`` for a missing part. A value that is no
+            string, such as a list of tools, is written as JSON with sorted keys.
 
     Raises:
         ConfigurationError: There is no query or more than one, a part is unknown or declared
             twice, or the flow is unknown.
     """
 
-    def __init__(self, parts: Iterable[PartLike], *, flow: Flow | None = None) -> None:
-        declared = declared_parts(parts)
+    def __init__(
+        self, parts: Iterable[PartLike] = (), *, flow: Flow | None = None, **by_kind: Template
+    ) -> None:
+        declared = _declared_parts(parts, **by_kind)
         kinds = [part.kind for part in declared]
         if kinds.count("query") != 1:
             msg = f"a prompt needs exactly one query, got {kinds.count('query')}"

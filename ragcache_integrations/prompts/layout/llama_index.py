@@ -39,9 +39,9 @@ from .layout import (
     PartLike,
     PromptLayout,
     PromptPart,
+    Template,
     Turn,
     convert_documents,
-    declared_parts,
 )
 from .providers import (
     CacheLifetime,
@@ -53,8 +53,6 @@ from .providers import (
 )
 
 __all__ = ["RAGPromptTemplate"]
-
-Template = str | Sequence[object] | Mapping[str, object] | None
 
 
 class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-redef] # its field kwargs
@@ -117,8 +115,9 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
         function_mappings: dict[str, Callable[..., Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        declared = declared_parts(
+        layout = PromptLayout(
             parts,
+            flow=flow,
             system=system,
             tools=tools,
             instructions=instructions,
@@ -128,7 +127,6 @@ class RAGPromptTemplate(FixedSettings, BasePromptTemplate):  # type: ignore[no-r
             history=history,
             query=query,
         )
-        layout = PromptLayout(declared, flow=flow)
         check_lifetime(cache_control)
         check_flag("documents_once", documents_once)
         variables = {*layout.variables, *(template_var_mappings or {})}

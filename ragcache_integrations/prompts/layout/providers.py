@@ -23,6 +23,7 @@ __all__ = [
     "anthropic_mark",
     "anthropic_request",
     "check_lifetime",
+    "marked_content",
     "openai_cache_key",
     "openai_request",
     "turn_content",
@@ -196,9 +197,13 @@ def _as_mapping(message: object) -> dict[str, Any]:
 
 
 def _with_mark(message: dict[str, Any], mark: Mark) -> dict[str, Any]:
-    content = message.get("content")
-    if isinstance(content, str) and content:
-        return {**message, "content": [{"type": "text", "text": content, **mark}]}
-    if isinstance(content, list) and content and isinstance(content[-1], Mapping):
-        return {**message, "content": [*content[:-1], {**content[-1], **mark}]}
-    return message  # there is no content to put a mark on
+    content = marked_content(message.get("content"), mark)
+    return {**message, "content": content} if content else message
+
+
+def marked_content(content: Any, mark: Mark) -> Any:
+    """The content of a message with a mark at its end, unless there is nothing to put it on."""
+    *blocks, last = [content] if isinstance(content, str) else content or [None]
+    if isinstance(last, str) and last:
+        last = {"type": "text", "text": last}
+    return [*blocks, {**last, **mark}] if isinstance(last, Mapping) else content

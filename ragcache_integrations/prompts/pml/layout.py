@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 
 from ragcache_integrations.core.prompt import DocumentSpan, RenderedPrompt
@@ -74,11 +74,9 @@ class Module:
     @property
     def served(self) -> tuple[int, ...]:
         """Offsets of the tokens whose KV serve: all except those of params."""
-        slots = set(
-            chain.from_iterable(
-                range(param.start, param.start + param.length) for param in self.params
-            )
-        )
+        slots: set[int] = set()
+        for param in self.params:
+            slots.update(range(param.start, param.start + param.length))
         return tuple(at for at in range(len(self.token_ids)) if at not in slots)
 
 

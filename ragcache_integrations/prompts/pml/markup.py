@@ -25,8 +25,8 @@ from itertools import takewhile
 from xml.parsers import expat
 
 from ragcache_integrations._suggestions import closest_names, shortened
-from ragcache_integrations.core.checks import check_int
-from ragcache_integrations.errors import ConfigurationError, MarkupError
+from ragcache_integrations.core.checks import check_int, check_type
+from ragcache_integrations.errors import MarkupError
 
 __all__ = [
     "Characters",
@@ -198,9 +198,7 @@ def escape(text: str) -> str:
     Raises:
         ConfigurationError: ``text`` is not a string.
     """
-    if not isinstance(text, str):
-        msg = f"text must be a string, got {type(text).__name__}"
-        raise ConfigurationError(msg)
+    check_type("text", text, str, "a string")
     return _keeping_spaces(_UNWRITABLE.sub(_REPLACEMENT, text), _ESCAPED)
 
 
@@ -247,9 +245,7 @@ def parse_markup(
         MarkupError: The markup is not well-formed, has a refused construct, or exceeds a limit.
         ConfigurationError: ``text`` is not a string.
     """
-    if not isinstance(text, str):
-        msg = f"markup must be a string, got {type(text).__name__}"
-        raise ConfigurationError(msg)
+    check_type("markup", text, str, "a string")
     if len(text) > limits.characters:
         msg = f"markup of {len(text)} characters; allowed: {limits.characters}"
         raise markup_error(msg, Where(1, 1, source))

@@ -17,7 +17,6 @@ from ragcache_integrations.prompts.layout.layout import (
     PromptLayout,
     PromptPart,
     Turn,
-    declared_parts,
 )
 
 ROME = PromptDocument("Rome is the capital of Italy.", "rome")
@@ -201,7 +200,7 @@ def test_no_documents_and_one_string_of_them() -> None:
     assert layout.render({"context": [], "question": "?"}).turns[0].text == "Context:\n\n?"
     (turn,) = layout.render({"context": "all of them", "question": "?"}).turns
     assert turn.text == "Context:\nall of them\n\n?"
-    with pytest.raises(ConfigurationError, match="documents or strings, got a int"):
+    with pytest.raises(ConfigurationError, match="documents or strings, got int"):
         layout.render({"context": [ROME, 3], "question": "?"})
 
 
@@ -273,8 +272,7 @@ def test_what_is_new_in_each_request_is_refused_where_nothing_may_change(moment:
 
 def test_parts_that_are_no_text_are_written_as_json() -> None:
     tools = [{"name": "search", "b": 1, "a": {"z": 0, "y": 1}}]
-    (part, _) = declared_parts(tools=tools, query="{q}", system=None)
-    layout = PromptLayout([part, ("query", "{q}")])
+    layout = PromptLayout(tools=tools, query="{q}", system=None)
     assert layout.render({"q": "?"}).parts[0].text == (
         '[{"a": {"y": 1, "z": 0}, "b": 1, "name": "search"}]'
     )
