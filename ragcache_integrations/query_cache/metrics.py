@@ -13,25 +13,13 @@ from ragcache_integrations.core.metric_families import MetricFamilies
 
 from .redis import SharedCacheStats
 from .tolerance import ToleranceReport
-from .types import QueryCacheStats
+from .types import COUNTED, QueryCacheStats
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 __all__ = ["QueryCacheCollector", "RetrieverStatsLike", "Source", "learning_metrics"]
 
-CACHE_COUNTERS = {
-    "lookups": "Lookups",
-    "hits": "Lookups that found an entry",
-    "proven": "Hits whose whole answer is proven to be the store's, up to ties",
-    "stale": "Misses because of documents that came after the nearest entry",
-    "unproven": "Misses because less was proven than the guarantee asks for",
-    "insertions": "Entries inserted, replacements among them",
-    "evictions": "Entries that made room for another",
-    "expired": "Entries that reached their time to live",
-    "invalidated": "Entries that ended because documents came or went",
-    "dropped": "Insertions dropped because the store had changed since their search began",
-}
 SHARED_COUNTERS = {
     "failed": "Lookups that missed because Redis failed or did not answer in time",
     "skipped": "Lookups that missed without asking Redis, as it had failed before",
@@ -123,7 +111,7 @@ class QueryCacheCollector:
         return []
 
     def _cache(self, stats: QueryCacheStats) -> Iterator[Metric]:
-        for name, meaning in CACHE_COUNTERS.items():
+        for name, meaning in COUNTED.items():
             yield self._families.counter(f"query_cache_{name}", meaning, getattr(stats, name))
         for name, meaning in CACHE_GAUGES.items():
             yield self._families.gauge(f"query_cache_{name}", meaning, getattr(stats, name))

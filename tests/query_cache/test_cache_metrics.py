@@ -15,6 +15,7 @@ from ragcache_integrations.query_cache import Candidate, QueryCache, QueryCacheS
 from ragcache_integrations.query_cache import metrics as ours
 from ragcache_integrations.query_cache.metrics import QueryCacheCollector, Source
 from ragcache_integrations.query_cache.tolerance import ToleranceReport
+from ragcache_integrations.query_cache.types import COUNTED
 from ragcache_integrations.retrievers.tally import RetrieverStats
 
 COUNTS = {field.name: number for number, field in enumerate(fields(QueryCacheStats), start=3)}
@@ -52,7 +53,7 @@ def scrape(scraped: CollectorRegistry) -> dict[str, float]:
 
 def test_every_count_of_a_cache_is_told_once_and_right() -> None:
     scraped = scrape(registry(Told(CACHE)))
-    expected = {f"ragcache_query_cache_{name}_total": COUNTS[name] for name in ours.CACHE_COUNTERS}
+    expected = {f"ragcache_query_cache_{name}_total": COUNTS[name] for name in COUNTED}
     expected |= {f"ragcache_query_cache_{name}": getattr(CACHE, name) for name in ours.CACHE_GAUGES}
     assert scraped == expected
     assert scraped["ragcache_query_cache_tolerance"] == math.inf
