@@ -18,6 +18,7 @@ from ragcache_integrations.core.checks import (
     check_seconds,
     check_share,
     check_text,
+    or_none,
 )
 from ragcache_integrations.errors import ConfigurationError
 
@@ -76,26 +77,22 @@ class Settings:
         check_int("multi_probe", self.multi_probe, 0, self.num_hyperplanes)
         check_int("rerank_factor", self.rerank_factor, 1)
         check_int("seed", self.seed, 0)
-        if self.max_rerank_factor is not None:
-            check_int("max_rerank_factor", self.max_rerank_factor, self.rerank_factor)
+        or_none(check_int)("max_rerank_factor", self.max_rerank_factor, self.rerank_factor)
         check_flag("exact_search", self.exact_search)
         check_flag("unit_vectors", self.unit_vectors)
         check_share("target_recall", self.target_recall)
         check_below_one("max_violation", self.max_violation)
         if self.start_tolerance is not None:
             check_tolerance(self.start_tolerance, name="start_tolerance")
-        if self.unranked_tolerance is not None:
-            check_number("unranked_tolerance", self.unranked_tolerance, 0, also="None")
-        if self.tenant_of is not None and not callable(self.tenant_of):
-            msg = f"tenant_of must be callable with a cache key, got {self.tenant_of!r}"
-            raise ConfigurationError(msg)
-        if self.vectors is not None and not callable(self.vectors):
-            msg = f"vectors must be callable with a list of ids, got {self.vectors!r}"
-            raise ConfigurationError(msg)
+        or_none(check_number)("unranked_tolerance", self.unranked_tolerance, 0, also="None")
+        for name, given in (("tenant_of", "a cache key"), ("vectors", "a list of ids")):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                msg = f"{name} must be callable with {given}, got {function!r}"
+                raise ConfigurationError(msg)
         check_text("tag", self.tag)
         check_seconds("ttl", self.ttl)
-        if self.longest is not None:
-            check_number("longest", self.longest, 0, above=True, also="None")
+        or_none(check_number)("longest", self.longest, 0, above=True, also="None")
         self._check_guarantee()
 
     def _check_guarantee(self) -> None:

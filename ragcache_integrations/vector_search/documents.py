@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache import validation
 
 from .searches import Filter, Labels, Selection
 
@@ -189,10 +190,7 @@ def check_ids(ids: object, count: int | None = None) -> list[str]:
         msg = f"ids must be a sequence of strings, got {ids!r}"
         raise ConfigurationError(msg)
     checked = list(ids)
-    wrong = [name for name in checked if not isinstance(name, str)]
-    if wrong:
-        msg = f"ids must be strings, got {wrong[0]!r}"
-        raise ConfigurationError(msg)
+    validation.check_ids(checked)
     if count is not None and len(checked) != count:
         msg = f"ids must be one for each of the {count} vectors, got {len(checked)}"
         raise ConfigurationError(msg)

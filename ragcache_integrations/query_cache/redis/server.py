@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from ragcache_integrations.core.checks import check_flag, check_int, check_number
+from ragcache_integrations.core.checks import check_flag, check_int, check_number, or_none
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.settings import Settings
 from ragcache_integrations.query_cache.types import QueryCacheStats
@@ -127,8 +127,7 @@ class RedisServer:
         """Check each."""
         _check_url(self.url)
         check_flag("cluster", self.cluster)
-        if self.shards is not None:
-            check_int("shards", self.shards, 1, _MOST_SHARDS)
+        or_none(check_int)("shards", self.shards, 1, _MOST_SHARDS)
         check_int("failures", self.failures, 1)
         for name in ("timeout", "connect_timeout", "change_timeout", "retry_after"):
             check_number(name, getattr(self, name), 0, above=True, unit="seconds")
