@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
@@ -97,9 +98,9 @@ class _Parser:
             b"IxFI": self._flat,
             b"IxFl": self._flat,
             b"IHNf": self._hnsw,
-            b"IwFl": self._ivf_flat,
-            b"IwPQ": self._ivf_pq,
-            b"IwSq": self._ivf_sq,
+            b"IwFl": partial(self._ivf, lambda index: index.dim * _FLOAT.itemsize),
+            b"IwPQ": partial(self._ivf, self._product_codes),
+            b"IwSq": partial(self._ivf, self._scalar_codes),
             b"IxPT": self._transformed,
         }
         kind = self._take(4)
@@ -166,7 +167,8 @@ class _Parser:
         _check("the highest level of a graph", top, 0, int(levels[entry]) - 1)
         _check_links(neighbours, levels, offsets, widths)
 
-    def _ivf_header(self) -> tuple[_Index, int]:
+    def _ivf(self, read_codes: Callable[[_Index], int]) -> _Index:
+        """Go through an IVF index; a function reads how codes are made, and returns their size."""
         index = self._header()
         lists, probes = self._numbers("<QQ")
         _check("nprobe", probes, 1, _LARGEST_WORD)
@@ -178,15 +180,10 @@ class _Parser:
         self._vector(_WORD)
         if kind == _HASHTABLE:
             self._vector(_PAIR)
-        return index, lists
-
-    def _ivf_flat(self) -> _Index:
-        index, lists = self._ivf_header()
-        self._lists(index, lists, index.dim * _FLOAT.itemsize)
+        self._lists(index, lists, read_codes(index))
         return index
 
-    def _ivf_pq(self) -> _Index:
-        index, lists = self._ivf_header()
+    def _product_codes(self, index: _Index) -> int:
         residual, size, dim, parts, bits = self._numbers("<BQQQQ")
         _check("by_residual", residual, 0, 1)
         _check("the bits of a code", bits, 1, _MOST_BITS)
@@ -194,11 +191,9 @@ class _Parser:
         if dim != index.dim or dim % parts or size != (parts * bits + 7) // 8:
             _refuse(f"codes of {parts} parts of {bits} bits do not fit dimension {index.dim}")
         _check("the numbers in all centroids", self._vector(_FLOAT), *[dim << bits] * 2)
-        self._lists(index, lists, size)
-        return index
+        return int(size)
 
-    def _ivf_sq(self) -> _Index:
-        index, lists = self._ivf_header()
+    def _scalar_codes(self, index: _Index) -> int:
         kind, _, _, dim, size = self._numbers("<iifQQ")
         if kind not in _SCALAR:
             _refuse(f"a scalar quantiser must be of type {min(_SCALAR)} to {max(_SCALAR)}")
@@ -210,8 +205,7 @@ class _Parser:
         _check("by_residual", residual, 0, 1)
         if dim != index.dim or {size, outer} != {(index.dim * bits + 7) // 8}:
             _refuse(f"codes of {bits} bits do not fit dimension {index.dim}")
-        self._lists(index, lists, size)
-        return index
+        return int(size)
 
     def _lists(self, index: _Index, lists: int, size: int) -> None:
         """Go through inverted lists: codes of ``size`` bytes and their labels."""

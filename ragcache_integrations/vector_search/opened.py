@@ -12,7 +12,7 @@ import numpy as np
 from ragcache_integrations.errors import ConfigurationError
 
 from .hnsw import HNSWSearch
-from .searches import IVFSearch, Labels, Search, Vectors, faiss, reader
+from .searches import IVFSearch, Labels, Search, Vectors, cluster_labels, faiss, reader
 
 __all__ = ["Kind", "Opened", "open_index"]
 
@@ -114,12 +114,7 @@ class Opened:
         """Return the numbers by which the inner index knows its vectors."""
         if self.kind != "ivf":
             return np.arange(self.inner.ntotal)
-        lists = self.inner.invlists
-        view, some = faiss().rev_swig_ptr, []
-        for cluster in range(self.inner.nlist):
-            size = lists.list_size(cluster)
-            if size:
-                some.append(view(lists.get_ids(cluster), size).copy())
+        some = [labels.copy() for labels in cluster_labels(self.inner)]
         return np.sort(np.concatenate(some)) if some else np.empty(0, np.int64)
 
     @property

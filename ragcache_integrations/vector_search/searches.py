@@ -35,6 +35,7 @@ __all__ = [
     "Stage",
     "StagePlan",
     "Vectors",
+    "cluster_labels",
     "faiss",
     "reader",
 ]
@@ -269,6 +270,15 @@ class Search:
         """
         del plan
         yield self.whole(query, k, selection), True
+
+
+def cluster_labels(ivf: Any) -> Iterator[Labels]:
+    """Yield the numbers of each cluster's vectors, unless it has none: FAISS's own arrays."""
+    view, lists = faiss().rev_swig_ptr, ivf.invlists
+    for cluster in range(ivf.nlist):
+        size = lists.list_size(cluster)
+        if size:
+            yield view(lists.get_ids(cluster), size)
 
 
 _DISTANCE = itemgetter(0)

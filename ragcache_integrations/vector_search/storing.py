@@ -38,7 +38,7 @@ from ragcache_integrations.errors import ConfigurationError, IndexFileError
 from .documents import Documents, check_ids
 from .faiss_format import check_faiss_file
 from .opened import Opened, open_index
-from .searches import Labels, faiss
+from .searches import Labels, cluster_labels, faiss
 
 __all__ = ["compact_copy", "load_index", "rebuilt_graph", "renumber", "save_index"]
 
@@ -87,12 +87,8 @@ def rebuilt_graph(old: Any, labels: Labels) -> Any:
 
 def renumber(ivf: Any, labels: Labels) -> None:
     """Give the vector of the n-th of ``labels``, which are ascending, the number n."""
-    view = faiss().rev_swig_ptr
-    for cluster in range(ivf.nlist):
-        size = ivf.invlists.list_size(cluster)
-        if size:
-            numbers = view(ivf.invlists.get_ids(cluster), size)
-            numbers[:] = np.searchsorted(labels, numbers)
+    for numbers in cluster_labels(ivf):
+        numbers[:] = np.searchsorted(labels, numbers)
 
 
 _FORMAT = 1
