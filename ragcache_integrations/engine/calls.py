@@ -253,27 +253,21 @@ def submission(prompt: RenderedPrompt, **fields: Any) -> Submit:
     return Submit(0, prompt.token_ids, documents=documents, **fields)
 
 
+@dataclass(frozen=True, slots=True)
 class Calls:
     """Checks an engine's calls, and turns their prompts into tokens. Thread-safe.
 
-    Args:
+    Attributes:
         renderer: Makes tokens of prompts.
         cache: How the engine reuses documents.
         tool_parser: Name of vLLM's parser of tool calls; ``None`` finds it by the chat template.
         max_model_len: Context window in tokens, prompt and answer together.
     """
 
-    def __init__(
-        self,
-        renderer: PromptRenderer,
-        cache: CacheSettings,
-        tool_parser: str | None,
-        max_model_len: int,
-    ) -> None:
-        self._renderer = renderer
-        self._cache = cache
-        self._tool_parser = tool_parser
-        self._max_model_len = max_model_len
+    renderer: PromptRenderer
+    cache: CacheSettings
+    tool_parser: str | None
+    max_model_len: int
 
     def check(
         self,
@@ -292,12 +286,12 @@ class Calls:
             ConfigurationError: An argument is wrong, or the engine reuses prefixes alone.
         """
         options = check_call(options, **call)
-        reuse = self._cache.reuse if reuse is None else check_choice("reuse", reuse, REUSES)
-        if reuse == "anywhere" and self._cache.reuse != "anywhere":
+        reuse = self.cache.reuse if reuse is None else check_choice("reuse", reuse, REUSES)
+        if reuse == "anywhere" and self.cache.reuse != "anywhere":
             msg = 'a request can reuse anywhere where the engine was made with reuse="anywhere"'
             raise ConfigurationError(msg)
         if link_tokens is None:
-            link_tokens = self._cache.link_tokens
+            link_tokens = self.cache.link_tokens
         elif reuse != "anywhere":
             msg = 'link_tokens needs reuse="anywhere"'
             raise ConfigurationError(msg)
@@ -331,8 +325,8 @@ class Calls:
                 "for an answer that calls none"
             )
             raise ConfigurationError(msg)
-        template = self._renderer.template
-        parser = self._tool_parser or find_tool_parser(template.tool_text)
+        template = self.renderer.template
+        parser = self.tool_parser or find_tool_parser(template.tool_text)
         if choice == "auto" and not parser and template.writes_tools:
             raise ConfigurationError(NO_PARSER)
         definitions = tuple(tool.definition() for tool in tools)
@@ -346,13 +340,13 @@ class Calls:
         """
         rendered = prompt
         if not isinstance(rendered, RenderedPrompt):
-            rendered = self._renderer.render(rendered, namespace)
+            rendered = self.renderer.render(rendered, namespace)
         length = len(rendered.token_ids)
-        if length >= self._max_model_len:
+        if length >= self.max_model_len:
             raise PromptTooLongError(
                 length,
-                self._max_model_len - 1,
-                f"the context window of {self._max_model_len} tokens must also hold the answer",
+                self.max_model_len - 1,
+                f"the context window of {self.max_model_len} tokens must also hold the answer",
             )
         return rendered
 
@@ -393,7 +387,7 @@ class Calls:
                 documents; or, from what is returned, this is no document.
             PromptTooLongError: From what is returned: a document leaves no room for an answer.
         """
-        if self._cache.reuse != "anywhere":
+        if self.cache.reuse != "anywhere":
             msg = 'encode() needs an engine with reuse="anywhere"'
             raise ConfigurationError(msg)
         _several(documents, "encode")

@@ -27,6 +27,7 @@ class _Pin:
     until: float
 
 
+@dataclass(eq=False, kw_only=True)
 class Pins:
     """The pins of a tree, each of a path.
 
@@ -36,7 +37,7 @@ class Pins:
     that was accepted is never broken. A tenant has no more pins than its share has blocks: those of
     documents that are shorter than a block need no room, but are remembered, too.
 
-    Args:
+    Attributes:
         gpu: The tier in which they stay.
         capacity: Its blocks.
         longest: Blocks of the longest request, for which there must always be room.
@@ -44,26 +45,18 @@ class Pins:
         now: Clock, in seconds.
         groups: Number of groups of layers whose blocks are kept apart.
         size: Blocks of all groups that are kept of a document with a number of keys.
+        blocks: How many blocks are set aside for all pins.
     """
 
-    def __init__(
-        self,
-        gpu: Tier[Any],
-        capacity: int,
-        longest: int,
-        block_size: int,
-        now: Callable[[], float],
-        *,
-        groups: int,
-        size: Callable[[int], int],
-    ) -> None:
-        self._gpu = gpu
-        self._capacity = capacity
-        self._longest = longest
-        self._block_size = block_size
-        self._now = now
-        self._groups = groups
-        self._size = size
+    gpu: Tier[Any]
+    capacity: int
+    longest: int
+    block_size: int
+    now: Callable[[], float]
+    groups: int
+    size: Callable[[int], int]
+
+    def __post_init__(self) -> None:
         self._pins: dict[Node, _Pin] = {}
         self._numbers: Counter[Share | None] = Counter()  # of the pins of each share
         self._next_end = math.inf
@@ -84,7 +77,7 @@ class Pins:
             ConfigurationError: There would be no room for the longest request, or the pins would
                 exceed the tenant's quota, or there are too many.
         """
-        until = math.inf if ttl is None else self._now() + ttl
+        until = math.inf if ttl is None else self.now() + ttl
         pin = self._pins.get(nodes[-1])
         if pin is None:
             kept = tuple(chain(nodes))
@@ -94,7 +87,7 @@ class Pins:
                 if node.pins == 1:
                     self._count(node, 1)
                     for key in list(node.gpu.idle):
-                        self._gpu.hold(node, key)
+                        self.gpu.hold(node, key)
             pin = self._pins[nodes[-1]] = _Pin(kept, until)
             self._numbers[nodes[-1].share] += 1
         pin.until = until
@@ -115,13 +108,13 @@ class Pins:
             if not node.pins:
                 self._count(node, -1)
                 for key in reversed(node.keys):  # the last block is the first to go
-                    for group in range(self._groups):
-                        self._gpu.release(node, in_group(key, group))
+                    for group in range(self.groups):
+                        self.gpu.release(node, in_group(key, group))
         return pin.nodes
 
     def over(self) -> Iterable[Node]:
         """The last nodes of paths whose time is over."""
-        now = self._now()
+        now = self.now()
         if now < self._next_end:
             return ()
         over = [node for node, pin in self._pins.items() if pin.until <= now]
@@ -133,7 +126,7 @@ class Pins:
     def seconds_left(self) -> Mapping[Node, float]:
         """How long each pinned node stays so, by its longest pin."""
         left: dict[Node, float] = {}
-        now = self._now()
+        now = self.now()
         for pin in self._pins.values():
             for node in pin.nodes:
                 left[node] = max(left.get(node, 0.0), pin.until - now)
@@ -141,24 +134,24 @@ class Pins:
 
     def _check(self, kept: Sequence[Node], *, quotas: bool) -> None:
         share = kept[0].share
-        most = self._capacity if share is None else share.blocks(self._capacity)
+        most = self.capacity if share is None else share.blocks(self.capacity)
         if self._numbers[share] >= most:
             msg = f"there are {most} pins already, and may be no more than the cache has blocks"
             raise ConfigurationError(msg + " for this tenant" * quotas)
         new = [node for node in kept if not node.pins]
-        blocks = sum(self._size(len(node.keys)) for node in new)
+        blocks = sum(self.size(len(node.keys)) for node in new)
         if not blocks:
             return
-        most = self._capacity - self._longest
+        most = self.capacity - self.longest
         if self.blocks + blocks > most:
             msg = (
                 f"{self._blocks(blocks)} cannot be pinned: {self._blocks(self.blocks)} are pinned "
-                f"already, and of {self._capacity} at most {max(0, most)} may be, so that there is "
-                f"room for the longest request of {self._blocks(self._longest)}"
+                f"already, and of {self.capacity} at most {max(0, most)} may be, so that there is "
+                f"room for the longest request of {self._blocks(self.longest)}"
             )
             raise ConfigurationError(msg)
         if quotas and share is not None:
-            most = share.blocks(self._capacity)
+            most = share.blocks(self.capacity)
             if share.pinned + blocks > most:
                 msg = (
                     f"{self._blocks(blocks)} cannot be pinned: {self._blocks(share.pinned)} of "
@@ -168,10 +161,10 @@ class Pins:
                 raise ConfigurationError(msg)
 
     def _blocks(self, blocks: int) -> str:
-        return f"{blocks} blocks ({blocks * self._block_size} tokens)"
+        return f"{blocks} blocks ({blocks * self.block_size} tokens)"
 
     def _count(self, node: Node, sign: int) -> None:
-        blocks = sign * self._size(len(node.keys))
+        blocks = sign * self.size(len(node.keys))
         self.blocks += blocks
         if node.share is not None:
             node.share.pinned += blocks

@@ -133,11 +133,11 @@ class KnowledgeTree(Generic[Slot]):
         self._accesses = 0
         self._shares = Shares(self._quotas, self.gpu_blocks + self.host_blocks)
         self.pins = Pins(
-            self.gpu,
-            self.gpu_blocks,
-            self._longest_request,
-            self.block_size,
-            self._now,
+            gpu=self.gpu,
+            capacity=self.gpu_blocks,
+            longest=self._longest_request,
+            block_size=self.block_size,
+            now=self._now,
             groups=len(self.windows),
             size=self.windows.size,
         )

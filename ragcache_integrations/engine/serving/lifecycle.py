@@ -17,6 +17,7 @@ from typing import Any
 
 from .observing import RequestLog
 from .reports import PulseWatch
+from .settings import ServingSettings
 
 __all__ = ["Lifecycle", "State", "engine_died"]
 
@@ -45,20 +46,13 @@ class Lifecycle:
     """The start and end of one server.
 
     Args:
-        drain_seconds: Seconds that running requests have to end after a signal.
+        settings: The server's settings.
         log: Gets a line for each change.
-        pulse: Makes the watch that kills hung engines; ``None`` for no watch.
     """
 
-    def __init__(
-        self,
-        drain_seconds: float,
-        log: RequestLog,
-        pulse: Callable[[float], PulseWatch] | None = None,
-    ) -> None:
-        self._drain_seconds = drain_seconds
+    def __init__(self, settings: ServingSettings, log: RequestLog) -> None:
+        self._settings = settings
         self._log = log
-        self._make_pulse = pulse
         self._state = State.STARTING
         self._engine: Any = None
         self._running: set[asyncio.Task[Any]] = set()
@@ -125,7 +119,9 @@ class Lifecycle:
     async def _drain(self, application_state: Any) -> None:
         self._log.write("draining", running=len(self._running))
         waits = [asyncio.create_task(event.wait()) for event in (self._idle, self._hurry)]
-        await asyncio.wait(waits, timeout=self._drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            waits, timeout=self._settings.drain_seconds, return_when=asyncio.FIRST_COMPLETED
+        )
         for wait in waits:
             wait.cancel()
         left = list(self._running)
@@ -147,10 +143,13 @@ class Lifecycle:
                 pulse.close()
 
     def _pulse(self) -> PulseWatch | None:
-        if self._make_pulse is None:
+        """What finds engines that hang; ``None`` if nobody wants that, or it is impossible."""
+        settings = self._settings
+        limits = settings.hang_timeout, settings.step_timeout
+        if not settings.folder or limits == (None, None):
             return None
         try:
-            return self._make_pulse(WATCH_SECONDS)
+            return PulseWatch(settings.folder, WATCH_SECONDS, *limits)
         except OSError as error:
             self._log.write("warning", message=f"an engine that hangs is not noticed: {error}")
             return None

@@ -23,7 +23,7 @@ import math
 import re
 import time
 import uuid
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -31,12 +31,13 @@ from importlib import metadata
 from typing import Any
 
 from ragcache_integrations.core.generation import Usage
+from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.engine.protocol import SLOW_DTYPE, Counters
 
 from .lifecycle import Lifecycle, State
 from .observing import Observer, RequestLog, Send, respond
 from .refusals import Refused, RequestRefusedError
-from .reports import PulseWatch, awaited_pin_refusal, metrics_text
+from .reports import awaited_pin_refusal, metrics_text
 from .requests import (
     CHAT_PATH,
     COMPLETION_PATH,
@@ -131,9 +132,8 @@ class TenantLimit:
         self, per_minute: int, *, known: int = KNOWN, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._per_minute = per_minute
-        self._most = known
         self._clock = clock
-        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._known: Memo[bytes, None] = Memo(known)
         self._pending: dict[bytes, _Pending] = {}
         self._entered: dict[bytes, deque[float]] = {}
 
@@ -180,11 +180,8 @@ class TenantLimit:
             pending.requests -= 1
         if served:
             self._pending.pop(key, None)
-            self._known[key] = None
-        if key in self._known:
-            self._known.move_to_end(key)
-            if len(self._known) > self._most:
-                self._known.popitem(last=False)
+        if served or key in self._known:
+            self._known[key] = None  # the latest one now
         elif pending is not None and not pending.requests:
             del self._pending[key]
             entered = self._entered[pending.account]
@@ -268,9 +265,7 @@ class ServingMiddleware:
         self._app = app
         self._settings = ServingSettings.from_environment()
         self._log = RequestLog()
-        self._lifecycle = Lifecycle(
-            self._settings.drain_seconds, self._log, _pulse_watch(self._settings)
-        )
+        self._lifecycle = Lifecycle(self._settings, self._log)
         self._tenants = TenantLimit(self._settings.new_tenants_per_minute)
         self._counters = Counters()
         self._refused: Refused = Counter()
@@ -563,13 +558,6 @@ class ServingMiddleware:
         if not any(matches):
             msg = "this server requires a key, in the header Authorization: Bearer KEY"
             raise RequestRefusedError(401, msg, [(b"www-authenticate", b"Bearer")])
-
-
-def _pulse_watch(settings: ServingSettings) -> Callable[[float], PulseWatch] | None:
-    limits = settings.hang_timeout, settings.step_timeout
-    if not settings.folder or limits == (None, None):
-        return None
-    return lambda interval: PulseWatch(settings.folder, interval, *limits)
 
 
 def _request_key(scope: Scope) -> bytes:

@@ -41,35 +41,32 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 __all__ = [
-    "CountsFile",
     "Pulse",
     "PulseWatch",
     "awaited_pin_refusal",
     "metrics_text",
     "read_counts",
     "refuse_pin",
+    "write_counts",
 ]
 
 
-class CountsFile:
-    """The file of one scheduler's counts.
+def write_counts(folder: str, rank: int, block_bytes: int, stats: TreeStats) -> None:
+    """Replace the file of a scheduler's counts.
+
+    Errors are ignored: lost counts are better than a failed request.
 
     Args:
-        folder: Folder of all schedulers' files.
+        folder: Folder of the reports.
         rank: The scheduler's data-parallel rank.
         block_bytes: Size of a block of its KV cache.
+        stats: The counts.
     """
-
-    def __init__(self, folder: str, rank: int, block_bytes: int) -> None:
-        self._path = Path(folder) / f"{rank}.json"
-        self._block_bytes = block_bytes
-
-    def write(self, stats: TreeStats) -> None:
-        """Replace the file. Errors are ignored: lost counts are better than a failed request."""
-        new = self._path.with_suffix(".new")
-        with contextlib.suppress(OSError):
-            new.write_text(json.dumps([self._block_bytes, asdict(stats)]), encoding="utf-8")
-            new.replace(self._path)
+    path = Path(folder) / f"{rank}.json"
+    new = path.with_suffix(".new")
+    with contextlib.suppress(OSError):
+        new.write_text(json.dumps([block_bytes, asdict(stats)]), encoding="utf-8")
+        new.replace(path)
 
 
 def read_counts(folder: str) -> dict[str, EngineStats]:

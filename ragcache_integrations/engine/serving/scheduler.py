@@ -6,6 +6,8 @@ vLLM imports it by its dotted name in every engine process. The settings come in
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from ragcache_integrations.engine.in_vllm.scheduler import (
     KnowledgeTreeScheduler,
 )
 from ragcache_integrations.engine.protocol import CacheSettings, heartbeat_seconds
+from ragcache_integrations.knowledge_tree import TreeStats
 
-from .reports import CountsFile, Pulse, refuse_pin
+from .reports import Pulse, refuse_pin, write_counts
 from .settings import TREE_SETTINGS, ServingSettings
 
 __all__ = ["ReportingAsyncScheduler", "ReportingScheduler", "make_scheduler"]
@@ -31,7 +34,7 @@ class _Reporting:
         scheduler: Any = self
         settings = ServingSettings.from_environment()
         folder = settings.folder
-        self._counts: CountsFile | None = None
+        self._write: Callable[[TreeStats], None] | None = None
         self._pulse: Pulse | None = None
         self._folder = ""
         if not folder or not Path(folder).is_dir():  # an engine on another host
@@ -43,8 +46,8 @@ class _Reporting:
             parallel = scheduler.vllm_config.parallel_config
             rank = int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) or 0)
             size = block_bytes(scheduler.kv_cache_config) * parallel.world_size
-            self._counts = CountsFile(folder, rank, size)
-            self._counts.write(scheduler.documents.stats())
+            self._write = partial(write_counts, folder, rank, size)
+            self._write(scheduler.documents.stats())
 
     def add_request(self, request: Any) -> None:
         """Add a request, and report if its documents can't be pinned.
@@ -64,8 +67,8 @@ class _Reporting:
         if self._pulse is not None:
             self._pulse.moved()
         plan = super().schedule(*args, **kwargs)  # type: ignore[misc]  # a mixin
-        if self._counts is not None and plan.finished_req_ids:
-            self._counts.write(self.documents.stats())  # type: ignore[attr-defined]  # a mixin
+        if self._write is not None and plan.finished_req_ids:
+            self._write(self.documents.stats())  # type: ignore[attr-defined]  # a mixin
         return plan
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:

@@ -5,15 +5,14 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from ragcache_integrations.engine import EngineStats
-from ragcache_integrations.engine.serving.reports import CountsFile, metrics_text, read_counts
+from ragcache_integrations.engine.serving.reports import metrics_text, read_counts, write_counts
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     for rank in (0, 1):
-        counts = CountsFile(str(tmp_path), rank, 100)
-        counts.write(TreeStats(documents=1))
-        counts.write(TreeStats(documents=rank + 2, swap_outs=3))
+        write_counts(str(tmp_path), rank, 100, TreeStats(documents=1))
+        write_counts(str(tmp_path), rank, 100, TreeStats(documents=rank + 2, swap_outs=3))
     found = read_counts(str(tmp_path))
     assert found == {
         "0": EngineStats(tree=TreeStats(documents=2, swap_outs=3), block_bytes=100),
@@ -28,12 +27,12 @@ def test_files_that_make_no_sense_are_passed_over(tmp_path: Path) -> None:
     assert read_counts(str(tmp_path)) == {}
     assert read_counts(str(tmp_path / "missing")) == {}
     assert read_counts("") == {}
-    CountsFile(str(tmp_path / "missing"), 0, 100).write(TreeStats())
+    write_counts(str(tmp_path / "missing"), 0, 100, TreeStats())
 
 
 def test_every_metric_is_named_once(tmp_path: Path) -> None:
     for rank in (0, 1):
-        CountsFile(str(tmp_path), rank, 100).write(TreeStats(documents=rank + 2, swap_outs=3))
+        write_counts(str(tmp_path), rank, 100, TreeStats(documents=rank + 2, swap_outs=3))
     text = metrics_text(EngineStats(requests=5), str(tmp_path), {400: 2, 429: 1}).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert len(families) == text.count("# TYPE")

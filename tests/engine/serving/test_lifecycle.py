@@ -17,6 +17,7 @@ import pytest
 from ragcache_integrations.engine.serving import lifecycle
 from ragcache_integrations.engine.serving.lifecycle import Lifecycle, State
 from ragcache_integrations.engine.serving.observing import RequestLog
+from ragcache_integrations.engine.serving.settings import ServingSettings
 
 
 class World:
@@ -25,7 +26,8 @@ class World:
         self.engine = SimpleNamespace(errored=False)
         self.server = SimpleNamespace(should_exit=False)
         self.warm: list[Any] = []
-        self.lifecycle = Lifecycle(drain_seconds, RequestLog(self.written))
+        settings = ServingSettings(drain_seconds=drain_seconds)
+        self.lifecycle = Lifecycle(settings, RequestLog(self.written))
 
     async def start(self) -> Lifecycle:
         async def warm_up(engine: Any) -> None:
