@@ -19,6 +19,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,21 +52,8 @@ SPECIAL_TOKENS = (BOS, EOS, PAD, *(f"<|{role}|>" for role in ROLES))
 
 # Only special tokens separate the turns, no white space: the text of a turn is tokenised as it
 # would be alone. Tools are defined, and called, as in the templates of the Hermes family.
-CHAT_TEMPLATE = (
-    "{{ bos_token }}"
-    "{% if tools %}{{ '<|system|>' }}"
-    "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ eos_token }}{% endif %}"
-    "{% for message in messages %}"
-    "{% if message.role not in " + str(list(ROLES)) + " %}"
-    "{{ raise_exception('unknown role ' ~ message.role) }}"
-    "{% endif %}"
-    "{{ '<|' ~ message.role ~ '|>' ~ (message.content or '') }}"
-    "{% for call in message.tool_calls or [] %}"
-    '{{ \'<tool_call>{"name": "\' ~ call.function.name ~ \'", "arguments": \' }}'
-    "{{ (call.function.arguments | tojson) ~ '}</tool_call>' }}"
-    "{% endfor %}{{ eos_token }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+CHAT_TEMPLATE = "".join(
+    files(__package__).joinpath("tiny_model.jinja").read_text("utf-8").splitlines()
 )
 
 

@@ -19,9 +19,11 @@ from __future__ import annotations
 import itertools
 import re
 import string
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from importlib.resources import files
 from typing import Any
 
 from ragcache_integrations.core.prompt import TEMPLATE_WORDS, TextEncoder
@@ -29,55 +31,12 @@ from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 
 __all__ = ["MarkupGuard", "RenderedGuard", "is_guarded"]
 
-# At these paths the application writes the prompt itself, as text or tokens, or nothing is
-# generated.
-_PROMPTS = frozenset(
-    {
-        *("/v1/completions", "/v1/completions/render", "/v1/completions/derender"),
-        *("/v1/chat/completions/derender", "/detokenize", "/inference/v1/generate"),
-    }
-)
-# At these paths, too, unless the request has messages.
-_INPUTS = frozenset(
-    {
-        *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score"),
-        *("/rerank", "/v1/rerank", "/v2/rerank", "/invocations", "/tokenize"),
-    }
-)
-# At these paths vLLM writes texts into a prompt by the chat template alone.
-_TEMPLATED = _INPUTS | {
-    *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/chat/completions/render"),
-    *("/v1/responses", "/v1/responses/render", "/v1/messages", "/v1/messages/render"),
-    *("/v1/messages/count_tokens", "/cohere/v2/chat", "/cohere/v2/chat/render"),
-}
-# Fields of a request whose text never gets into a prompt.
-_SETTINGS = frozenset(
-    {
-        *("model", "stop", "stop_sequences", "bad_words", "user", "cache_salt", "chat_template"),
-        *("structured_outputs", "vllm_xargs", "kv_transfer_params", "request_id", "session_id"),
-        "metadata",
-    }
-)
-# Roles in the templates of existing models. Some models have them in brackets as control tokens:
-# <|user|> opens a turn of the user, as it should.
-_ROLES = frozenset(
-    {
-        *("system", "developer", "user", "assistant", "model", "tool", "function", "ipython"),
-        *("context", "document", "documents", "environment", "observation", "tool_response"),
-    }
-)
+_TABLES = tomllib.loads(files(__package__).joinpath("guard.toml").read_text("utf-8"))
+_PROMPTS, _INPUTS, _CHATS = (frozenset(_TABLES["paths"][k]) for k in ("prompts", "inputs", "chats"))
+_SETTINGS, _ROLES, _PARTS = (frozenset(_TABLES["words"][k]) for k in ("settings", "roles", "parts"))
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
-
 _NAME = re.compile(r"[A-Za-z0-9_$.:-]{1,128}")
-_PARTS = frozenset(
-    {
-        *("image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video"),
-        *("video_url", "vision_chunk", "tool_reference", "thinking", "refusal", "json"),
-    }
-)
-"""Types of content parts, which templates compare."""
-
 # Without going back, or many backslashes would take quadratic time.
 _ESCAPED_CHARACTER = re.compile(r"(?<!\\)\\++u([0-9a-fA-F]{4})")
 _ARGUMENTS = "chat_template_kwargs"
@@ -95,7 +54,7 @@ def is_guarded(path: str, body: Mapping[str, Any], *, rendered: bool = False) ->
     """
     if path in _PROMPTS or (path in _INPUTS and "messages" not in body):
         return False
-    return not (rendered and path in _TEMPLATED)
+    return not (rendered and path in _CHATS | _INPUTS)
 
 
 class MarkupGuard:
