@@ -15,7 +15,6 @@ process pins and computes them again.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import math
@@ -296,7 +295,8 @@ class Exchange:
         self._faults = faults
         self._counters = counters
         self._numbers = itertools.count(1)
-        self._pending: dict[int, PendingRequest | PendingControl] = {}
+        self._pending: dict[int, PendingRequest] = {}
+        self._controls: dict[int, PendingControl] = {}
         self._prefills: dict[int, Receiver] = {}
         self._suspects: dict[int, PendingRequest] = {}
         self._process: EngineProcess | None = None
@@ -323,17 +323,20 @@ class Exchange:
         """
         with self.lock:
             number = next(self._numbers)
-            self._pending[number] = (
-                PendingRequest(receiver, dataclasses.replace(message, request_id=number))
-                if isinstance(message, Submit)
-                else PendingControl(receiver, dataclasses.replace(message, request_id=number))
-            )
+            if isinstance(message, Submit):
+                self._pending[number] = PendingRequest(
+                    receiver, replace(message, request_id=number)
+                )
+            else:
+                self._controls[number] = PendingControl(
+                    receiver, replace(message, request_id=number)
+                )
         return number
 
     def send(self, number: int) -> None:
         """Send a registered message to the process, now or once it has restarted."""
         with self.lock:
-            pending = self._pending.get(number)
+            pending = self._pending.get(number) or self._controls.get(number)
             if pending is not None and self._process is not None and not pending.sent:
                 self._process.send(pending.message())
 
@@ -355,15 +358,14 @@ class Exchange:
         return known
 
     def forget(self, number: int) -> None:
-        """Drop a message that needs no answer any more; its receiver gets nothing more."""
+        """Drop a control message that needs no answer any more."""
         with self.lock:
-            self._pending.pop(number, None)
-            self._send_suspect()
+            self._controls.pop(number, None)
 
     def in_flight(self) -> int:
         """Number of requests and control messages that are not answered."""
         with self.lock:
-            return len(self._pending)
+            return len(self._pending) + len(self._controls)
 
     def fail_all(self, error: Callable[[], Exception]) -> None:
         """Fail all requests and control messages.
@@ -372,7 +374,8 @@ class Exchange:
             error: Makes the exception for each receiver.
         """
         with self.lock:
-            abandoned, self._pending = list(self._pending.values()), {}
+            abandoned = [*self._pending.values(), *self._controls.values()]
+            self._pending, self._controls = {}, {}
         for pending in abandoned:
             pending.receiver(error())
 
@@ -391,11 +394,13 @@ class Exchange:
             self._process = process
             replayed = resumed = 0
             for number, pending in self._pending.items():
-                if isinstance(pending, PendingRequest) and pending.attempts:
+                if pending.attempts:
                     resumed += pending.begun
                     replayed += not pending.begun
                 if number not in self._suspects:
                     process.send(pending.message())
+            for control in self._controls.values():
+                process.send(control.message())
             self._send_suspect()
         return replayed, resumed
 
@@ -424,8 +429,6 @@ class Exchange:
         """
         killers = []
         for number, pending in list(self._pending.items()):
-            if not isinstance(pending, PendingRequest):
-                continue
             pending.deaths += pending.computing
             pending.sent, pending.computing, pending.due = False, False, None
             if pending.deaths > SUSPECT_DEATHS:
@@ -467,7 +470,7 @@ class Exchange:
                 return None
             number = next(self._numbers)
             self._prefills[number] = inbox.put
-        process.send(dataclasses.replace(request, request_id=number))
+        process.send(replace(request, request_id=number))
         try:
             return inbox.get(timeout=max(0.0, seconds))
         except queue.Empty:
@@ -493,9 +496,8 @@ class Exchange:
             case Begun():
                 with self.lock:
                     for number in message.request_ids:
-                        pending = self._pending.get(number)
-                        if isinstance(pending, PendingRequest):
-                            pending.computing = True
+                        if number in self._pending:
+                            self._pending[number].computing = True
             case Answer():
                 self._answered(message)
             case RequestFailed():
@@ -529,7 +531,7 @@ class Exchange:
         new: Received | None = None
         with self.lock:
             pending = self._pending.get(number)
-            if not isinstance(pending, PendingRequest):
+            if pending is None:
                 receiver = self._prefills.get(number)
                 new = output
             else:
@@ -544,7 +546,7 @@ class Exchange:
                 self._send_suspect()
         if new is not None and receiver is not None:
             receiver(new)
-            if final and isinstance(new, Output) and isinstance(pending, PendingRequest):
+            if final and isinstance(new, Output) and pending is not None:
                 prompt = pending.request
                 self.hot.note(prompt.namespace, prompt.token_ids, prompt.documents)
                 self.pins.note(prompt)
@@ -563,17 +565,16 @@ class Exchange:
 
     def _answered(self, answer: Answer) -> None:
         with self.lock:
-            pending = self._pending.pop(answer.request_id, None)
+            pending = self._controls.pop(answer.request_id, None)
         if pending is None:
             return
-        if isinstance(pending, PendingControl):
-            match pending.control.operation:
-                case "reset_cache":
-                    self.hot.clear()
-                    if answer.value:
-                        self.pins.clear()
-                case "unpin":
-                    self.pins.forget(pending.control.argument)
+        match pending.control.operation:
+            case "reset_cache":
+                self.hot.clear()
+                if answer.value:
+                    self.pins.clear()
+            case "unpin":
+                self.pins.forget(pending.control.argument)
         pending.receiver(answer)
 
     def _failed(self, failure: RequestFailed) -> None:
@@ -581,7 +582,8 @@ class Exchange:
         with self.lock:
             receiver = self._prefills.get(number)
             pending = self._pending.get(number)
-            if isinstance(pending, PendingRequest) and pending.is_current(failure.attempt):
+            control = self._controls.pop(number, None)
+            if pending is not None and pending.is_current(failure.attempt):
                 pending.computing = False
                 if failure.kind is FailureKind.HOST_TIER:  # the tier won't read that copy again
                     if self._process is not None:
@@ -592,9 +594,8 @@ class Exchange:
                 receiver = pending.receiver
                 del self._pending[number]
                 self._send_suspect()
-            elif isinstance(pending, PendingControl):
-                receiver = pending.receiver
-                del self._pending[number]
+            elif control is not None:
+                receiver = control.receiver
         if receiver is not None:
             receiver(_request_error(failure))
 
@@ -613,11 +614,7 @@ class Exchange:
     def retry_due(self) -> float:
         """Seconds until the next retry; infinite if there is none."""
         with self.lock:
-            due = [
-                pending.due
-                for pending in self._pending.values()
-                if isinstance(pending, PendingRequest) and pending.due is not None
-            ]
+            due = [pending.due for pending in self._pending.values() if pending.due is not None]
         return max(0.0, min(due) - time.monotonic()) if due else float("inf")
 
     def retry(self) -> None:
@@ -630,8 +627,6 @@ class Exchange:
                 return
             now = time.monotonic()
             for number, pending in list(self._pending.items()):
-                if not isinstance(pending, PendingRequest):
-                    continue
                 if pending.due is not None:
                     if pending.due <= now:
                         process.send(pending.message())
