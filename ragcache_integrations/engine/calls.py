@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, Unpack
 
 from tqdm import tqdm
@@ -52,9 +52,9 @@ from .tool_parsers import find_tool_parser
 
 __all__ = [
     "NO_PARSER",
+    "Account",
     "Calls",
     "Encoding",
-    "Keeping",
     "afinish",
     "encoding",
     "finish",
@@ -77,19 +77,80 @@ Missing = tuple[int, str]
 """How many documents are not on disk, and why; empty if nothing is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """Where encoded documents are kept.
+@dataclass(slots=True)
+class Account:
+    """What was encoded, and whether the disk holds it, where there is one.
 
     Attributes:
         namespace: The tenant.
         disk_cache_gib: Room on disk in GiB; 0 where there is none.
         token_bytes: Of a token's keys and values.
+        usage: Tokens of all documents that are encoded.
+        documents: Those that were begun and are to be on disk.
+        tokens: Of these.
+        finished: How many documents are encoded.
+        looked_up: How many of them were looked up on the disk.
     """
 
     namespace: str
     disk_cache_gib: float
     token_bytes: int
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+    documents: list[Named] = field(default_factory=list)
+    tokens: int = 0
+    finished: int = 0
+    looked_up: int = 0
+
+    def begin(self, rendered: RenderedPrompt) -> None:
+        """Count a document that is about to be encoded.
+
+        Raises:
+            DocumentsNotKeptError: It is too much for the disk.
+        """
+        tokens, gib = len(rendered.token_ids), self.disk_cache_gib
+        if not gib:
+            return
+        self.tokens += tokens
+        if self.tokens * self.token_bytes > gib * GIB:
+            msg = (
+                f"disk_cache_gib={gib:g} has no room for documents of more than "
+                f"{self.tokens - tokens:,} tokens: the first {self.finished:,} were encoded and "
+                "stay, raise it for the rest"
+            )
+            raise DocumentsNotKeptError(msg)
+        self.documents.append((document_key(plain(self.namespace), rendered.token_ids), tokens))
+
+    def finish(self, usage: Usage) -> None:
+        """The first of the documents that were begun is encoded."""
+        self.finished += 1
+        prompt = self.usage.prompt_tokens + usage.prompt_tokens
+        self.usage = Usage(prompt, 0, self.usage.cached_tokens + usage.cached_tokens)
+
+    def due(self) -> list[Named]:
+        """Documents that are to be looked up now; empty for none."""
+        if not self.documents or self.finished < self.looked_up + LOOKED_UP:
+            return []
+        begin, self.looked_up = self.looked_up, self.finished
+        return self.documents[begin : self.finished]
+
+    def parts(self) -> Iterator[list[Named]]:
+        """All documents: later ones may have taken the place of earlier ones."""
+        for begin in range(0, len(self.documents), LOOKED_UP):
+            yield self.documents[begin : begin + LOOKED_UP]
+
+    def check(self, missing: Missing) -> None:
+        """See that none of those that were looked up is missing.
+
+        Raises:
+            DocumentsNotKeptError: One is.
+        """
+        count, why = missing
+        if count:
+            msg = (
+                f"of {self.finished:,} encoded documents at least {count:,} are not on disk: "
+                f"{why or NO_ROOM}. The others stay, and encoding all again adds the rest"
+            )
+            raise DocumentsNotKeptError(msg)
 
 
 def encoding(
@@ -98,7 +159,7 @@ def encoding(
     start: Callable[[RenderedPrompt], Running],
     result: Callable[[Running], Any],
     count_missing: Callable[[list[Named]], Any],
-    keeping: Keeping,
+    account: Account,
     *,
     show_progress: bool,
 ) -> Encoding:
@@ -113,7 +174,7 @@ def encoding(
         start: Starts a request that encodes one.
         result: Waits for its :class:`Generation`.
         count_missing: Looks up how many are not on disk, and why; empty if nothing is known.
-        keeping: Where they are kept.
+        account: Of what is encoded; nothing yet.
         show_progress: Show a progress bar on standard error.
 
     Raises:
@@ -121,7 +182,6 @@ def encoding(
     """
     running: deque[Running] = deque()
     with _bar(documents, show_progress=show_progress) as bar:
-        account = _Account(keeping, bar)
         try:
             for document in documents:
                 rendered = yield render(document)
@@ -133,11 +193,13 @@ def encoding(
                 if len(running) == IN_FLIGHT:
                     account.finish((yield result(running[0])).usage)
                     running.popleft()
+                    bar.update()
                     if part := account.due():
                         account.check((yield count_missing(part)))
             while running:
                 account.finish((yield result(running[0])).usage)
                 running.popleft()
+                bar.update()
             for part in account.parts():
                 account.check((yield count_missing(part)))
         finally:
@@ -168,72 +230,6 @@ async def afinish(encoding: Encoding) -> Usage:
                 usage: Usage = end.value
                 return usage
             result = await awaited
-
-
-class _Account:
-    """What was encoded, and whether the disk holds it, where there is one."""
-
-    def __init__(self, keeping: Keeping, bar: tqdm[Any]) -> None:
-        self._keeping = keeping
-        self._bar = bar
-        self._salt = plain(keeping.namespace)
-        self._documents: list[Named] = []
-        self._tokens = 0
-        self._finished = 0
-        self._looked_up = 0
-        self.usage = Usage(0, 0, 0)
-
-    def begin(self, rendered: RenderedPrompt) -> None:
-        """Count a document that is about to be encoded.
-
-        Raises:
-            DocumentsNotKeptError: It is too much for the disk.
-        """
-        tokens, gib = len(rendered.token_ids), self._keeping.disk_cache_gib
-        if not gib:
-            return
-        self._tokens += tokens
-        if self._tokens * self._keeping.token_bytes > gib * GIB:
-            msg = (
-                f"disk_cache_gib={gib:g} has no room for documents of more than "
-                f"{self._tokens - tokens:,} tokens: the first {self._finished:,} were encoded and "
-                "stay, raise it for the rest"
-            )
-            raise DocumentsNotKeptError(msg)
-        self._documents.append((document_key(self._salt, rendered.token_ids), tokens))
-
-    def finish(self, usage: Usage) -> None:
-        """The first of the documents that were begun is encoded."""
-        self._bar.update()
-        self._finished += 1
-        prompt = self.usage.prompt_tokens + usage.prompt_tokens
-        self.usage = Usage(prompt, 0, self.usage.cached_tokens + usage.cached_tokens)
-
-    def due(self) -> list[Named]:
-        """Documents that are to be looked up now; empty for none."""
-        if not self._documents or self._finished < self._looked_up + LOOKED_UP:
-            return []
-        begin, self._looked_up = self._looked_up, self._finished
-        return self._documents[begin : self._finished]
-
-    def parts(self) -> Iterator[list[Named]]:
-        """All documents: later ones may have taken the place of earlier ones."""
-        for begin in range(0, len(self._documents), LOOKED_UP):
-            yield self._documents[begin : begin + LOOKED_UP]
-
-    def check(self, missing: Missing) -> None:
-        """See that none of those that were looked up is missing.
-
-        Raises:
-            DocumentsNotKeptError: One is.
-        """
-        count, why = missing
-        if count:
-            msg = (
-                f"of {self._finished:,} encoded documents at least {count:,} are not on disk: "
-                f"{why or NO_ROOM}. The others stay, and encoding all again adds the rest"
-            )
-            raise DocumentsNotKeptError(msg)
 
 
 def _bar(documents: object, *, show_progress: bool) -> tqdm[Any]:

@@ -29,7 +29,7 @@ from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
 from .arguments import SETTINGS, check_installed, engine_settings, with_bundled_model
-from .calls import Calls, Encoding, Keeping, afinish, encoding, finish, submission
+from .calls import Account, Calls, Encoding, afinish, encoding, finish, submission
 from .process import Supervisor, acontrol, control
 from .protocol import (
     SLOW_DTYPE,
@@ -616,7 +616,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             lambda prompt: stream(self._link, submission(prompt, **fields, encodes=True), timeout),
             stream.aresult if awaited else stream.result,
             partial(acontrol if awaited else control, self._process, "count_missing", timeout=None),
-            Keeping(namespace, self._disk_cache_gib, self._block_bytes // self.block_size),
+            Account(namespace, self._disk_cache_gib, self._block_bytes // self.block_size),
             show_progress=show_progress and not self.reuse_is_off,
         )
 

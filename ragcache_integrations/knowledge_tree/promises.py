@@ -192,27 +192,24 @@ class _Hint:
     until: float
 
 
+@dataclass(eq=False)
 class Hints:
     """The hints of a tree, each of a path that a workflow needs after a number of steps.
 
     Nodes that are needed sooner are evicted later, and all of them after those without a hint. A
     hint keeps nothing in use: what is pinned, or another tenant's, is not touched for it.
 
-    Args:
+    Attributes:
         spare: Called with a node that is needed later than before, or not at all.
         size: Blocks that are kept of a node.
         now: Clock, in seconds.
     """
 
-    def __init__(
-        self,
-        spare: Callable[[Node], None],
-        size: Callable[[Node], int],
-        now: Callable[[], float],
-    ) -> None:
-        self._spare = spare
-        self._size = size
-        self._now = now
+    spare: Callable[[Node], None]
+    size: Callable[[Node], int]
+    now: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._hints: dict[Hashable, _Hint] = {}
         # Both save searching all hints for a node: paths may have thousands of them.
         self._steps: dict[Node, list[int]] = {}
@@ -238,16 +235,16 @@ class Hints:
         """
         gone = set(self.remove(name))
         share = nodes[-1].share
-        more = sum(self._size(node) for node in nodes if not node.hints)
+        more = sum(self.size(node) for node in nodes if not node.hints)
         while self._blocks[share] + more > most:
             others = [key for key, hint in self._hints.items() if hint.nodes[-1].share is share]
             farthest = max(others, key=lambda key: self._hints[key].steps, default=None)
             if farthest is None or self._hints[farthest].steps <= steps:
                 return False, tuple(gone)
             spared = set(self.remove(farthest))
-            more += sum(self._size(node) for node in nodes if node in spared)
+            more += sum(self.size(node) for node in nodes if node in spared)
             gone |= spared
-        self._hints[name] = _Hint(nodes, steps, self._now() + ttl)
+        self._hints[name] = _Hint(nodes, steps, self.now() + ttl)
         self._blocks[share] += more
         for node in nodes:
             node.hints += 1
@@ -271,14 +268,14 @@ class Hints:
             steps.remove(hint.steps)
             if not steps:
                 del self._steps[node]
-                self._blocks[share] -= self._size(node)
+                self._blocks[share] -= self.size(node)
             node.nearness = _nearness(min(steps)) if steps else 0.0
-            self._spare(node)
+            self.spare(node)
         return tuple(node for node in hint.nodes if not node.hints)
 
     def expire(self) -> tuple[Node, ...]:
         """Remove the hints whose time is over, and return nodes without a hint."""
-        now = self._now()
+        now = self.now()
         over = [name for name, hint in self._hints.items() if hint.until <= now]
         return tuple(node for name in over for node in self.remove(name))
 

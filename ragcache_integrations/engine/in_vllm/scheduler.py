@@ -182,7 +182,7 @@ class DocumentCache:
         self._pool.free_block_queue = self._free_blocks
         self._unpinnable: dict[str, str] = {}
         ahead = self.tree.windows.whole and self._reuse is None
-        self._steps = Steps(scheduler, self.tree, self._in_gpu, ahead=ahead)
+        self._steps = Steps(scheduler, self.tree, self._in_gpu, ahead)
         if settings.quotas:
             keep_to_quotas(scheduler, self.tree, self._free_blocks, len(self._windows))
         self._waiting: ReorderingQueue[Request] | None = None

@@ -69,29 +69,24 @@ class _Step:
     ready: bool = False
 
 
+@dataclass(eq=False)
 class Steps:
     """The steps of all workflows.
 
-    Args:
+    Attributes:
         scheduler: vLLM's scheduler.
         tree: The knowledge tree.
         in_gpu: Looks a block up in the GPU.
         ahead: Whether prompts are read back and computed before they come.
     """
 
-    def __init__(
-        self,
-        scheduler: Any,
-        tree: KnowledgeTree[Any],
-        in_gpu: Callable[[Any], bool],
-        *,
-        ahead: bool,
-    ) -> None:
-        self._scheduler = scheduler
-        self._tree = tree
-        self._in_gpu = in_gpu
-        self._ahead = ahead
-        self._budget: int = scheduler.max_num_scheduled_tokens
+    scheduler: Any
+    tree: KnowledgeTree[Any]
+    in_gpu: Callable[[Any], bool]
+    ahead: bool
+
+    def __post_init__(self) -> None:
+        self._budget: int = self.scheduler.max_num_scheduled_tokens
         self._steps: dict[Name, _Step] = {}  # those that came latest last
         self._current: tuple[str, Name] | None = None  # the request that computes ahead, and what
         self._hasher: Any = None
@@ -116,7 +111,7 @@ class Steps:
         salt = request.cache_salt or ""
         self._hasher = request._block_hasher  # noqa: SLF001 - internal requests need one, too
         step = self._learn(salt, name, request, spans)
-        self._tree.end_hint((salt, name))
+        self.tree.end_hint((salt, name))
         self._expect(salt, arguments, request.priority)
         return spans or (step.spans if step.begins else ())
 
@@ -127,37 +122,37 @@ class Steps:
     @property
     def idles(self) -> bool:
         """Whether the scheduler has nothing but what is computed for later."""
-        return self._current is not None and self._scheduler.requests.keys() == {self._current[0]}
+        return self._current is not None and self.scheduler.requests.keys() == {self._current[0]}
 
     def before_step(self) -> None:
         """Get the nearest step ready, and keep steps of the model short that nobody waits for."""
-        self._tree.expire_hints()
+        self.tree.expire_hints()
         self.get_ready()
-        if self._ahead and self._steps:
+        if self.ahead and self._steps:
             idle = min(AHEAD_TOKENS, self._budget)
-            self._scheduler.max_num_scheduled_tokens = idle if self.idles else self._budget
+            self.scheduler.max_num_scheduled_tokens = idle if self.idles else self._budget
 
     def get_ready(self) -> None:
         """Begin to read back or compute what the nearest step begins with."""
-        requests = self._scheduler.requests
+        requests = self.scheduler.requests
         if self._current is not None and self._current[0] in requests:
             return
         self._current = None
-        if not self._ahead or self._scheduler.waiting:
+        if not self.ahead or self.scheduler.waiting:
             return
-        for name in sorted(self._steps, key=self._tree.hints.steps):
+        for name in sorted(self._steps, key=self.tree.hints.steps):
             step = self._steps[name]
-            if self._tree.hints.steps(name) == float("inf"):
+            if self.tree.hints.steps(name) == float("inf"):
                 return
             if step.ready:
                 continue
             keys = step.keys[: step.begins]
-            there = next((at for at, key in enumerate(keys) if not self._in_gpu(key)), len(keys))
+            there = next((at for at, key in enumerate(keys) if not self.in_gpu(key)), len(keys))
             step.ready = there == len(keys)
-            missing = len(keys) - there - self._tree.on_host(keys, there)
+            missing = len(keys) - there - self.tree.on_host(keys, there)
             if step.ready or (missing and requests):
                 continue  # it is there, or it would be computed beside what somebody waits for
-            if not self._tree.affords(name[0], len(keys) - there):
+            if not self.tree.affords(name[0], len(keys) - there):
                 continue
             step.ready = True
             self._begin(name, step)
@@ -166,8 +161,8 @@ class Steps:
     def make_way(self) -> None:
         """Stop what is computed for later. What is computed of it stays cached."""
         current, self._current = self._current, None
-        if current is not None and current[0] in self._scheduler.requests:
-            self._scheduler.finish_requests(current[0], RequestStatus.FINISHED_ABORTED)
+        if current is not None and current[0] in self.scheduler.requests:
+            self.scheduler.finish_requests(current[0], RequestStatus.FINISHED_ABORTED)
             if current[1] in self._steps:
                 self._steps[current[1]].ready = False
 
@@ -175,7 +170,7 @@ class Steps:
         sampling = SamplingParams(temperature=0.0, max_tokens=1)
         sampling.extra_args = extra_args_from_spans(step.spans)
         self._current = f"ahead.{next(self._numbers)}", name
-        self._scheduler.add_request(
+        self.scheduler.add_request(
             Request(
                 request_id=self._current[0],
                 prompt_token_ids=step.tokens,
@@ -188,7 +183,7 @@ class Steps:
 
     def _learn(self, salt: str, name: str, request: Request, spans: Sequence[Span]) -> _Step:
         """Learn what a step's prompts begin with."""
-        size = self._tree.block_size
+        size = self.tree.block_size
         known = self._steps.pop((salt, name), None)
         if known is not None and known.latest == request.request_id:
             # It enters again after the cache was emptied, and would be compared with itself.
@@ -215,7 +210,7 @@ class Steps:
         most = max(count.values())
         forgotten = next(name for name in self._steps if count[name[0]] == most)
         del self._steps[forgotten]
-        self._tree.end_hint(forgotten)
+        self.tree.end_hint(forgotten)
 
     def _expect(self, salt: str, arguments: Mapping[str, Any], priority: int) -> None:
         """Note which steps come next."""
@@ -228,9 +223,9 @@ class Steps:
             step = self._steps.get((salt, name))
             if step is None or not step.begins:
                 continue
-            path = self._tree.enter(
+            path = self.tree.enter(
                 salt, step.spans, step.keys[: step.begins], priority, named=step.named
             )
-            self._tree.hint((salt, name), path, max(0, steps), SECONDS)
-            self._tree.leave(path)
+            self.tree.hint((salt, name), path, max(0, steps), SECONDS)
+            self.tree.leave(path)
             step.ready = False
