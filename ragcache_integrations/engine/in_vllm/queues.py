@@ -5,7 +5,7 @@ Tenants' quotas decide which requests wait for blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import (
@@ -190,47 +190,35 @@ def topics(path: Path) -> list[Key]:
     return [last for _, last in (node.label for node in path.nodes[1:]) if last is not None]
 
 
-class CacheAwareRequestQueue(RequestQueue):
-    """The waiting queue, in our order (see :class:`ReorderingQueue`)."""
+class CacheAwareRequestQueue(ReorderingQueue[Request], RequestQueue):
+    """The waiting queue, in our order, under the names that vLLM has for its operations.
 
-    def __init__(self, queue: ReorderingQueue[Request], paths: dict[str, Path]) -> None:
-        self.queue = queue
+    Args:
+        score: A request's priority now.
+        window: How many others may overtake a request.
+        paths: Of the requests that have documents, by their names.
+    """
+
+    def __init__(
+        self, score: Callable[[Request], float], window: int, paths: Mapping[str, Path]
+    ) -> None:
+        super().__init__(score, window)
         self._paths = paths
 
     def add_request(self, request: Request) -> None:
         """Add a request."""
         path = self._paths.get(request.request_id)
-        self.queue.add(request, topics(path) if path else (), urgency=-request.priority)
-
-    def pop_request(self) -> Request:
-        """Take the next request out."""
-        return self.queue.pop()
-
-    def peek_request(self) -> Request:
-        """The next request."""
-        return self.queue.peek()
-
-    def prepend_request(self, request: Request) -> None:
-        """Put a preempted request back at the front."""
-        self.queue.push_front(request)
-
-    def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """Put back requests that could not be scheduled in this step."""
-        self.queue.put_back(requests)
+        self.add(request, topics(path) if path else (), urgency=-request.priority)
 
     def remove_request(self, request: Request) -> None:
         """Take a request out."""
-        self.queue.remove((request,))
-
-    def remove_requests(self, requests: Iterable[Request]) -> None:
-        """Take requests out; unknown ones are ignored."""
-        self.queue.remove(requests)
+        self.remove((request,))
 
     def __bool__(self) -> bool:
-        return len(self.queue) > 0
+        return len(self) > 0
 
-    def __len__(self) -> int:
-        return len(self.queue)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self.queue)
+    pop_request = ReorderingQueue.pop
+    peek_request = ReorderingQueue.peek
+    prepend_request = ReorderingQueue.push_front
+    prepend_requests = ReorderingQueue.put_back
+    remove_requests = ReorderingQueue.remove

@@ -29,7 +29,6 @@ from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import (
     KnowledgeTree,
-    ReorderingQueue,
     TreeSnapshot,
     TreeStats,
 )
@@ -185,10 +184,11 @@ class DocumentCache:
         self._steps = Steps(scheduler, self.tree, self._in_gpu, ahead)
         if settings.quotas:
             keep_to_quotas(scheduler, self.tree, self._free_blocks, len(self._windows))
-        self._waiting: ReorderingQueue[Request] | None = None
+        self._waiting: CacheAwareRequestQueue | None = None
         if settings.reorder_window is not None and scheduler.scheduler_config.policy == "fcfs":
-            self._waiting = ReorderingQueue(self._order_priority, settings.reorder_window)
-            scheduler.waiting = CacheAwareRequestQueue(self._waiting, self._paths)
+            self._waiting = scheduler.waiting = CacheAwareRequestQueue(
+                self._order_priority, settings.reorder_window, self._paths
+            )
 
     def enter(self, request: Request) -> None:
         """Give the documents of a new request their path in the tree."""
@@ -392,7 +392,7 @@ class DocumentCache:
                 self.tree.leave(path)
                 self._recent.append((request_id, path))
 
-    def _note_prefills(self, waiting: ReorderingQueue[Request], running: Any) -> None:
+    def _note_prefills(self, waiting: CacheAwareRequestQueue, running: Any) -> None:
         """Update waiting requests whose documents a running prompt has just computed a chunk of.
 
         Prompts that are computed in chunks are cached in chunks, so that priorities of waiting
