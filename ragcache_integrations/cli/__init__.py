@@ -1,5 +1,5 @@
 """The command line: ``ragcache serve``, ``demo``, ``doctor`` and others."""
 
-from .process import main
+from .command import run_process as main
 
 __all__ = ["main"]

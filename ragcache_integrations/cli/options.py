@@ -1,4 +1,4 @@
-"""What several commands have: ``--json``, whole numbers, and files that are written."""
+"""What several commands have: alike options, whole numbers, and files that are written."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ from tempfile import TemporaryFile
 
 from ragcache_integrations.errors import ConfigurationError
 
-__all__ = ["add_json", "at_least", "check_file", "check_folder"]
+__all__ = ["add_json", "add_kv_cache", "add_model", "at_least", "check_file", "check_folder"]
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``."""
     words = "also write the results as JSON, on the last line"
     parser.add_argument("--json", action="store_true", help=words)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the argument ``MODEL``."""
+    words = "path of the model, or its name on the Hugging Face hub (default: the bundled model)"
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=words)
+
+
+def add_kv_cache(parser: argparse.ArgumentParser) -> None:
+    """Add ``--kv-cache-gib``."""
+    words = "size of the KV cache in GiB (default: 1 on a CPU, as much as fits on a GPU)"
+    parser.add_argument("--kv-cache-gib", type=float, metavar="G", help=words)
 
 
 def at_least(smallest: int) -> Callable[[str], int]:

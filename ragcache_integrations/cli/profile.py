@@ -24,7 +24,7 @@ from ragcache_integrations.engine.measurements import measure_prefill, prefill_d
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, profile_path
 
-from .options import add_json, at_least, check_file, check_folder
+from .options import add_json, add_kv_cache, add_model, at_least, check_file, check_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,12 +55,7 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         ),
     )
     parser.set_defaults(command=_profile)
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help="path of the model, or its name on the Hugging Face hub (default: the bundled model)",
-    )
+    add_model(parser)
     parser.add_argument(
         "--max-tokens",
         type=at_least(2),
@@ -73,12 +68,7 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="R",
         help=f"measurements of each length; the median counts (default: {REPEATS})",
     )
-    parser.add_argument(
-        "--kv-cache-gib",
-        type=float,
-        metavar="G",
-        help="size of the KV cache in GiB (default: 1 on a CPU, as much as fits on a GPU)",
-    )
+    add_kv_cache(parser)
     parser.add_argument(
         "--output",
         type=Path,

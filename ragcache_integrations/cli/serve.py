@@ -12,6 +12,8 @@ from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.engine.serving import ServingSettings, serve
 from ragcache_integrations.knowledge_tree.policies import POLICIES
 
+from .options import add_kv_cache
+
 __all__ = ["add_serve"]
 
 
@@ -84,12 +86,7 @@ def add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         allow_abbrev=False,
     )
     parser.set_defaults(command=_serve, takes_more=True)
-    parser.add_argument(
-        "--kv-cache-gib",
-        type=float,
-        metavar="G",
-        help="size of the KV cache in GiB (default: 1 on a CPU, as much as fits on a GPU)",
-    )
+    add_kv_cache(parser)
     tree = parser.add_argument_group("the knowledge tree")
     tree.add_argument(
         "--no-knowledge-tree",

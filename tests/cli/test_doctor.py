@@ -50,7 +50,7 @@ class TestAPart:
         monkeypatch.setattr(
             doctor, "requirements", lambda _: iter([Requirement("onnxruntime>=0.1")])
         )
-        monkeypatch.setattr(doctor, "_installed", lambda name: name == "onnxruntime-gpu")
+        monkeypatch.setattr(doctor, "is_installed", lambda name: name == "onnxruntime-gpu")
         monkeypatch.setattr(metadata, "version", lambda _: version)
         finding = _examined("embeddings", "embeddings", None)
         assert (finding.state, finding.detail) == ("works", f"onnxruntime-gpu {version}")
