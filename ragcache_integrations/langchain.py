@@ -13,8 +13,9 @@ require("langchain_core", feature="ragcache_integrations.langchain", extra="lang
 from ragcache_integrations.answers.langchain import (  # noqa: E402
     ANSWER_CACHE_EVENT,
     AnswerCache,
+    cached_node,
+    cached_tool,
 )
-from ragcache_integrations.answers.tools.langchain import cached_node, cached_tool  # noqa: E402
 from ragcache_integrations.chains.adaptive.langchain import AdaptiveRAG  # noqa: E402
 from ragcache_integrations.chains.modular.langchain import ModularPrompt  # noqa: E402
 from ragcache_integrations.chains.speculative.langchain import SpeculativeRAG  # noqa: E402

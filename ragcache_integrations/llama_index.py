@@ -13,8 +13,8 @@ require("llama_index.core", feature="ragcache_integrations.llama_index", extra="
 from ragcache_integrations.answers.llama_index import (  # noqa: E402
     ANSWER_CACHE_METADATA,
     AnswerCache,
+    cached_tool,
 )
-from ragcache_integrations.answers.tools.llama_index import cached_tool  # noqa: E402
 from ragcache_integrations.chains.adaptive.llama_index import (  # noqa: E402
     AdaptiveQueryEngine,
 )

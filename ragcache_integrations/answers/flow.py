@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Coroutine
-from dataclasses import dataclass, fields, replace
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -34,7 +34,17 @@ from .types import (
     unkept_explanation,
 )
 
-__all__ = ["AnswerFlow", "Lookup", "plain_answer", "same_text", "says_same"]
+__all__ = [
+    "AWAITING",
+    "BLOCKING",
+    "AnswerFlow",
+    "Lookup",
+    "Way",
+    "finished",
+    "plain_answer",
+    "same_text",
+    "says_same",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +99,56 @@ def says_same(verdict: object) -> bool:
         return bool(verdict)
     msg = f"judge and same_answer must return True, False or a text, got {verdict!r:.100}"
     raise ConfigurationError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a flow waits for models, stores and Redis.
+
+    So a flow is written once, as a coroutine that asks nobody itself: it hands each call, with its
+    async version, to the way. If the way is :data:`BLOCKING`, the coroutine never suspends, and
+    :func:`finished` returns its result in a function that is none.
+
+    Attributes:
+        awaits: Whether async versions are called.
+    """
+
+    awaits: bool
+
+    async def __call__(
+        self,
+        call: Callable[P, R],
+        acall: Callable[P, Awaitable[R]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Call a function, or its async version."""
+        return await acall(*args, **kwargs) if self.awaits else call(*args, **kwargs)
+
+    def function(self, flow: Callable[[], Coroutine[Any, Any, R]]) -> Callable[[], Any]:
+        """Return a flow of this way as a function that blocks, or as an async one."""
+        return flow if self.awaits else lambda: finished(flow())
+
+    def again(
+        self, ask: Callable[[Way], Coroutine[Any, Any, R]]
+    ) -> tuple[Callable[[], R], Callable[[], Coroutine[Any, Any, R]] | None]:
+        """Return a flow for the background: a function, and an async one if this way awaits."""
+        return lambda: finished(ask(BLOCKING)), (lambda: ask(AWAITING)) if self.awaits else None
+
+
+BLOCKING, AWAITING = Way(awaits=False), Way(awaits=True)
+
+
+def finished(flow: Coroutine[Any, Any, R]) -> R:
+    """Return the result of a flow whose way is :data:`BLOCKING`."""
+    try:
+        flow.send(None)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+    flow.close()
+    msg = "a flow that blocks must not wait for an event loop"
+    raise RuntimeError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +241,7 @@ class AnswerFlow(Generic[A]):
         Raises:
             Exception: Any error of the embedding model.
         """
-        moment = self.core.moment
-        among = self._fetch(question, embed)
-        if among is None and self._shared is not None:
-            return self._without_redis(question)
-        entry = self._find(question, among)
-        if entry is not None or embed is None or not self.core.farthest:
-            lookup = self._without_embedding(question, entry)
-        else:
-            lookup = self._with_embedding(question, embed(), among)
-        since = moment if among is None else among.moment
-        return replace(lookup, moment=since, around=around)
+        return finished(self._look_up(BLOCKING, question, embed, around))
 
     async def alook_up(
         self,
@@ -200,63 +250,61 @@ class AnswerFlow(Generic[A]):
         around: Surroundings | None = None,
     ) -> Lookup[A]:
         """Async version of :meth:`look_up`."""
-        moment = self.core.moment
-        among = await self._waiting(self._fetch, question, embed)
-        if among is None and self._shared is not None:
-            return self._without_redis(question)
-        entry = self._find(question, among)
-        if entry is not None or embed is None or not self.core.farthest:
-            lookup = self._without_embedding(question, entry)
-        else:
-            lookup = self._with_embedding(question, await embed(), among)
-        since = moment if among is None else among.moment
-        return replace(lookup, moment=since, around=around)
+        return await self._look_up(AWAITING, question, embed, around)
 
-    async def _waiting(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call what may wait for Redis, in a thread if there is Redis."""
-        if self._shared is None:
+    async def _look_up(
+        self,
+        way: Way,
+        question: Question,
+        embed: Callable[[], Any] | None,
+        around: Surroundings | None,
+    ) -> Lookup[A]:
+        moment, farthest = self.core.moment, self.core.farthest
+        among = await self._wait(way, self._fetch, question, near=embed is not None)
+        if among is None and self._shared is not None:
+            self.core.count("lookups")
+            return Lookup(question, AnswerTrace(hit=False, reason=_AWAY))
+        if not question.context:
+            self._follow_ups.hear(question.text)
+        entry, near, embedding = self.core.find(question, among), None, None
+        if entry is not None:
+            reason = "the same words were answered from the same documents"
+            trace = self._hit(entry, reason, 0.0)
+        else:
+            if embed is not None and farthest:
+                embedding = await way(embed, embed)
+            if embedding is not None:
+                near = self.core.nearest(question, embedding, among)
+            entry = near.entry if near is not None and near.served else None
+            trace = self._trace(near, embedded=embedding is not None)
+        since = moment if among is None else among.moment
+        return Lookup(question, trace, entry, near, embedding, since, around)
+
+    async def _wait(
+        self, way: Way, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Call what may wait for Redis; if nothing may block and there is Redis, in a thread."""
+        if self._shared is None or not way.awaits:
             return function(*args, **kwargs)
         return await in_executor(self._redis_threads, function, *args, **kwargs)
 
-    def _fetch(self, question: Question, embed: object) -> Group[A] | None:
+    def _fetch(self, question: Question, *, near: bool) -> Group[A] | None:
         """Return the answers that processes share; ``None``: Redis does not say, or is not used."""
         if self._shared is None:
             return None
-        return self._shared.fetch(question, near=embed is not None and self.core.farthest > 0)
+        return self._shared.fetch(question, near=near and self.core.farthest > 0)
 
-    def _without_redis(self, question: Question) -> Lookup[A]:
-        self.core.count("lookups")
-        return Lookup(question, AnswerTrace(hit=False, reason=_AWAY))
-
-    def _find(self, question: Question, among: Group[A] | None) -> CachedAnswer[A] | None:
-        if not question.context:
-            self._follow_ups.hear(question.text)
-        return self.core.find(question, among)
-
-    def _without_embedding(self, question: Question, entry: CachedAnswer[A] | None) -> Lookup[A]:
-        if entry is None:
-            reason = "these words were not answered from these documents before"
-            return Lookup(question, AnswerTrace(hit=False, reason=reason))
-        reason = "the same words were answered from the same documents"
-        return Lookup(question, self._hit(entry, reason, 0.0), entry)
-
-    def _with_embedding(
-        self, question: Question, embedding: Vector | None, among: Group[A] | None
-    ) -> Lookup[A]:
-        if embedding is None:
-            return self._without_embedding(question, None)
-        near = self.core.nearest(question, embedding, among)
+    def _trace(self, near: Near[A] | None, *, embedded: bool) -> AnswerTrace:
+        """Say what happens to a question whose words were not answered before."""
         if near is None:
-            reason = "no such question was answered from these documents before"
-            return Lookup(question, AnswerTrace(hit=False, reason=reason), embedding=embedding)
+            what = "no such question was" if embedded else "these words were not"
+            return AnswerTrace(hit=False, reason=f"{what} answered from these documents before")
         distance = (
             f"the nearest question with the same documents is at distance {near.distance:.4g}"
         )
         if near.served:
-            trace, entry = self._hit(near.entry, distance, near.distance), near.entry
-            return Lookup(question, trace, entry, near, embedding)
-        trace = AnswerTrace(hit=False, reason=f"{distance}, which is too far")
-        return Lookup(question, trace, None, near, embedding)
+            return self._hit(near.entry, distance, near.distance)
+        return AnswerTrace(hit=False, reason=f"{distance}, which is too far")
 
     def _hit(self, entry: CachedAnswer[A], reason: str, distance: float) -> AnswerTrace:
         age = self.core.age(entry)
@@ -265,23 +313,26 @@ class AnswerFlow(Generic[A]):
         )
 
     def keep(self, lookup: Lookup[A], answer: A) -> None:
-        """Keep a new answer, and learn from it. An error of ``same`` is logged.
+        """Keep a copy of a new answer, and learn from it. An error of ``same`` is logged.
 
         Args:
             lookup: The question, which was looked up before it was answered.
-            answer: The answer, which nobody changes afterwards.
+            answer: The answer, which its receiver may change. One that can't be copied is not kept.
         """
-        if not self._insert(lookup, answer):
+        try:
+            copied = copy_answer(answer)
+        except Exception:  # noqa: BLE001 - whatever a copy may raise
+            self.leave_out(_UNCOPYABLE)
             return
-        if lookup.near is not None:
+        if self._insert(lookup, copied) and lookup.near is not None:
             try:
-                self._compare(lookup.question, lookup.near, answer)
+                self._compare(lookup.question, lookup.near, copied)
             except Exception as error:  # noqa: BLE001 - the caller has an answer
                 self._checks.fail(error)
 
     async def akeep(self, lookup: Lookup[A], answer: A) -> None:
         """Async version of :meth:`keep`."""
-        await self._waiting(self.keep, lookup, answer)
+        await self._wait(AWAITING, self.keep, lookup, answer)
 
     def _insert(self, lookup: Lookup[A], answer: A) -> bool:
         """Put an answer in; return whether there is something to learn from it."""
@@ -301,29 +352,6 @@ class AnswerFlow(Generic[A]):
             self.leave_out(reason, details)
             return False
         return True
-
-    def keep_copy(self, lookup: Lookup[A], answer: A) -> None:
-        """Keep a copy of a new answer, which its receiver may change.
-
-        Args:
-            lookup: As for :meth:`keep`.
-            answer: The answer. One that can't be copied is not kept.
-        """
-        for copied in self._copied(answer):
-            self.keep(lookup, copied)
-
-    async def akeep_copy(self, lookup: Lookup[A], answer: A) -> None:
-        """Async version of :meth:`keep_copy`."""
-        for copied in self._copied(answer):
-            await self.akeep(lookup, copied)
-
-    def _copied(self, answer: A) -> tuple[A, ...]:
-        """Return a copy of an answer; nothing where it can't be copied."""
-        try:
-            return (copy_answer(answer),)
-        except Exception:  # noqa: BLE001 - whatever a copy may raise
-            self.leave_out(_UNCOPYABLE)
-            return ()
 
     def leave_out(self, reason: str | None = None, details: str = "") -> None:
         """Count an answer that can't be kept.
@@ -369,7 +397,7 @@ class AnswerFlow(Generic[A]):
 
         async def acheck() -> None:
             assert aanswer is not None  # noqa: S101 - BackgroundChecks starts this only if there is one
-            await self._waiting(self._compare, question, near, await aanswer())
+            await self._wait(AWAITING, self._compare, question, near, await aanswer())
 
         self._checks.start(check, None if aanswer is None else acheck)
 
@@ -401,14 +429,14 @@ class AnswerFlow(Generic[A]):
             question: The question.
             embedding: Its embedding, of shape ``(dim,)``; ``None`` where only the same words count.
         """
-        among = self._fetch(question, embedding)
+        among = self._fetch(question, near=embedding is not None)
         if among is None and self._shared is not None:
             return unkept_explanation(_AWAY)
         return self.core.explain(question, embedding, among)
 
     async def aexplain(self, question: Question, embedding: Vector | None) -> AnswerExplanation:
         """Async version of :meth:`explain`."""
-        return await self._waiting(self.explain, question, embedding)
+        return await self._wait(AWAITING, self.explain, question, embedding)
 
     def stats(self) -> AnswerStats:
         """Return what was done so far."""
@@ -426,7 +454,7 @@ class AnswerFlow(Generic[A]):
 
     async def aclear(self) -> None:
         """Async version of :meth:`clear`."""
-        await self._waiting(self.clear)
+        await self._wait(AWAITING, self.clear)
 
     def forget(self, ids: Collection[str] | None, namespace: str | None) -> int:
         """Forget the answers for which everything given holds; return how many.
@@ -448,7 +476,7 @@ class AnswerFlow(Generic[A]):
 
     async def aforget(self, ids: Collection[str] | None, namespace: str | None) -> int:
         """Async version of :meth:`forget`."""
-        return await self._waiting(self.forget, ids, namespace)
+        return await self._wait(AWAITING, self.forget, ids, namespace)
 
     def close(self) -> None:
         """Close the connections to Redis, if there are any."""
@@ -457,7 +485,7 @@ class AnswerFlow(Generic[A]):
 
     async def aclose(self) -> None:
         """Async version of :meth:`close`."""
-        await self._waiting(self.close)
+        await self._wait(AWAITING, self.close)
 
     def check_unshared(self, what: str) -> None:
         """Refuse what a cache that processes share can't do.

@@ -1,4 +1,4 @@
-"""Cached answers as a LlamaIndex query engine."""
+"""Cached answers as a LlamaIndex query engine, and cached results of LlamaIndex tools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
-    Awaitable,
     Callable,
     Generator,
     Iterable,
@@ -60,7 +59,14 @@ from llama_index.core.schema import (
     QueryBundle,
     QueryType,
 )
-from llama_index.core.tools.types import ToolOutput
+from llama_index.core.tools import (
+    AsyncBaseTool,
+    BaseTool,
+    ToolMetadata,
+    ToolOutput,
+    adapt_to_async_tool,
+)
+from llama_index.core.tools.function_tool import FunctionTool
 from typing_extensions import override
 
 from ragcache_integrations.chains.llama_index import QueryEngine
@@ -94,12 +100,13 @@ from .finish import (
     unfinished,
     why_unkept,
 )
-from .flow import AnswerFlow, Lookup, same_text, says_same
+from .flow import AWAITING, BLOCKING, AnswerFlow, Lookup, Way, finished, same_text, says_same
 from .knobs import AnswerKnobArguments, AnswerKnobs, check_embedded
 from .records import AnswerCodec
+from .tools import Framework, KeptResults, Results, ToolCalls, check_tool
 from .types import AnswerExplanation, AnswerTrace, unkept_explanation
 
-__all__ = ["ANSWER_CACHE_METADATA", "AnswerCache", "HeardModels", "renewed", "why_none"]
+__all__ = ["ANSWER_CACHE_METADATA", "AnswerCache", "CachedTool", "cached_tool", "why_none"]
 
 ANSWER_CACHE_METADATA = "answer_cache"
 """Key of the :class:`~ragcache_integrations.answers.AnswerTrace` in the metadata of a response."""
@@ -137,6 +144,9 @@ class _Stored:
 
     response: Response | PydanticResponse
     streams: bool = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Stored:
+        return replace(self, response=_copy(self.response, []))  # which can't be copied itself
 
     @property
     def text(self) -> str:
@@ -374,39 +384,28 @@ class AnswerCache(AnswerControls, QueryEngine):
         self._query_engine._update_prompts(prompts_dict)  # noqa: SLF001 - of the same mixin
 
     def _respond(self, query: QueryBundle) -> RESPONSE_TYPE:
-        around = self._flow.watch.surroundings()
-        nodes = self.retrieve(query)
-        question = self._question(query, nodes, around)
-        if question is None:
-            return self._unkept(self._query_engine.synthesize(query, nodes), around)
-        lookup = self._flow.look_up(question, self._embedder(query), around)
-        if lookup.entry is not None:
-            self._flow.check(lookup, partial(self._answer_again, query, nodes))
-            return _served(lookup.entry.answer, nodes, lookup.trace)
-        heard = HeardModels()
-        with heard.listening(), around.watched():
-            response = self._query_engine.synthesize(query, nodes)
-        if isinstance(response, StreamingResponse):
-            pieces = around.each(response.response_gen)
-            response.response_gen = self._heard(lookup, pieces, response.metadata, heard)
-        else:
-            self._put(lookup, _stored(response), heard)
-        return _noted(response, lookup.trace)
+        return finished(self._answer(BLOCKING, query))
 
     async def _arespond(self, query: QueryBundle) -> RESPONSE_TYPE:
-        around = self._flow.watch.surroundings()
-        nodes = await self.aretrieve(query)
+        return await self._answer(AWAITING, query)
+
+    async def _answer(self, way: Way, query: QueryBundle) -> RESPONSE_TYPE:
+        engine, flow = self._query_engine, self._flow
+        around = flow.watch.surroundings()
+        nodes = await way(self.retrieve, self.aretrieve, query)
         question = self._question(query, nodes, around)
         if question is None:
-            return self._unkept(await self._query_engine.asynthesize(query, nodes), around)
-        lookup = await self._flow.alook_up(question, self._aembedder(query), around)
+            flow.leave_out()
+            response = await way(engine.synthesize, engine.asynthesize, query, nodes)
+            return _noted(response, AnswerTrace(hit=False, reason=around.alone or _INCOMPARABLE))
+        embed = self._embedder(way, query)
+        lookup = await way(flow.look_up, flow.alook_up, question, embed, around)
         if lookup.entry is not None:
-            answer = partial(self._answer_again, query, nodes)
-            self._flow.check(lookup, answer, partial(self._aanswer_again, query, nodes))
-            return _aserved(lookup.entry.answer, nodes, lookup.trace)
+            flow.check(lookup, *way.again(partial(self._answer_again, query=query, nodes=nodes)))
+            return _served(way, lookup.entry.answer, nodes, lookup.trace)
         heard = HeardModels()
         with heard.listening(), around.watched():
-            response = await self._query_engine.asynthesize(query, nodes)
+            response = await way(engine.synthesize, engine.asynthesize, query, nodes)
         if isinstance(response, AsyncStreamingResponse):
             apieces = around.aeach(response.response_gen)
             response.response_gen = self._aheard(lookup, apieces, response.metadata, heard)
@@ -414,7 +413,7 @@ class AnswerCache(AnswerControls, QueryEngine):
             pieces = around.each(response.response_gen)
             response.response_gen = self._heard(lookup, pieces, response.metadata, heard)
         else:
-            await self._aput(lookup, _stored(response), heard)
+            await self._put(way, lookup, _stored(response), heard)
         return _noted(response, lookup.trace)
 
     # The question, with all that its answer depends on
@@ -438,51 +437,32 @@ class AnswerCache(AnswerControls, QueryEngine):
         documents = frozenset(filter(None, identities))
         return Question(query.query_str, documents, scope, context, around.version)
 
-    def _embedder(self, query: QueryBundle) -> Callable[[], Vector | None] | None:
-        retriever, model = self._retriever, self._model
-        known = self._has_embedding(query)
-        own = isinstance(retriever, ApproximateCacheRetriever) and self._embed_model is None
-        if not known and not own and model is None:
+    def _embedder(self, way: Way, query: QueryBundle) -> Callable[[], Any] | None:
+        """Return a function that embeds a query, in a way; ``None``: nothing does."""
+        model = self._model
+        own: Any = self._retriever if self._embed_model is None else None
+        is_own = isinstance(own, ApproximateCacheRetriever)
+        # LlamaIndex's retrievers note the embedding in the query.
+        noted = query.embedding if self._embed_model is None else None
+        if noted is None and not is_own and model is None:
             return None
 
-        def embed() -> Vector | None:
-            if known:
-                embedding: Vector = np.asarray(query.embedding, np.float32)
-            elif own:
-                embedding = retriever.embed_question(query)
-            else:
+        async def embed() -> Vector | None:
+            strings = query.embedding_strs
+            embedding: Any = noted
+            if embedding is None and is_own:
+                embedding = await way(own.embed_question, own.aembed_question, query)
+            elif embedding is None:
                 assert model is not None  # noqa: S101 - checked above
-                strings = query.embedding_strs
-                embedding = np.asarray(model.get_agg_embedding_from_queries(strings), np.float32)
-            return self._unless_cut(query, embedding)
+                call = model.get_agg_embedding_from_queries
+                acall = model.aget_agg_embedding_from_queries
+                embedding = await way(call, acall, strings)
+            if any(map(self._is_cut, strings)):
+                return None  # the model has not read all of the question
+            vector: Vector = np.asarray(embedding, np.float32)
+            return vector
 
-        return embed
-
-    def _aembedder(self, query: QueryBundle) -> Callable[[], Awaitable[Vector | None]] | None:
-        embed, retriever, model = self._embedder(query), self._retriever, self._model
-
-        async def aembed() -> Vector | None:
-            if self._has_embedding(query):
-                embedding: Vector = np.asarray(query.embedding, np.float32)
-            elif isinstance(retriever, ApproximateCacheRetriever) and self._embed_model is None:
-                embedding = await retriever.aembed_question(query)
-            else:
-                assert model is not None  # noqa: S101 - as in _embedder
-                strings = query.embedding_strs
-                embedding = np.asarray(
-                    await model.aget_agg_embedding_from_queries(strings), np.float32
-                )
-            return self._unless_cut(query, embedding)
-
-        return None if embed is None else aembed
-
-    def _unless_cut(self, query: QueryBundle, embedding: Vector) -> Vector | None:
-        """Return an embedding if its model has read all of the question."""
-        return None if any(map(self._is_cut, query.embedding_strs)) else embedding
-
-    def _has_embedding(self, query: QueryBundle) -> bool:
-        """Whether the embedding that LlamaIndex's retrievers note in a query is the one to use."""
-        return query.embedding is not None and self._embed_model is None
+        return way.function(embed)
 
     @property
     def _streams(self) -> bool | None:
@@ -502,25 +482,15 @@ class AnswerCache(AnswerControls, QueryEngine):
 
     # The answer
 
-    def _answer_again(self, query: QueryBundle, nodes: Nodes) -> _Stored:
-        heard = HeardModels()
+    async def _answer_again(self, way: Way, query: QueryBundle, nodes: Nodes) -> _Stored:
+        engine, heard = self._query_engine, HeardModels()
         with heard.listening():
-            response = self._query_engine.synthesize(query, nodes)
-            if isinstance(response, StreamingResponse):
-                response.get_response()
-        return self._checked(_stored(response), heard)
-
-    async def _aanswer_again(self, query: QueryBundle, nodes: Nodes) -> _Stored:
-        heard = HeardModels()
-        with heard.listening():
-            response = await self._query_engine.asynthesize(query, nodes)
+            response = await way(engine.synthesize, engine.asynthesize, query, nodes)
             if isinstance(response, AsyncStreamingResponse):
                 response = await response.get_response()
             elif isinstance(response, StreamingResponse):
                 response.get_response()
-        return self._checked(_stored(response), heard)
-
-    def _checked(self, answer: _Stored, heard: HeardModels) -> _Stored:
+        answer = _stored(response)
         reason = self._why_none(answer, heard)
         if reason is not None:
             msg = f"the answer can't be compared: {reason}"
@@ -545,9 +515,7 @@ class AnswerCache(AnswerControls, QueryEngine):
                 break
             pieces.append(piece)
             yield piece
-        whole = self._whole(pieces, metadata)
-        if whole is not None:
-            self._put(lookup, whole, heard)
+        finished(self._put(BLOCKING, lookup, _whole(pieces, metadata), heard))
 
     async def _aheard(
         self,
@@ -567,50 +535,25 @@ class AnswerCache(AnswerControls, QueryEngine):
                 break
             pieces.append(piece)
             yield piece
-        whole = self._whole(pieces, metadata)
-        if whole is not None:
-            await self._aput(lookup, whole, heard)
+        await self._put(AWAITING, lookup, _whole(pieces, metadata), heard)
 
-    def _whole(self, pieces: list[str], metadata: Any) -> _Stored | None:
-        """Return the answer of a stream; ``None`` where its pieces are no texts."""
-        if not all(isinstance(piece, str) for piece in pieces):
-            self._flow.leave_out(_UNADDED)
-            return None
-        whole = Response("".join(pieces), metadata=metadata)
-        return replace(_stored(whole), streams=True)
-
-    def _put(self, lookup: Lookup[_Stored], answer: _Stored, heard: HeardModels) -> None:
-        if self._may_keep(lookup, answer, heard):
-            self._flow.keep(lookup, answer)
-
-    async def _aput(self, lookup: Lookup[_Stored], answer: _Stored, heard: HeardModels) -> None:
-        """Async version of :meth:`_put`."""
-        if self._may_keep(lookup, answer, heard):
-            await self._flow.akeep(lookup, answer)
-
-    def _may_keep(self, lookup: Lookup[_Stored], answer: _Stored, heard: HeardModels) -> bool:
-        reason = self._why_none(answer, heard)
-        if reason is not None:
+    async def _put(
+        self, way: Way, lookup: Lookup[_Stored], answer: _Stored | None, heard: HeardModels
+    ) -> None:
+        """Keep an answer, unless it is none, or a setting changed before it or after it."""
+        reason = _UNADDED if answer is None else self._why_none(answer, heard)
+        if reason is None and self._watch.version() != lookup.question.version:
+            reason = CHANGED
+        if answer is None or reason is not None:
             self._flow.leave_out(reason)
-            return False
-        return self._is_current(lookup)
+        else:
+            await way(self._flow.keep, self._flow.akeep, lookup, answer)
 
     def _why_none(self, answer: _Stored, heard: HeardModels) -> str | None:
         """Return why this is no answer; ``None``: it is one."""
         if self._keep is not None:
             return why_unkept(self._keep, answer.response)
         return heard.reason or why_none(answer.response)
-
-    def _is_current(self, lookup: Lookup[_Stored]) -> bool:
-        """Whether no setting has changed meanwhile: before the answer, or after it."""
-        if self._watch.version() == lookup.question.version:
-            return True
-        self._flow.leave_out(CHANGED)
-        return False
-
-    def _unkept(self, response: RESPONSE_TYPE, around: Surroundings) -> RESPONSE_TYPE:
-        self._flow.leave_out()
-        return _noted(response, AnswerTrace(hit=False, reason=around.alone or _INCOMPARABLE))
 
     # Explanations and statistics
 
@@ -620,24 +563,22 @@ class AnswerCache(AnswerControls, QueryEngine):
         Raises:
             Exception: Any error of the retriever or the embedding model.
         """
-        bundle = QueryBundle(query) if isinstance(query, str) else query
-        around = self._flow.watch.surroundings()
-        question = self._question(bundle, self.retrieve(bundle), around)
-        embed = self._embedder(bundle)
-        if question is None:
-            return unkept_explanation(around.alone or _INCOMPARABLE)
-        return self._flow.explain(question, None if embed is None else embed())
+        return finished(self._explain(BLOCKING, query))
 
     async def aexplain(self, query: QueryType) -> AnswerExplanation:
         """Async version of :meth:`explain`."""
+        return await self._explain(AWAITING, query)
+
+    async def _explain(self, way: Way, query: QueryType) -> AnswerExplanation:
         bundle = QueryBundle(query) if isinstance(query, str) else query
-        around = self._flow.watch.surroundings()
-        nodes = await self.aretrieve(bundle)
+        flow, around = self._flow, self._flow.watch.surroundings()
+        nodes = await way(self.retrieve, self.aretrieve, bundle)
         question = self._question(bundle, nodes, around)
-        aembed = self._aembedder(bundle)
         if question is None:
             return unkept_explanation(around.alone or _INCOMPARABLE)
-        return await self._flow.aexplain(question, None if aembed is None else await aembed())
+        embed = self._embedder(way, bundle)
+        embedding = None if embed is None else await way(embed, embed)
+        return await way(flow.explain, flow.aexplain, question, embedding)
 
     def _codec(self) -> AnswerCodec[_Stored]:
         return _CODEC
@@ -695,30 +636,16 @@ def _short(value: Any) -> Any:
 
 def _stored(response: RESPONSE_TYPE) -> _Stored:
     """Return what is kept of a response, whose stream has ended."""
-    metadata = _metadata(response)
     if isinstance(response, StreamingResponse | AsyncStreamingResponse):
-        return _Stored(Response(response.response_txt, metadata=metadata), streams=True)
-    return _Stored(_copy(response, [], metadata))
+        return _Stored(Response(response.response_txt, metadata=response.metadata), streams=True)
+    return _Stored(replace(response, source_nodes=[]))
 
 
-def _copy(
-    response: Response | PydanticResponse, nodes: Nodes, metadata: dict[str, Any]
-) -> Response | PydanticResponse:
-    """Copy a response with other nodes and metadata; what it holds may be changed afterwards."""
-    answer: Any = deepcopy(response.response)
-    return replace(response, response=answer, source_nodes=nodes, metadata=metadata)
-
-
-def _metadata(response: RESPONSE_TYPE) -> dict[str, Any]:
-    """Copy the metadata of a response, which its receiver may change."""
-    return deepcopy(response.metadata or {})
-
-
-def _served_metadata(response: RESPONSE_TYPE) -> dict[str, Any]:
-    """Copy the metadata of a response for a hit, which used no tokens."""
-    metadata = _metadata(response)
-    forget_usage(metadata)
-    return metadata
+def _whole(pieces: list[str], metadata: Any) -> _Stored | None:
+    """Return the answer of a stream; ``None`` where its pieces are no texts."""
+    if not all(isinstance(piece, str) for piece in pieces):
+        return None
+    return _Stored(Response("".join(pieces), metadata=metadata), streams=True)
 
 
 def _noted(response: RESPONSE_TYPE, trace: AnswerTrace) -> RESPONSE_TYPE:
@@ -727,18 +654,21 @@ def _noted(response: RESPONSE_TYPE, trace: AnswerTrace) -> RESPONSE_TYPE:
     return response
 
 
-def _served(answer: _Stored, nodes: Nodes, trace: AnswerTrace) -> RESPONSE_TYPE:
-    metadata = _served_metadata(answer.response)
-    if answer.streams:
-        return _noted(StreamingResponse(_pieces(answer), nodes, metadata), trace)
-    return _noted(_copy(answer.response, nodes, metadata), trace)
+def _copy(response: Response | PydanticResponse, nodes: Nodes) -> Response | PydanticResponse:
+    """Copy a response with other nodes; what it holds may be changed afterwards."""
+    said, metadata = deepcopy((response.response, response.metadata or {}))
+    return replace(response, response=said, source_nodes=nodes, metadata=metadata)
 
 
-def _aserved(answer: _Stored, nodes: Nodes, trace: AnswerTrace) -> RESPONSE_TYPE:
-    if answer.streams:
-        metadata = _served_metadata(answer.response)
+def _served(way: Way, answer: _Stored, nodes: Nodes, trace: AnswerTrace) -> RESPONSE_TYPE:
+    response = _copy(answer.response, nodes)
+    metadata = response.metadata or {}
+    forget_usage(metadata)
+    if not answer.streams:
+        return _noted(response, trace)
+    if way.awaits:
         return _noted(AsyncStreamingResponse(_apieces(answer), nodes, metadata), trace)
-    return _served(answer, nodes, trace)
+    return _noted(StreamingResponse(_pieces(answer), nodes, metadata), trace)
 
 
 def _pieces(answer: _Stored) -> Generator[str, None, None]:
@@ -800,3 +730,104 @@ def _ask(
         }
     )
     return says_same(str(verdict) if isinstance(verdict, CompletionResponse) else verdict)
+
+
+class CachedTool(KeptResults, AsyncBaseTool):
+    """A tool whose results are served again; made by :func:`cached_tool`."""
+
+    def __init__(self, tool: AsyncBaseTool, calls: ToolCalls[ToolOutput]) -> None:
+        self._tool, self._calls = tool, calls
+
+    @property
+    @override
+    def metadata(self) -> ToolMetadata:
+        return self._tool.metadata
+
+    @override
+    def call(self, *args: Any, **kwargs: Any) -> ToolOutput:
+        return finished(self._serve(BLOCKING, args, kwargs))
+
+    @override
+    async def acall(self, *args: Any, **kwargs: Any) -> ToolOutput:
+        return await self._serve(AWAITING, args, kwargs)
+
+    async def _serve(self, way: Way, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ToolOutput:
+        around = self._calls.flow.watch.surroundings()
+        heard = HeardModels()
+
+        async def call(way: Way, *, again: bool = False) -> ToolOutput:
+            with contextlib.nullcontext() if again else heard.listening():
+                return await way(self._tool.call, self._tool.acall, *args, **kwargs)
+
+        results = Results(
+            lambda content: heard.reason or why_none(content),
+            renewed,
+            lambda output: output.raw_output,
+            lambda output: output.is_error,
+        )
+        schema = self.metadata.fn_schema
+        names = () if schema is None else tuple(schema.model_fields)
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        question = self._calls.question(arguments, around, {"more": args[len(names) :]})
+        return await self._calls.serve(way, question, around, call, results)
+
+
+def cached_tool(
+    tool: BaseTool,
+    *,
+    query_argument: str | None = None,
+    embed_model: BaseEmbedding | None = None,
+    keep: Callable[[Any], bool] | None = None,
+    **knobs: Unpack[AnswerKnobArguments],
+) -> CachedTool:
+    """Return a tool that serves the results of earlier calls, for any agent.
+
+    ::
+
+        search = cached_tool(search, query_argument="query", ttl=600)
+
+    Results are those of calls with equal arguments; of the query, case and white space don't count.
+    With ``embed_model``, a query in other words gets an earlier result up to a tolerance that is
+    learnt, as :class:`~ragcache_integrations.llama_index.AnswerCache` does, but only if results of
+    near queries turn out to be equal. Arguments that can't be compared are never cached, nor are
+    errors. The application's context variables and instrumentation tags count. A result of a tool
+    that used the workflow's context is not kept.
+
+    Args:
+        tool: The tool: one that only reads, and whose results may be as old as ``ttl``.
+        query_argument: Name of the argument that is a text; ``None``: all arguments must be equal.
+        embed_model: Embeds queries; ``None``: only the same words count.
+        keep: Returns whether a raw result is to be kept; ``None``: each that is not empty, nor of a
+            model whose answer was cut off or filtered.
+        **knobs: See :class:`~ragcache_integrations.answers.AnswerKnobs`.
+
+    Raises:
+        ConfigurationError: A knob is unknown or out of range, the tool is none, has no such
+            argument, or needs the workflow's context.
+    """
+    check_tool(tool, BaseTool)
+    if isinstance(tool, FunctionTool) and tool.requires_context:
+        msg = f"{tool.metadata.name} gets the workflow's context, so its results depend on more"
+        raise ConfigurationError(msg)
+    schema = tool.metadata.fn_schema
+    names = [] if schema is None else list(schema.model_fields)
+    calls = ToolCalls(
+        _LLAMA_INDEX,
+        tool,
+        f"an argument of {tool.metadata.name}",
+        names,
+        query_argument,
+        embed_model,
+        keep,
+        knobs,
+    )
+    return CachedTool(adapt_to_async_tool(tool), calls)
+
+
+def _same_output(one: ToolOutput, other: ToolOutput) -> bool:
+    return bool(one.raw_output == other.raw_output)
+
+
+_LLAMA_INDEX: Framework[ToolOutput] = Framework(
+    ("llama_index",), BaseEmbedding, "embed_model", "get_query_embedding", _same_output
+)

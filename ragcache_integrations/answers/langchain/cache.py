@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, TypeGuard
@@ -29,9 +29,9 @@ from typing_extensions import override
 from ragcache_integrations.answers.changes import CHANGED, ChangeWatch
 from ragcache_integrations.answers.controls import AnswerControls
 from ragcache_integrations.answers.core import AnswerCore
-from ragcache_integrations.answers.entries import Question, Vector
+from ragcache_integrations.answers.entries import CachedAnswer, Question, Vector
 from ragcache_integrations.answers.finish import why_unkept
-from ragcache_integrations.answers.flow import AnswerFlow, Lookup
+from ragcache_integrations.answers.flow import AWAITING, BLOCKING, AnswerFlow, Lookup, Way, finished
 from ragcache_integrations.answers.knobs import AnswerKnobs, check_embedded
 from ragcache_integrations.answers.records import AnswerCodec
 from ragcache_integrations.answers.types import (
@@ -222,15 +222,9 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         """Answer; other arguments are the chain's."""
 
         def answer(value: Any, run_manager: CallbackManagerForChainRun, config: Any) -> Any:
-            call = _Call(self, value, config, namespace, kwargs)
-            lookup = call.look_up()
-            self._report(run_manager, call, lookup)
-            if lookup is not None and lookup.entry is not None:
-                self._flow.check(lookup, call.answer_unheard)
-                return call.served(lookup.entry.answer)
-            output = call.answer()
-            call.keep(lookup, output)
-            return output
+            return finished(
+                _Call(self, BLOCKING, value, config, namespace, kwargs).serve(run_manager)
+            )
 
         run: Any = self._call_with_config  # its types don't allow functions of input and config
         return run(answer, input, config)
@@ -249,15 +243,8 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         async def answer(
             value: Any, run_manager: AsyncCallbackManagerForChainRun, config: Any
         ) -> Any:
-            call = _Call(self, value, config, namespace, kwargs)
-            lookup = await call.alook_up()
-            await self._areport(run_manager, call, lookup)
-            if lookup is not None and lookup.entry is not None:
-                self._flow.check(lookup, call.answer_unheard, call.aanswer_unheard)
-                return call.served(lookup.entry.answer)
-            output = await call.aanswer()
-            await call.akeep(lookup, output)
-            return output
+            call = _Call(self, AWAITING, value, config, namespace, kwargs)
+            return await call.serve(run_manager)
 
         run: Any = self._acall_with_config  # as above
         return await run(answer, input, config)
@@ -276,18 +263,14 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         def answer(
             values: Iterator[Any], run_manager: CallbackManagerForChainRun, config: Any
         ) -> Iterator[Any]:
-            call = _Call(self, next(values), config, namespace, kwargs)
-            lookup = call.look_up()
-            self._report(run_manager, call, lookup)
-            if lookup is not None and lookup.entry is not None:
-                self._flow.check(lookup, call.answer_unheard)
-                yield as_piece(call.served(lookup.entry.answer))
+            call = _Call(self, BLOCKING, next(values), config, namespace, kwargs)
+            earlier = finished(call.look_up(run_manager))
+            if earlier is not None:
+                yield as_piece(call.served(earlier))
                 return
-            pieces = Pieces()
             for piece in call.around.each(call.stream()):
-                pieces.add(piece)
-                yield piece
-            call.keep(lookup, pieces.whole)
+                yield call.add(piece)
+            finished(call.keep_pieces())
 
         run: Any = self._transform_stream_with_config  # as above
         yield from run(iter([input]), answer, config)
@@ -309,18 +292,14 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         async def answer(
             values: AsyncIterator[Any], run_manager: AsyncCallbackManagerForChainRun, config: Any
         ) -> AsyncIterator[Any]:
-            call = _Call(self, await anext(values), config, namespace, kwargs)
-            lookup = await call.alook_up()
-            await self._areport(run_manager, call, lookup)
-            if lookup is not None and lookup.entry is not None:
-                self._flow.check(lookup, call.answer_unheard, call.aanswer_unheard)
-                yield as_piece(call.served(lookup.entry.answer))
+            call = _Call(self, AWAITING, await anext(values), config, namespace, kwargs)
+            earlier = await call.look_up(run_manager)
+            if earlier is not None:
+                yield as_piece(call.served(earlier))
                 return
-            pieces = Pieces()
-            async for piece in call.around.aeach(call.astream()):
-                pieces.add(piece)
-                yield piece
-            await call.akeep(lookup, pieces.whole)
+            async for piece in call.around.aeach(call.stream()):
+                yield call.add(piece)
+            await call.keep_pieces()
 
         run: Any = self._atransform_stream_with_config  # as above
         async for piece in run(inputs(), answer, config):
@@ -341,14 +320,8 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         Raises:
             Exception: Any error of the retriever or the embedding model.
         """
-        call = _Call(self, question, ensure_config(config), namespace, kwargs)
-        keyed = call.question(call.retrieve())
-        embedding = call.embed() if call.embeds else None
-        return (
-            unkept_explanation(call.around.alone or _INCOMPARABLE)
-            if keyed is None
-            else self._flow.explain(keyed, embedding)
-        )
+        call = _Call(self, BLOCKING, question, ensure_config(config), namespace, kwargs)
+        return finished(call.explain())
 
     async def aexplain(
         self,
@@ -359,31 +332,12 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         **kwargs: Any,
     ) -> AnswerExplanation:
         """Async version of :meth:`explain`."""
-        call = _Call(self, question, ensure_config(config), namespace, kwargs)
-        keyed = call.question(await call.aretrieve())
-        embedding = await call.aembed() if call.embeds else None
-        return (
-            unkept_explanation(call.around.alone or _INCOMPARABLE)
-            if keyed is None
-            else await self._flow.aexplain(keyed, embedding)
-        )
+        call = _Call(self, AWAITING, question, ensure_config(config), namespace, kwargs)
+        return await call.explain()
 
     @override
     def _codec(self) -> AnswerCodec[Any]:
         return CODEC
-
-    def _report(
-        self, run: CallbackManagerForChainRun, call: _Call, lookup: Lookup[Any] | None
-    ) -> None:
-        if _hears_events(run):
-            run.get_child().on_custom_event(ANSWER_CACHE_EVENT, _event(call, lookup), run.run_id)
-
-    async def _areport(
-        self, run: AsyncCallbackManagerForChainRun, call: _Call, lookup: Lookup[Any] | None
-    ) -> None:
-        if _hears_events(run):
-            event = _event(call, lookup)
-            await run.get_child().on_custom_event(ANSWER_CACHE_EVENT, event, run.run_id)
 
 
 class _Call:
@@ -392,18 +346,20 @@ class _Call:
     def __init__(
         self,
         cache: AnswerCache,
+        way: Way,
         value: Any,
         config: RunnableConfig,
         namespace: str | None,
         arguments: dict[str, Any],
     ) -> None:
-        self._cache = cache
-        self._value = value
-        self._config = config
-        self._arguments = arguments
         if not isinstance(namespace, str | None):
             msg = f"namespace must be a string, got {namespace!r:.100}"
             raise ConfigurationError(msg)
+        self._cache = cache
+        self._way = way
+        self._value = value
+        self._config = config
+        self._arguments = arguments
         self._namespace = cache.namespace if namespace is None else namespace
         self._text, self._others = read_input(value, cache.input_key)
         key = cache.context_key
@@ -411,8 +367,6 @@ class _Call:
         self._context = context_text(turns)
         self._roles, self._form = turns_form(turns)
         self._whole = in_context(self._text, self._context)
-        self._documents: list[Document] = []
-        self._question: Question | None = None
         self._flow, self._watch = cache._flow, cache._watch  # noqa: SLF001 - a call is a part of its cache
         self.around = self._flow.watch.surroundings(config)
         conversation = next(
@@ -420,35 +374,34 @@ class _Call:
         )
         if conversation:
             self._flow.warn(_BARE % (conversation, conversation))
-        self._version = self.around.version
+        self._documents: list[Document] = []
+        self._lookup: Lookup[Any] | None = None
         self._heard = HeardRun()
+        self._pieces = Pieces()
         self._streams = False
-        ours = isinstance(cache.retriever, ApproximateCacheRetriever)
+        retriever, given = cache.retriever, cache.embeddings
+        ours = isinstance(retriever, ApproximateCacheRetriever)
         # Others have tenants of their own, by filter or otherwise.
         self._of_tenant = {"namespace": self._namespace} if ours and self._namespace else {}
+        self._own_retriever: Any = retriever if ours and given is None else None
+        self._model: Any = _model_of(retriever, given)
 
     # The documents, and the question with them
 
-    def retrieve(self) -> list[Document]:
-        """Find the documents.
+    async def _question(self) -> Question | None:
+        """Find the documents, and return the question with all that its answer depends on.
+
+        ``None`` if that is unknown.
 
         Raises:
             ConfigurationError: The retriever returned something else than documents.
         """
         retriever: Any = self._cache.retriever
-        found = retriever.invoke(self._whole, self._config, **self._of_tenant)
-        return list(checked_results(found, Document))
-
-    async def aretrieve(self) -> list[Document]:
-        """Async version of :meth:`retrieve`."""
-        retriever: Any = self._cache.retriever
-        found = await retriever.ainvoke(self._whole, self._config, **self._of_tenant)
-        return list(checked_results(found, Document))
-
-    def question(self, documents: list[Document]) -> Question | None:
-        """Return the question with all that its answer depends on; ``None`` if that is unknown."""
-        self._documents = documents
-        identities = identities_of(documents)
+        ask = self._way(
+            retriever.invoke, retriever.ainvoke, self._whole, self._config, **self._of_tenant
+        )
+        self._documents = list(checked_results(await ask, Document))
+        identities = identities_of(self._documents)
         said = said_besides(input=self._value, question=self._text, turns=self._turns)
         turns = enumerate(self._turns) if isinstance(self._turns, list | tuple) else ()
         said |= said_besides(**{f"turn {number}": turn for number, turn in turns})
@@ -457,63 +410,68 @@ class _Call:
         if identities is None or frozen.opaque or self.around.alone:
             return None
         scope = (self._namespace, frozen.key | self.around.frozen.key, self._roles)
-        self._question = Question(
-            self._text, identities, scope, self._context, self._version, self._form
+        return Question(
+            self._text, identities, scope, self._context, self.around.version, self._form
         )
-        return self._question
 
     @property
-    def embeds(self) -> bool:
+    def _embeds(self) -> bool:
         """Whether there is something to embed questions with."""
         return self._own_retriever is not None or self._model is not None
 
-    @property
-    def _own_retriever(self) -> ApproximateCacheRetriever | None:
-        retriever = self._cache.retriever
-        own = self._cache.embeddings is None and isinstance(retriever, ApproximateCacheRetriever)
-        return retriever if own and isinstance(retriever, ApproximateCacheRetriever) else None
-
-    @property
-    def _model(self) -> Embeddings | None:
-        return _model_of(self._cache.retriever, self._cache.embeddings)
-
-    def embed(self) -> Vector | None:
+    async def _embed(self) -> Vector | None:
         """Embed the question; ``None`` where the model does not read all of it.
 
         Our own retriever has just done so, and remembers it.
         """
-        if self._own_retriever is not None:
-            embedding = self._own_retriever.embed_question(self._whole, **self._of_tenant)
+        own, model, way = self._own_retriever, self._model, self._way
+        if own is not None:
+            ask = way(own.embed_question, own.aembed_question, self._whole, **self._of_tenant)
         else:
-            assert self._model is not None  # noqa: S101 - or `embeds` says no, and nobody comes here
-            embedding = np.asarray(self._model.embed_query(self._whole), np.float32)
+            ask = way(model.embed_query, model.aembed_query, self._whole)
+        embedding: Vector = np.asarray(await ask, np.float32)
         return None if self._cache._is_cut(self._whole) else embedding  # noqa: SLF001 - as above
 
-    async def aembed(self) -> Vector | None:
-        """Async version of :meth:`embed`."""
-        if self._own_retriever is not None:
-            embedding = await self._own_retriever.aembed_question(self._whole, **self._of_tenant)
-        else:
-            assert self._model is not None  # noqa: S101 - as in `embed`
-            embedding = np.asarray(await self._model.aembed_query(self._whole), np.float32)
-        return None if self._cache._is_cut(self._whole) else embedding  # noqa: SLF001 - as above
-
-    def look_up(self) -> Lookup[Any] | None:
-        """Look the question up; ``None`` where nobody knows what its answer depends on."""
-        question = self.question(self.retrieve())
+    async def explain(self) -> AnswerExplanation:
+        """Explain why the question would be served an earlier answer, or not."""
+        question = await self._question()
+        embedding = await self._embed() if self._embeds else None
         if question is None:
-            return None
-        return self._flow.look_up(question, self.embed if self.embeds else None, self.around)
+            return unkept_explanation(self._unknown)
+        return await self._way(self._flow.explain, self._flow.aexplain, question, embedding)
 
-    async def alook_up(self) -> Lookup[Any] | None:
-        """Async version of :meth:`look_up`."""
-        question = self.question(await self.aretrieve())
-        if question is None:
+    async def look_up(
+        self, run: CallbackManagerForChainRun | AsyncCallbackManagerForChainRun
+    ) -> CachedAnswer[Any] | None:
+        """Look the question up, and report what happens to it; return the answer to be served."""
+        question = await self._question()
+        if question is not None:
+            flow, embed = self._flow, self._way.function(self._embed) if self._embeds else None
+            self._lookup = await self._way(
+                flow.look_up, flow.alook_up, question, embed, self.around
+            )
+        lookup = self._lookup
+        # A run's child takes a while to make, so only if a handler of it hears of events.
+        if not all(handler.ignore_custom_event for handler in run.inheritable_handlers):
+            trace = AnswerTrace(hit=False, reason=self._unknown) if lookup is None else lookup.trace
+            child: Any = run.get_child()
+            report = child.on_custom_event
+            await self._way(report, report, ANSWER_CACHE_EVENT, asdict(trace), run.run_id)
+        if lookup is None or lookup.entry is None:
             return None
-        embed = self.aembed if self.embeds else None
-        return await self._flow.alook_up(question, embed, self.around)
+        self._flow.check(lookup, *self._way.again(self._answer_unheard))
+        return lookup.entry
+
+    @property
+    def _unknown(self) -> str:
+        """Why nobody knows what the answer depends on."""
+        return self.around.alone or _INCOMPARABLE
 
     # The answer
+
+    def _ask_chain(self, way: Way, config: RunnableConfig) -> Coroutine[Any, Any, Any]:
+        chain = self._cache.chain
+        return way(chain.invoke, chain.ainvoke, self._for_chain(), config, **self._arguments)
 
     def _for_chain(self) -> Any:
         key = self._cache.documents_key
@@ -523,83 +481,58 @@ class _Call:
         inputs = self._value if isinstance(self._value, Mapping) else {name: self._text}
         return {**inputs, key: [copy_model(document) for document in self._documents]}
 
-    def _heard_config(self) -> RunnableConfig:
-        return self._heard.within(self.around)
-
-    def answer(self) -> Any:
-        """Answer the question."""
+    async def serve(self, run: CallbackManagerForChainRun | AsyncCallbackManagerForChainRun) -> Any:
+        """Return an earlier answer, or answer the question."""
+        earlier = await self.look_up(run)
+        if earlier is not None:
+            return self.served(earlier)
         with self.around.watched():
-            return self._cache.chain.invoke(
-                self._for_chain(), self._heard_config(), **self._arguments
-            )
+            output = await self._ask_chain(self._way, self._heard.within(self.around))
+        await self._keep(output)
+        return output
 
-    async def aanswer(self) -> Any:
-        """Async version of :meth:`answer`."""
-        with self.around.watched():
-            return await self._cache.chain.ainvoke(
-                self._for_chain(), self._heard_config(), **self._arguments
-            )
-
-    def stream(self) -> Iterator[Any]:
-        """Answer the question in pieces."""
+    def stream(self) -> Any:
+        """Answer the question in pieces, for :meth:`add`."""
         self._streams = True
+        chain = self._cache.chain
+        stream = chain.astream if self._way.awaits else chain.stream
         with self.around.watched():
-            return self._cache.chain.stream(
-                self._for_chain(), self._heard_config(), **self._arguments
-            )
+            # Made here, as LangChain puts what the enclosing run's configuration holds into it.
+            config = self._heard.within(self.around)
+            return stream(self._for_chain(), config, **self._arguments)
 
-    def astream(self) -> AsyncIterator[Any]:
-        """Async version of :meth:`stream`."""
-        self._streams = True
-        with self.around.watched():
-            return self._cache.chain.astream(
-                self._for_chain(), self._heard_config(), **self._arguments
-            )
+    def add(self, piece: Any) -> Any:
+        """Take a piece of the answer, and return it."""
+        self._pieces.add(piece)
+        return piece
 
-    def answer_unheard(self) -> Any:
+    async def _answer_unheard(self, way: Way) -> Any:
         """Answer the question once more, in a run of its own that no callbacks of the call hear.
 
         Raises:
             RAGCacheError: What came is no answer.
         """
         heard = HeardRun()
-        config = heard.alone(self._silent)
-        return self._checked(
-            heard, self._cache.chain.invoke(self._for_chain(), config, **self._arguments)
-        )
-
-    async def aanswer_unheard(self) -> Any:
-        """Async version of :meth:`answer_unheard`."""
-        heard = HeardRun()
-        config = heard.alone(self._silent)
-        return self._checked(
-            heard, await self._cache.chain.ainvoke(self._for_chain(), config, **self._arguments)
-        )
-
-    def _checked(self, heard: HeardRun, output: Any) -> Any:
+        silent = patch_config(self._config, callbacks=None) | {"callbacks": []}
+        output = await self._ask_chain(way, heard.alone(silent))
         reason = self._why_none(heard, output)
         if reason is not None:
             msg = f"the answer can't be compared: {reason}"
             raise RAGCacheError(msg)
         return output
 
-    @property
-    def _silent(self) -> RunnableConfig:
-        return patch_config(self._config, callbacks=None) | {"callbacks": []}
-
-    def served(self, answer: Any) -> Any:
+    def served(self, earlier: CachedAnswer[Any]) -> Any:
         """Return an earlier answer as a new one."""
-        return renewed(answer, names_in(self._others))
+        return renewed(earlier.answer, names_in(self._others))
 
-    def keep(self, lookup: Lookup[Any] | None, output: Any) -> None:
+    async def keep_pieces(self) -> None:
+        """Keep the answer that came in pieces."""
+        await self._keep(self._pieces.whole)
+
+    async def _keep(self, output: Any) -> None:
         """Keep an answer, if it is known what it depends on."""
-        if self._is_known(lookup, output):
-            self._flow.keep_copy(lookup, output)
-
-    async def akeep(self, lookup: Lookup[Any] | None, output: Any) -> None:
-        """Async version of :meth:`keep`."""
-        if self._is_known(lookup, output):
-            await self._flow.akeep_copy(lookup, output)
+        if self._is_known(self._lookup, output):
+            await self._way(self._flow.keep, self._flow.akeep, self._lookup, output)
 
     def _is_known(self, lookup: Lookup[Any] | None, output: Any) -> TypeGuard[Lookup[Any]]:
         """Whether this is an answer, and it is known what it depends on; if not, it is left out."""
@@ -613,7 +546,7 @@ class _Call:
             self._flow.leave_out(reason)
         elif names_in(output) & names_in(self._turns) - names_in(self._others):
             self._flow.leave_out(_OTHER_MESSAGES)
-        elif self._watch.version() != self._version:
+        elif self._watch.version() != self.around.version:
             self._flow.leave_out(CHANGED)
         else:
             return True
@@ -641,14 +574,3 @@ def _model_of(retriever: object, embeddings: Embeddings | None) -> Embeddings | 
     own = getattr(retriever, "embeddings", None)
     model = embeddings or own or getattr(store, "embeddings", None)
     return model if isinstance(model, Embeddings) else None
-
-
-def _hears_events(run: CallbackManagerForChainRun | AsyncCallbackManagerForChainRun) -> bool:
-    """Whether a handler of a run's child hears of events: the child takes a while to make."""
-    return not all(handler.ignore_custom_event for handler in run.inheritable_handlers)
-
-
-def _event(call: _Call, lookup: Lookup[Any] | None) -> dict[str, Any]:
-    if lookup is None:
-        return asdict(AnswerTrace(hit=False, reason=call.around.alone or _INCOMPARABLE))
-    return asdict(lookup.trace)

@@ -1,15 +1,13 @@
-"""Cached results of LangChain tools."""
+"""Cached results of LangChain tools and of nodes of LangGraph."""
 
 from __future__ import annotations
 
 import inspect
 import operator
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack, no_type_check
 
-import numpy as np
 from langchain_core.callbacks import AsyncCallbackManagerForToolRun, CallbackManagerForToolRun
 from langchain_core.embeddings import Embeddings
 from langchain_core.messages import ToolMessage
@@ -24,22 +22,21 @@ from langchain_core.tools import BaseTool, InjectedToolCallId
 from pydantic import PrivateAttr
 from typing_extensions import override
 
-from ragcache_integrations.answers.changes import ChangeWatch
-from ragcache_integrations.answers.entries import Question, Vector
+from ragcache_integrations.answers.flow import AWAITING, BLOCKING, Way, finished
 from ragcache_integrations.answers.knobs import AnswerKnobArguments
-from ragcache_integrations.answers.langchain.heard import HeardRun
-from ragcache_integrations.answers.langchain.messages import (
-    chosen_names,
-    nameless,
-    names_in,
-    renewed,
+from ragcache_integrations.answers.tools import (
+    Framework,
+    KeptResults,
+    Results,
+    ToolCalls,
+    check_tool,
+    declared_part,
 )
-from ragcache_integrations.answers.langchain.values import WATCHED, why_none
-from ragcache_integrations.answers.types import AnswerStats
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.keys import Surroundings
 
-from .calls import Results, ToolCalls, check_parts, check_tool, declared_part
+from .heard import HeardRun
+from .messages import chosen_names, nameless, names_in, renewed
+from .values import WATCHED, why_none
 
 __all__ = ["CachedNode", "CachedTool", "cached_node", "cached_tool"]
 
@@ -72,7 +69,7 @@ def _is_other(now: dict[str, Any], before: dict[str, Any]) -> bool:
     return now.keys() != before.keys() or any(now[name] is not before[name] for name in now)
 
 
-class CachedTool(BaseTool):
+class CachedTool(KeptResults, BaseTool):
     """A tool whose results are served again; made by :func:`cached_tool`.
 
     Runs of the tool itself are children of its runs, so traces show which calls it was asked for.
@@ -81,15 +78,11 @@ class CachedTool(BaseTool):
     _original: BaseTool = PrivateAttr()
     _copied: _Copied = PrivateAttr()
     _calls: ToolCalls[Any] = PrivateAttr()
-    _embeddings: Embeddings | None = PrivateAttr()
 
-    def __init__(
-        self, tool: BaseTool, calls: ToolCalls[Any], embeddings: Embeddings | None
-    ) -> None:
+    def __init__(self, tool: BaseTool, calls: ToolCalls[Any]) -> None:
         copied = {name: getattr(tool, name) for name in _COPIED if hasattr(tool, name)}
         super().__init__(args_schema=tool.args_schema or tool.get_input_schema(), **copied)
-        self._original, self._calls, self._embeddings = tool, calls, embeddings
-        self._copied = _copy(tool)
+        self._original, self._calls, self._copied = tool, calls, _copy(tool)
 
     @property
     def _tool(self) -> BaseTool:
@@ -99,14 +92,6 @@ class CachedTool(BaseTool):
             copied = self._copied = _copy(self._original)
         return copied.tool
 
-    def stats(self) -> AnswerStats:
-        """Return what was done so far. Touches memory alone."""
-        return self._calls.flow.core.stats()
-
-    def clear(self) -> None:
-        """Forget all results."""
-        self._calls.flow.core.clear()
-
     def _run(
         self,
         *texts: str,
@@ -114,18 +99,7 @@ class CachedTool(BaseTool):
         run_manager: CallbackManagerForToolRun | None = None,
         **arguments: Any,
     ) -> Any:
-        arguments |= zip(self.args, texts, strict=False)  # a text alone is the first argument
-        around = self._calls.flow.watch.surroundings(_child_config(config, run_manager))
-        call, silent = self._call(arguments), _silent(config)
-        heard = HeardRun()
-        return self._calls.serve(
-            self._calls.question(arguments, around),
-            around,
-            _embed_with(self._embeddings),
-            lambda: self._result(self._tool.invoke(call, heard.within(around))),
-            lambda: self._result(self._tool.invoke(call, silent)),
-            self._results(arguments, heard),
-        )
+        return finished(self._serve(BLOCKING, texts, config, run_manager, arguments))
 
     async def _arun(
         self,
@@ -134,31 +108,37 @@ class CachedTool(BaseTool):
         run_manager: AsyncCallbackManagerForToolRun | None = None,
         **arguments: Any,
     ) -> Any:
-        arguments |= zip(self.args, texts, strict=False)  # as above
-        around = self._calls.flow.watch.surroundings(_child_config(config, run_manager))
-        call, silent = self._call(arguments), _silent(config)
-        heard = HeardRun()
+        return await self._serve(AWAITING, texts, config, run_manager, arguments)
 
-        async def invoke(config: RunnableConfig) -> Any:
-            return self._result(await self._tool.ainvoke(call, config))
+    async def _serve(
+        self,
+        way: Way,
+        texts: Sequence[str],
+        config: RunnableConfig,
+        run: CallbackManagerForToolRun | AsyncCallbackManagerForToolRun | None,
+        arguments: dict[str, Any],
+    ) -> Any:
+        arguments |= zip(self.args, texts, strict=False)  # a text alone is the first argument
+        child = config if run is None else patch_config(config, callbacks=run.get_child())
+        around = self._calls.flow.watch.surroundings(child)
+        called, heard = self._call(arguments), HeardRun()
+        artifacts, own = self.response_format != "content", names_in(arguments)
 
-        return await self._calls.aserve(
-            self._calls.question(arguments, around),
-            around,
-            _aembed_with(self._embeddings),
-            lambda: invoke(heard.within(around)),
-            lambda: self._result(self._tool.invoke(call, silent)),
-            partial(invoke, silent),
-            self._results(arguments, heard),
-        )
+        async def call(way: Way, *, again: bool = False) -> Any:
+            tool, given = self._tool, _silent(config) if again else heard.within(around)
+            output = await way(tool.invoke, tool.ainvoke, called, given)
+            if not artifacts:
+                return output
+            assert isinstance(output, ToolMessage)  # noqa: S101 - the answer to a tool call
+            return output.content, output.artifact
 
-    def _results(self, arguments: dict[str, Any], heard: HeardRun) -> Results[Any]:
-        artifacts = self.response_format != "content"
-        own = names_in(arguments)
-        return Results(
-            lambda result: heard.reason or why_none(result[0] if artifacts else result),
+        results = Results(
+            lambda content: heard.reason or why_none(content),
             lambda result: renewed(result, own),
+            lambda result: result[0] if artifacts else result,
         )
+        question = self._calls.question(arguments, around)
+        return await self._calls.serve(way, question, around, call, results)
 
     def _call(self, arguments: dict[str, Any]) -> Any:
         """Return a call of the tool whose answer has the artifact, where it makes one."""
@@ -170,12 +150,6 @@ class CachedTool(BaseTool):
             "name": self.name,
             "args": arguments,
         }
-
-    def _result(self, output: Any) -> Any:
-        if self.response_format == "content":
-            return output
-        assert isinstance(output, ToolMessage)  # noqa: S101 - the answer to a tool call
-        return output.content, output.artifact
 
 
 def cached_tool(
@@ -216,27 +190,17 @@ def cached_tool(
     if _gets_call_id(tool):
         msg = f"{tool.name} gets the id of each call, so its results depend on more"
         raise ConfigurationError(msg)
-    check_parts(keep, "embeddings", embeddings, Embeddings)
-    keeps = keep
-    if keep is not None and tool.response_format != "content":
-        keeps = _of_content(keep)
-    watch = ChangeWatch(tool, WATCHED)
-    calls = ToolCalls[Any](
+    calls = ToolCalls(
+        _LANGCHAIN,
+        tool,
         f"an argument of {tool.name}",
         list(tool.args),
         query_argument,
-        knobs,
-        keeps,
-        _same,
-        watch,
         embeddings,
+        keep,
+        knobs,
     )
-    return CachedTool(tool, calls, embeddings)
-
-
-def _of_content(keep: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Return a function of a result with its artifact."""
-    return lambda result: keep(result[0])
+    return CachedTool(tool, calls)
 
 
 def _gets_call_id(tool: BaseTool) -> bool:
@@ -245,7 +209,7 @@ def _gets_call_id(tool: BaseTool) -> bool:
     return any(part is InjectedToolCallId or type(part) is InjectedToolCallId for part in parts)
 
 
-class CachedNode(Runnable[Any, Any]):
+class CachedNode(KeptResults, Runnable[Any, Any]):
     """A node of a graph whose results are served again; made by :func:`cached_node`."""
 
     def __init__(
@@ -253,24 +217,14 @@ class CachedNode(Runnable[Any, Any]):
         node: Runnable[Any, Any],
         reads: tuple[str, ...],
         calls: ToolCalls[Any],
-        embeddings: Embeddings | None,
         written: Any = None,
     ) -> None:
         self.name = node.get_name()
-        self._node, self._reads = node, reads
-        self._calls, self._embeddings = calls, embeddings
+        self._node, self._reads, self._calls = node, reads, calls
         # LangGraph reads the state's schema and the edges of a Command from a node's annotations.
         self.__annotations__ = {} if written is None else dict(written.__annotations__)
         if written is not None:
             self.__wrapped__ = written
-
-    def stats(self) -> AnswerStats:
-        """Return what was done so far. Touches memory alone."""
-        return self._calls.flow.core.stats()
-
-    def clear(self) -> None:
-        """Forget all results."""
-        self._calls.flow.core.clear()
 
     @no_type_check  # LangGraph is to see the annotations of the object, not of its method
     def __call__(self, state, config=None):  # noqa: ANN001, ANN204 - LangGraph reads them
@@ -279,67 +233,44 @@ class CachedNode(Runnable[Any, Any]):
 
     @override
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        config, heard = ensure_config(config), HeardRun()
-        around = self._calls.flow.watch.surroundings(config)
-
-        def run(config: RunnableConfig) -> Any:
-            return self._node.invoke(declared_part(input, self._reads), config, **kwargs)
-
-        return self._calls.serve(
-            self._question(input, around, kwargs),
-            around,
-            _embed_with(self._embeddings),
-            lambda: run(heard.within(around)),
-            lambda: run(_silent(config)),
-            self._results(input, heard),
-        )
+        return finished(self._serve(BLOCKING, input, config, kwargs))
 
     @override
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return await self._serve(AWAITING, input, config, kwargs)
+
+    async def _serve(
+        self, way: Way, state: Any, config: RunnableConfig | None, arguments: dict[str, Any]
+    ) -> Any:
         config, heard = ensure_config(config), HeardRun()
         around = self._calls.flow.watch.surroundings(config)
 
-        def again() -> Any:
-            part = declared_part(input, self._reads)
-            return self._node.invoke(part, _silent(config), **kwargs)
+        async def call(way: Way, *, again: bool = False) -> Any:
+            node, given = self._node, _silent(config) if again else heard.within(around)
+            part = declared_part(state, self._reads)
+            return await way(node.invoke, node.ainvoke, part, given, **arguments)
 
-        async def run(config: RunnableConfig) -> Any:
-            return await self._node.ainvoke(declared_part(input, self._reads), config, **kwargs)
-
-        return await self._calls.aserve(
-            self._question(input, around, kwargs),
-            around,
-            _aembed_with(self._embeddings),
-            lambda: run(heard.within(around)),
-            again,
-            lambda: run(_silent(config)),
-            self._results(input, heard),
-        )
-
-    def _question(
-        self, state: Any, around: Surroundings, arguments: dict[str, Any]
-    ) -> Question | None:
-        return self._calls.question(self._read(state), around, arguments)
-
-    def _read(self, state: Any) -> dict[str, Any]:
-        # What the state does not have is left out: a node may take it for something else than None.
-        mapping = isinstance(state, Mapping)
-        has, get = (operator.contains, operator.getitem) if mapping else (hasattr, getattr)
-        return {name: get(state, name) for name in self._reads if has(state, name)}
-
-    def _results(self, state: Any, heard: HeardRun) -> Results[Any]:
-        own = names_in(self._read(state))
+        read = self._read(state)
+        question = self._calls.question(read, around, arguments)
+        own = names_in(read)
         others = names_in(state) - own
 
         def served(result: Any) -> Any:
             # A chosen id that the state has may mean that message, which the result replaces.
             return None if chosen_names(result) & others else renewed(result, own)
 
-        return Results(
+        results = Results(
             lambda result: heard.reason or why_none(result),
             served,
-            lambda result: bool(names_in(result) & others),
+            never=lambda result: bool(names_in(result) & others),
         )
+        return await self._calls.serve(way, question, around, call, results)
+
+    def _read(self, state: Any) -> dict[str, Any]:
+        # What the state does not have is left out: a node may take it for something else than None.
+        mapping = isinstance(state, Mapping)
+        has, get = (operator.contains, operator.getitem) if mapping else (hasattr, getattr)
+        return {name: get(state, name) for name in self._reads if has(state, name)}
 
 
 def cached_node(
@@ -390,12 +321,17 @@ def cached_node(
             )
             raise ConfigurationError(msg)
         node = RunnableLambda(node)
-    check_parts(keep, "embeddings", embeddings, Embeddings)
-    watch = ChangeWatch(node, WATCHED)
-    calls = ToolCalls[Any](
-        "a value of reads=", reads, query_argument, knobs, keep, _same, watch, embeddings
+    calls = ToolCalls(
+        _LANGCHAIN,
+        node,
+        "a value of reads=",
+        reads,
+        query_argument,
+        embeddings,
+        keep,
+        knobs,
     )
-    return CachedNode(node, tuple(reads), calls, embeddings, written)
+    return CachedNode(node, tuple(reads), calls, written)
 
 
 def _written(node: Callable[..., Any]) -> Any:
@@ -406,31 +342,13 @@ def _written(node: Callable[..., Any]) -> Any:
     return call if inspect.ismethod(call) else None
 
 
-def _embed_with(model: Embeddings | None) -> Callable[[str], Vector] | None:
-    return None if model is None else lambda text: np.asarray(model.embed_query(text), np.float32)
-
-
-def _aembed_with(model: Embeddings | None) -> Callable[[str], Awaitable[Vector]] | None:
-    if model is None:
-        return None
-
-    async def embed(text: str) -> Vector:
-        return np.asarray(await model.aembed_query(text), np.float32)
-
-    return embed
-
-
 def _silent(config: RunnableConfig) -> RunnableConfig:
     """Return a configuration for a run that nobody hears of."""
     return patch_config(config, callbacks=None) | {"callbacks": []}
 
 
-def _child_config(
-    config: RunnableConfig,
-    run: CallbackManagerForToolRun | AsyncCallbackManagerForToolRun | None,
-) -> RunnableConfig:
-    return config if run is None else patch_config(config, callbacks=run.get_child())
-
-
 def _same(one: Any, other: Any) -> bool:
     return bool(nameless(one) == nameless(other))
+
+
+_LANGCHAIN: Framework[Any] = Framework(WATCHED, Embeddings, "embeddings", "embed_query", _same)

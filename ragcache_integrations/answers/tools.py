@@ -1,81 +1,113 @@
-"""Calls of a tool as questions of a cache of answers."""
+"""Calls of a tool or a node as questions of a cache of answers, in any framework."""
 
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache, partial
 from types import new_class
-from typing import Any, Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
+import numpy as np
 from pydantic import BaseModel
 from typing_extensions import override
 
-from ragcache_integrations.answers.changes import CHANGED, ChangeWatch
-from ragcache_integrations.answers.core import AnswerCore
-from ragcache_integrations.answers.entries import Question, Vector
-from ragcache_integrations.answers.flow import AnswerFlow, Lookup
-from ragcache_integrations.answers.knobs import AnswerKnobArguments, AnswerKnobs, check_embedded
 from ragcache_integrations.core.checks import did_you_mean
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.keys import Surroundings, freeze_arguments, window_of
 
-__all__ = ["Results", "ToolCalls", "check_parts", "check_tool", "declared_part"]
+from .changes import CHANGED, ChangeWatch
+from .core import AnswerCore
+from .entries import Question, Vector
+from .flow import AnswerFlow, Lookup, Way
+from .knobs import AnswerKnobArguments, AnswerKnobs, check_embedded
+from .types import AnswerStats
+
+__all__ = ["Framework", "KeptResults", "Results", "ToolCalls", "check_tool", "declared_part"]
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Results(Generic[R]):
-    """How a framework treats the results of one call.
+class Framework(Generic[R]):
+    """What is a framework's own of cached tools.
 
     Attributes:
-        why_none: Returns why a result is none that may be kept; ``None``: it may.
-        served: Returns a copy of an earlier result for its new receiver; ``None`` where the tool
-            has to be called instead.
-        refers: Whether a result refers to something that is not compared, such as a message of the
-            conversation by its id; it is not kept then.
+        modules: Beginnings of the names of its modules.
+        model: The base class of its embedding models.
+        argument: Name of the argument that is such a model.
+        embed: Name of the method that embeds a query; with an ``a`` before it, of the async one.
+        same: Whether two results are the same.
     """
 
-    why_none: Callable[[R], str | None]
+    modules: tuple[str, ...]
+    model: type
+    argument: str
+    embed: str
+    same: Callable[[R, R], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Results(Generic[R]):
+    """How the results of one call are treated.
+
+    Attributes:
+        why_none: Returns why the content of a result is none that may be kept; ``None``: it may.
+        served: Returns a copy of an earlier result for its new receiver; ``None`` where the tool
+            has to be called instead.
+        content: Returns the content of a result.
+        never: Whether a result is not kept, whatever is in it: an error, or one that refers to
+            something that is not compared, such as a message of the conversation by its id.
+    """
+
+    why_none: Callable[[Any], str | None]
     served: Callable[[R], R | None]
-    refers: Callable[[R], bool] = lambda _: False
+    content: Callable[[R], Any] = lambda result: result
+    never: Callable[[R], bool] = lambda _: False
 
 
 class ToolCalls(Generic[R]):
     """Reads calls of one tool, and decides which results are kept.
 
     Args:
+        framework: Whose tool it is.
+        tool: The tool, or a node of a graph. Nothing is kept over a change of it.
         whose: What the names are, for errors, such as ``an argument of search``.
         names: Those of its arguments.
         query_argument: Name of the argument that is compared as a question is; all others, and all
             where it is ``None``, must be equal.
-        knobs: The settings of the cache, see :class:`AnswerKnobs`.
-        keep: Returns whether a result may be kept; ``None``: each that is one.
-        same: Whether two results are the same.
-        watch: Says whether the tool has changed.
         model: What embeds queries, or ``None``.
+        keep: Returns whether the content of a result may be kept; ``None``: each that is one.
+        knobs: The settings of the cache, see :class:`AnswerKnobs`.
 
     Attributes:
         flow: The cache.
 
     Raises:
-        ConfigurationError: A knob is unknown or out of range, or there is no such argument.
+        ConfigurationError: A knob is unknown or out of range, another argument is of the wrong
+            type, or there is no such argument of the tool.
     """
 
     def __init__(
         self,
+        framework: Framework[R],
+        tool: object,
         whose: str,
         names: Collection[str],
         query_argument: str | None,
+        model: object,
+        keep: Callable[[Any], object] | None,
         knobs: AnswerKnobArguments,
-        keep: Callable[[R], object] | None,
-        same: Callable[[R, R], bool],
-        watch: ChangeWatch,
-        model: object = None,
     ) -> None:
+        if model is not None and not isinstance(model, framework.model):
+            kind = framework.model.__name__
+            msg = f"{framework.argument} must be {kind} or None, got {model!r:.100}"
+            raise ConfigurationError(msg)
+        if keep is not None and not callable(keep):
+            msg = f"keep must be a function or None, got {keep!r:.100}"
+            raise ConfigurationError(msg)
         if query_argument is not None and query_argument not in names:
             near = did_you_mean(query_argument, names) if isinstance(query_argument, str) else ""
             msg = (
@@ -89,9 +121,11 @@ class ToolCalls(Generic[R]):
         self._query_argument = query_argument
         self._namespace = checked.namespace
         self._keep = keep
-        self._watch = watch
+        self._embed = framework.embed
+        self._model: Any = model
         self._leaves_out = window_of(model)
-        self.flow = AnswerFlow[R](AnswerCore(checked), same, code=watch)
+        self._watch = ChangeWatch(tool, framework.modules)
+        self.flow = AnswerFlow[R](AnswerCore(checked), framework.same, code=self._watch)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return the same: copies of a tool share its results."""
@@ -124,82 +158,75 @@ class ToolCalls(Generic[R]):
         scope = (self._namespace, frozen.key, nameless.key, around.frozen.key)
         return Question(text, frozenset(), scope, version=around.version)
 
-    def serve(
+    async def serve(
         self,
+        way: Way,
         question: Question | None,
         around: Surroundings,
-        embed: Callable[[str], Vector] | None,
-        call: Callable[[], R],
-        again: Callable[[], R],
+        call: Callable[..., Coroutine[Any, Any, R]],
         results: Results[R],
     ) -> R:
         """Return the result of an earlier call, or call.
 
         Args:
+            way: How to wait for the tool and the embedding model.
             question: The call, see :meth:`question`.
             around: What surrounds it.
-            embed: Embeds the query; ``None`` where only the same words count.
-            call: Calls the tool.
-            again: Calls it in the background, unheard.
+            call: Calls the tool in a way; with ``again=True`` in the background, unheard.
             results: How its results are treated.
 
         Raises:
             Exception: Any error of the tool or the embedding model.
         """
         if question is None:
-            return call()
-        embedded = None if embed is None else partial(self._embed, embed, question.text)
-        lookup = self.flow.look_up(question, embedded, around)
+            return await call(way)
+        flow = self.flow
+        embed = None
+        if self._model is not None:
+            embed = way.function(partial(self._embedding, way, question.text))
+        lookup = await way(flow.look_up, flow.alook_up, question, embed, around)
         served = None if lookup.entry is None else results.served(lookup.entry.answer)
         if served is not None:
-            self.flow.check(lookup, again)
+            flow.check(lookup, *way.again(lambda way: call(way, again=True)))
             return served
         with around.watched():
-            result = call()
+            result = await call(way)
         return self._kept(lookup, result, results)
 
-    async def aserve(
-        self,
-        question: Question | None,
-        around: Surroundings,
-        aembed: Callable[[str], Awaitable[Vector]] | None,
-        acall: Callable[[], Awaitable[R]],
-        again: Callable[[], R],
-        aagain: Callable[[], Coroutine[Any, Any, R]],
-        results: Results[R],
-    ) -> R:
-        """Async version of :meth:`serve`."""
-        if question is None:
-            return await acall()
-        embedded = None if aembed is None else partial(self._aembed, aembed, question.text)
-        lookup = await self.flow.alook_up(question, embedded, around)
-        served = None if lookup.entry is None else results.served(lookup.entry.answer)
-        if served is not None:
-            self.flow.check(lookup, again, aagain)
-            return served
-        with around.watched():
-            result = await acall()
-        return self._kept(lookup, result, results)
-
-    def _embed(self, embed: Callable[[str], Vector], text: str) -> Vector | None:
+    async def _embedding(self, way: Way, text: str) -> Vector | None:
         """Embed a query; ``None`` where the model does not read all of it."""
-        embedding = embed(text)
-        return None if self._leaves_out(text) else embedding
-
-    async def _aembed(self, aembed: Callable[[str], Awaitable[Vector]], text: str) -> Vector | None:
-        """Async version of :meth:`_embed`."""
-        embedding = await aembed(text)
+        embed, aembed = (getattr(self._model, f"{a}{self._embed}") for a in ("", "a"))
+        embedding = np.asarray(await way(embed, aembed, text), np.float32)
         return None if self._leaves_out(text) else embedding
 
     def _kept(self, lookup: Lookup[R], result: R, results: Results[R]) -> R:
-        kept = results.why_none(result) is None if self._keep is None else self._keep(result)
-        if not kept or results.refers(result):
+        if results.never(result) or not self._may_keep(results, results.content(result)):
             self.flow.leave_out()
         elif self._watch.version() != lookup.question.version:
             self.flow.leave_out(CHANGED)
         else:
-            self.flow.keep_copy(lookup, result)
+            self.flow.keep(lookup, result)
         return result
+
+    def _may_keep(self, results: Results[R], content: Any) -> bool:
+        if self._keep is None:
+            return results.why_none(content) is None
+        return bool(self._keep(content))
+
+
+class KeptResults:
+    """What a cached tool or node does besides being called."""
+
+    if TYPE_CHECKING:
+        _calls: ToolCalls[Any]
+
+    def stats(self) -> AnswerStats:
+        """Return what was done so far. Touches memory alone."""
+        return self._calls.flow.core.stats()
+
+    def clear(self) -> None:
+        """Forget all results."""
+        self._calls.flow.core.clear()
 
 
 def check_tool(tool: object, kind: type) -> None:
@@ -230,26 +257,6 @@ def check_tool(tool: object, kind: type) -> None:
 def _framework_of(kind: type) -> str | None:
     names = {"langchain": "LangChain", "llama_index": "LlamaIndex"}
     return next((name for start, name in names.items() if kind.__module__.startswith(start)), None)
-
-
-def check_parts(keep: object, name: str, model: object, kind: type) -> None:
-    """Check what a cached tool is made with.
-
-    Args:
-        keep: Returns whether a result is kept, or ``None``.
-        name: Of the argument that is the embedding model.
-        model: The model, or ``None``.
-        kind: What it must be.
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
-    if model is not None and not isinstance(model, kind):
-        msg = f"{name} must be {kind.__name__} or None, got {model!r:.100}"
-        raise ConfigurationError(msg)
-    if keep is not None and not callable(keep):
-        msg = f"keep must be a function or None, got {keep!r:.100}"
-        raise ConfigurationError(msg)
 
 
 def declared_part(state: Any, reads: Collection[str]) -> Any:
