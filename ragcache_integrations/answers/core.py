@@ -25,7 +25,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.memo import Memo
@@ -96,18 +96,15 @@ class Near(Generic[A]):
     check: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Held(Generic[A]):
-    """What a cache holds at one moment.
+class Held(NamedTuple, Generic[A]):
+    """What a cache holds at one moment, see :meth:`AnswerCore.restore`.
 
     Attributes:
-        entries: The entries, the least recently used first.
-        ages: How old each is, in seconds.
+        answers: The answers with their ages and caps, the least recently used first.
         learning: What each scope has learnt, as JSON can hold it; ``None`` for a fixed tolerance.
     """
 
-    entries: list[CachedAnswer[A]]
-    ages: list[float]
+    answers: list[tuple[Record[A], float, float]]
     learning: list[Any] | None
 
 
@@ -314,13 +311,16 @@ class AnswerCore(Generic[A]):
     def held(self, version: int) -> Held[A]:
         """Return what there is of a version of the settings, without what is too old."""
         with self._lock:
-            entries = [
-                entry
+            answers = [
+                (
+                    Record(entry.question, entry.embedding, entry.answer),
+                    max(self.age(entry), 0.0),
+                    entry.cap,
+                )
                 for entry in self._order
                 if entry.question.version == version and not self._is_old(entry)
             ]
-            learning = encode_learning(self._learnt)
-            return Held(entries, [max(self.age(entry), 0.0) for entry in entries], learning)
+            return Held(answers, encode_learning(self._learnt))
 
     def learning_settings(self) -> dict[str, Any]:
         """Return what must agree for a learnt tolerance to be used by another cache."""

@@ -64,19 +64,18 @@ def save_answers(
     """
     _check_arguments(path, tag)
     held = core.held(version)
-    records, written, refusals = [], [], []
-    for number, entry in enumerate(held.entries):
-        record = Record(entry.question, entry.embedding, entry.answer)
+    records, numbers, refusals = [], [], []
+    for record, age, cap in held.answers:
         try:
             records.append(encode_record(record, codec))
         except ConfigurationError as error:
             refusals.append(error)
         else:
-            written.append(number)
+            numbers.append((age, cap))
     if refusals:
         logger.warning(
             "%d of %d answers are not saved, the first because %s",
-            *(len(refusals), len(held.entries), refusals[0]),
+            *(len(refusals), len(held.answers), refusals[0]),
         )
     header = {
         "format": _FORMAT,
@@ -90,8 +89,8 @@ def save_answers(
         "header": np.frombuffer(json.dumps(header).encode("ascii"), np.uint8),
         "records": np.frombuffer(b"".join(records), np.uint8),
         "sizes": np.array(list(map(len, records)), np.int64),
-        "ages": np.array([held.ages[number] for number in written], np.float64),
-        "caps": np.array([held.entries[number].cap for number in written], np.float64),
+        "ages": np.array([age for age, _ in numbers], np.float64),
+        "caps": np.array([cap for _, cap in numbers], np.float64),
     }
     size = sum(array.nbytes for array in arrays.values()) + _LARGEST_HEADER
     if size > _LARGEST_FILE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Annotated, Literal, Self, TypedDict
 
@@ -22,8 +22,12 @@ from ragcache_integrations.retrievers.keys import check_ignores
 __all__ = ["AnswerKnobArguments", "AnswerKnobs", "check_embedded"]
 
 
-def _check_tolerance(value: object) -> object:
-    return value if value == "auto" else check_tolerance(value)
+_check_start = partial(check_tolerance, name="start_tolerance")
+_check_largest = partial(check_tolerance, name="largest_tolerance")
+
+
+def _or_none(check: Callable[[object], object]) -> BeforeValidator:
+    return BeforeValidator(lambda value: None if value is None else check(value))
 
 
 class AnswerKnobs(BaseModel):
@@ -67,32 +71,19 @@ class AnswerKnobs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tolerance: Annotated[float | Literal["auto"], BeforeValidator(_check_tolerance)] = "auto"
+    tolerance: Annotated[float | Literal["auto"], BeforeValidator(check_tolerance)] = "auto"
     error: Annotated[float, BeforeValidator(partial(check_below_one, "error"))] = 0.01
     confidence: Annotated[float, BeforeValidator(partial(check_below_one, "confidence"))] = 0.95
-    start_tolerance: Annotated[
-        float | None,
-        BeforeValidator(
-            lambda value: None if value is None else check_tolerance(value, "start_tolerance")
-        ),
-    ] = None
-    largest_tolerance: Annotated[
-        float, BeforeValidator(partial(check_tolerance, name="largest_tolerance"))
-    ] = 0.7
+    start_tolerance: Annotated[float | None, _or_none(_check_start)] = None
+    largest_tolerance: Annotated[float, BeforeValidator(_check_largest)] = 0.7
     check_rate: Annotated[float, BeforeValidator(partial(check_share, "check_rate"))] = 0.03
     guard: Annotated[bool, BeforeValidator(partial(check_flag, "guard"))] = True
     capacity: Annotated[int, BeforeValidator(partial(check_int, "capacity", low=1))] = 1000
-    ttl: Annotated[
-        float | None,
-        BeforeValidator(lambda value: None if value is None else check_seconds("ttl", value)),
-    ] = None
+    ttl: Annotated[float | None, BeforeValidator(partial(check_seconds, "ttl"))] = None
     namespace: str = ""
     ignores: Annotated[frozenset[str], BeforeValidator(check_ignores)] = frozenset()
     seed: Annotated[int, BeforeValidator(partial(check_int, "seed", low=0))] = 0
-    cache: Annotated[
-        RedisServer | None,
-        BeforeValidator(lambda value: None if value is None else as_server(value)),
-    ] = None
+    cache: Annotated[RedisServer | None, _or_none(as_server)] = None
     tag: str = ""
 
     @model_validator(mode="after")

@@ -407,10 +407,11 @@ class AnswerCache(AnswerControls, QueryEngine):
         with heard.listening(), around.watched():
             response = await way(engine.synthesize, engine.asynthesize, query, nodes)
         if isinstance(response, AsyncStreamingResponse):
-            apieces = around.aeach(response.response_gen)
+            apieces = around.aeach(response.response_gen, heard.listening)
             response.response_gen = self._aheard(lookup, apieces, response.metadata, heard)
         elif isinstance(response, StreamingResponse):
-            pieces = around.each(response.response_gen)
+            # The model answers when it is asked for the next piece.
+            pieces = around.each(response.response_gen, heard.listening)
             response.response_gen = self._heard(lookup, pieces, response.metadata, heard)
         else:
             await self._put(way, lookup, _stored(response), heard)
@@ -498,21 +499,11 @@ class AnswerCache(AnswerControls, QueryEngine):
         return answer
 
     def _heard(
-        self,
-        lookup: Lookup[_Stored],
-        given: Iterable[str],
-        metadata: Any,
-        heard: HeardModels,
+        self, lookup: Lookup[_Stored], stream: Iterable[str], metadata: Any, heard: HeardModels
     ) -> Generator[str, None, None]:
         """Pass a stream on, and keep it once it has ended."""
         pieces: list[str] = []
-        stream = iter(given)
-        ended = object()
-        while True:
-            with heard.listening():  # the model answers when it is asked for the next piece
-                piece: Any = next(stream, ended)
-            if piece is ended:
-                break
+        for piece in stream:
             pieces.append(piece)
             yield piece
         finished(self._put(BLOCKING, lookup, _whole(pieces, metadata), heard))
@@ -520,19 +511,13 @@ class AnswerCache(AnswerControls, QueryEngine):
     async def _aheard(
         self,
         lookup: Lookup[_Stored],
-        given: AsyncIterable[str],
+        stream: AsyncIterable[str],
         metadata: Any,
         heard: HeardModels,
     ) -> AsyncGenerator[str]:
         """Async version of :meth:`_heard`."""
         pieces: list[str] = []
-        stream = aiter(given)
-        ended = object()
-        while True:
-            with heard.listening():
-                piece: Any = await anext(stream, ended)
-            if piece is ended:
-                break
+        async for piece in stream:
             pieces.append(piece)
             yield piece
         await self._put(AWAITING, lookup, _whole(pieces, metadata), heard)

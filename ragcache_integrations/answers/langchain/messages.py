@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage
 from langchain_core.messages.ai import UsageMetadata
 from pydantic import BaseModel
 
@@ -32,6 +32,11 @@ _KINDS = frozenset(
 )
 """Roles and types of messages that are written as dicts."""
 _CALL_NAMES = ("id", "call_id", "tool_call_id", "tool_use_id")
+_NAMING_FIELDS = (
+    *("content", "additional_kwargs", "tool_calls", "invalid_tool_calls", "tool_call_chunks"),
+    "tool_call_id",
+)
+"""Fields of messages that have ids of tool calls, or parts that have."""
 _GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-|(?=\w*\d)[A-Za-z0-9]{12}")
 """In an id that was drawn at random."""
 _SHORTEST = 9
@@ -159,25 +164,15 @@ def nameless(answer: Any) -> Any:
 def _rename(message: BaseMessage | MutableMapping[str, Any], new: dict[str, str]) -> None:
     if isinstance(message, RemoveMessage):
         return
+    held = message if isinstance(message, MutableMapping) else message.__dict__
     name = _id(message)
     if name is not None:
-        renamed = new.setdefault(f"message {name}", f"lc_run--{uuid.uuid4()}")
-        if isinstance(message, BaseMessage):
-            message.id = renamed
-        else:
-            message["id"] = renamed
-    if not new:
-        return
-    if isinstance(message, BaseMessage):
-        for field in ("content", "tool_calls", "invalid_tool_calls", "additional_kwargs"):
-            _replace(getattr(message, field, None), new)
-        _replace(getattr(message, "tool_call_chunks", None), new)
-        if isinstance(message, ToolMessage):
-            message.tool_call_id = new.get(message.tool_call_id, message.tool_call_id)
-    else:
-        inner = {key: value for key, value in message.items() if key != "id"}
+        held["id"] = new.setdefault(f"message {name}", f"lc_run--{uuid.uuid4()}")
+    if new:
+        names = held if isinstance(message, MutableMapping) else _NAMING_FIELDS
+        inner = {name: held[name] for name in names if name in held and name != "id"}
         _replace(inner, new)
-        message.update(inner)
+        held.update(inner)
 
 
 def _replace(value: Any, new: dict[str, str], depth: int = _MOST_DEPTH) -> None:

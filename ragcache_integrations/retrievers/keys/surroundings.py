@@ -35,7 +35,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, cast
 
@@ -465,12 +465,17 @@ class Surroundings:
                 with suppress(ValueError):  # a generator that was closed in another context
                     variable.reset(token)
 
-    def each(self, pieces: Iterable[Any]) -> Iterator[Any]:
-        """Yield the pieces of a stream, and compute each inside :meth:`watched`."""
+    def each(self, pieces: Iterable[Any], inside: Callable[[], Any] = nullcontext) -> Iterator[Any]:
+        """Yield the pieces of a stream, and compute each inside :meth:`watched`.
+
+        Args:
+            pieces: The stream.
+            inside: Returns a context manager in which each is computed, too.
+        """
         iterator = iter(pieces)
         try:
             while True:
-                with self.watched():
+                with inside(), self.watched():
                     try:
                         piece = next(iterator)
                     except StopIteration:
@@ -481,12 +486,14 @@ class Surroundings:
             if close is not None:
                 close()
 
-    async def aeach(self, pieces: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    async def aeach(
+        self, pieces: AsyncIterable[Any], inside: Callable[[], Any] = nullcontext
+    ) -> AsyncIterator[Any]:
         """Async version of :meth:`each`."""
         iterator = aiter(pieces)
         try:
             while True:
-                with self.watched():
+                with inside(), self.watched():
                     try:
                         piece = await anext(iterator)
                     except StopAsyncIteration:
