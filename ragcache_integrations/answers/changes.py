@@ -36,6 +36,7 @@ from ragcache_integrations.retrievers.keys import (
     is_own_code,
     is_own_module,
     remembered,
+    slots_of,
     uses_of,
 )
 
@@ -456,9 +457,7 @@ class _Walk:
         kind, names = type(value), self._notes.assigned
         if issubclass(kind, types.FunctionType):
             around = value.__globals__
-            globals_ = [name for name in self._globals_of(value) if name in names]
-            closure = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-            cells = [cell for name, cell in closure if name in names]
+            globals_, cells = self._variables_of(value, noted=True)
             if not globals_ and not cells:
                 return None
             return lambda: tuple(map(_lasting, (*map(around.get, globals_), *map(_content, cells))))
@@ -471,25 +470,27 @@ class _Walk:
         if self._is_known(kind) and not private:
             return None
         attributes = [] if self._is_known(kind) else sorted(names)
-        slots = [slot for slot in _slots(kind) if slot.__name__ in names]
+        slots = [slot for slot in slots_of(kind) if slot.__name__ in names]
         return lambda: (
             *map(_lasting, map(_own_dict(value).get, attributes)),
             *(_lasting(_slot(slot, value)) for slot in slots),
             *(_lasting(part) for name, part in _private(value) if name in names),
         )
 
-    def _function_reader(self, function: types.FunctionType) -> Read:
+    def _variables_of(
+        self, function: types.FunctionType, *, noted: bool
+    ) -> tuple[list[str], list[types.CellType]]:
+        """Return the globals and the variables around a function that are notes, or are none."""
         notes = self._notes.assigned
-        around = function.__globals__
-        names = [name for name in self._globals_of(function) if name not in notes]
-        cells = [
-            cell
-            for name, cell in zip(
-                function.__code__.co_freevars, function.__closure__ or (), strict=False
-            )
-            if name not in notes
-        ]
-        left_out = frozenset(notes)
+        closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+        return (
+            [name for name in self._globals_of(function) if (name in notes) is noted],
+            [cell for name, cell in closure if (name in notes) is noted],
+        )
+
+    def _function_reader(self, function: types.FunctionType) -> Read:
+        around, left_out = function.__globals__, frozenset(self._notes.assigned)
+        names, cells = self._variables_of(function, noted=False)
         return lambda: (
             function.__code__,
             function.__defaults__,
@@ -521,7 +522,7 @@ class _Walk:
         assigned = frozenset(self._notes.assigned)
         notes = frozenset() if self._is_known(kind) else assigned
         read = self._read_of(kind)
-        slots = [slot for slot in _slots(kind) if slot.__name__ not in notes]
+        slots = [slot for slot in slots_of(kind) if slot.__name__ not in notes]
         if is_own_class(kind):
             yield lambda: (type(value),)  # which may be assigned
         if read is not None:
@@ -561,7 +562,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
     extra = (value.__pydantic_extra__ or {}) if issubclass(kind, BaseModel) else {}
     # Copied at once: other threads may set attributes meanwhile.
     items = [*list(_own_dict(value).items()), *list(extra.items())]
-    items += [(slot.__name__, _slot(slot, value)) for slot in _slots(kind)]
+    items += [(slot.__name__, _slot(slot, value)) for slot in slots_of(kind)]
     return [item for item in items if item[0] not in computed]
 
 
@@ -571,18 +572,6 @@ def _private(value: Any) -> list[tuple[str, Any]]:
     if not issubclass(kind, BaseModel) or not is_own_class(kind):
         return []
     return list((value.__pydantic_private__ or {}).items())
-
-
-@remembered
-def _slots(kind: type) -> list[types.MemberDescriptorType]:
-    """Return what reads the slots of an own class's objects."""
-    return [
-        member
-        for base in kind.__mro__
-        if is_own_class(base)
-        for member in list(vars(base).values())
-        if isinstance(member, types.MemberDescriptorType)
-    ]
 
 
 def _slot(slot: types.MemberDescriptorType, value: Any) -> Any:

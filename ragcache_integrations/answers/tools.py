@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABCMeta
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache, partial
-from types import new_class
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 import numpy as np
@@ -16,7 +15,12 @@ from typing_extensions import override
 from ragcache_integrations.core.checks import did_you_mean
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.keys import Surroundings, freeze_arguments, window_of
+from ragcache_integrations.retrievers.keys import (
+    Surroundings,
+    freeze_arguments,
+    subclass_of,
+    window_of,
+)
 
 from .changes import CHANGED, ChangeWatch
 from .core import AnswerCore
@@ -340,19 +344,17 @@ class _DeclaredItems(dict[str, Any]):
 
 
 def _declared_fields(state: BaseModel, reads: Collection[str]) -> BaseModel:
-    kept, private = state.model_copy(), state.__pydantic_private__ or {}
-    extra = state.model_extra or {}
-    others = {*type(state).model_fields, *vars(state), *extra, *private} - set(reads)
+    places = ("__dict__", "__pydantic_extra__", "__pydantic_private__")
+    held: dict[str, dict[str, Any]] = {place: getattr(state, place) or {} for place in places}
+    others = {*type(state).model_fields, *chain(*held.values())} - set(reads)
     made: BaseModel = object.__new__(_guarded_class(type(state), frozenset(others)))
-    held = {name: value for name, value in vars(kept).items() if name in reads}
-    object.__setattr__(made, "__dict__", held)
-    own = {name: value for name, value in extra.items() if name in reads}
-    object.__setattr__(made, "__pydantic_extra__", None if state.model_extra is None else own)
-    object.__setattr__(
-        made, "__pydantic_fields_set__", state.__pydantic_fields_set__.intersection(reads)
-    )
-    own = {name: value for name, value in private.items() if name in reads}
-    object.__setattr__(made, "__pydantic_private__", own)
+    for place, values in held.items():
+        part = {name: value for name, value in values.items() if name in reads}
+        object.__setattr__(made, place, part)
+    if state.model_extra is None:
+        object.__setattr__(made, "__pydantic_extra__", None)
+    names = state.__pydantic_fields_set__.intersection(reads)
+    object.__setattr__(made, "__pydantic_fields_set__", names)
     return made
 
 
@@ -379,15 +381,4 @@ def _guarded_class(kind: Any, others: frozenset[str]) -> type:
             refuse_undeclared(name)
         return kind.__getattribute__(self, name)
 
-    def fill(body: dict[str, Any]) -> None:
-        body["__getattribute__"] = getattribute
-        body["__module__"] = kind.__module__
-        body["__qualname__"] = kind.__qualname__
-
-    if issubclass(kind, BaseModel):
-        # As a plain class, which has its base's validators: no model is built for each state.
-        body: dict[str, Any] = {}
-        fill(body)
-        made: type = ABCMeta.__new__(type(kind), kind.__name__, (kind,), body)
-        return made
-    return new_class(kind.__name__, (kind,), exec_body=fill)
+    return subclass_of(kind, __getattribute__=getattribute)

@@ -182,21 +182,12 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         own = isinstance(self.retriever, ApproximateCacheRetriever)
         embeds = own or _model_of(self.retriever, self.embeddings) is not None
         check_embedded(knobs, "embeddings=", embeds=embeds)
-        of_the_cache = knobs.model_copy(update={"namespace": ""})
-        parts = (
-            self.chain,
-            self.retriever,
-            self.embeddings,
-            self.same_answer,
-            self.judge,
-            self.keep,
-        )
+        # A call's namespace replaces the cache's.
+        of_the_cache = dict(knobs) | {"namespace": ""}
+        parts = (self.chain, self.retriever, self.embeddings)
+        functions = (self.same_answer, self.judge, self.keep)
         names = (self.input_key, self.context_key, self.documents_key, self.answer_key)
-        settings = (
-            *map(Identity, parts),
-            *names,
-            *(getattr(of_the_cache, name) for name in AnswerKnobs.model_fields),
-        )
+        settings = (*map(Identity, (*parts, *functions)), *names, *of_the_cache.values())
         self._is_cut = window_of(_model_of(self.retriever, self.embeddings))
         # One watch for all copies: what one of them has seen is a change for the others, too.
         self._watch = self.shared_state.core(

@@ -16,11 +16,21 @@ from .cache_keys import (
     tenant_of,
 )
 from .config_reads import OwnParts
-from .own_code import Notes, Uses, is_own_class, is_own_code, is_own_module, remembered, uses_of
+from .own_code import (
+    Notes,
+    Uses,
+    is_own_class,
+    is_own_code,
+    is_own_module,
+    remembered,
+    slots_of,
+    uses_of,
+)
 from .question_context import FollowUpWarning, context_text, in_context, turns_form
 from .question_guard import QuestionMarks, may_share, question_difference, question_marks
 from .surroundings import StepWatch, Surroundings, check_ignores
 from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
+from .watched import subclass_of
 from .wrapped_settings import (
     Parts,
     is_own_object,
@@ -66,6 +76,8 @@ __all__ = [
     "request_key",
     "said_besides",
     "settings_within",
+    "slots_of",
+    "subclass_of",
     "tenant_of",
     "turns_form",
     "uses_of",

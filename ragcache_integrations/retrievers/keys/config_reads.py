@@ -63,10 +63,9 @@ class OwnParts:
     """
 
     def __init__(self, *roots: object) -> None:
-        code = own_code(*roots)
-        self.any = bool(code.functions)
-        self.reads_configs = any(map(reads_whole_config, code.functions))
-        self.holds_store = code.holds_store
+        functions, self.holds_store = own_code(*roots)
+        self.any = bool(functions)
+        self.reads_configs = any(map(reads_whole_config, functions))
 
     def version(self) -> int:
         """Return 0: the parts stay the same."""
@@ -169,50 +168,13 @@ class _ConfigReading(CodeReading):
             gone = [value for value, now in pairs if value is not now]
             self._use(*gone, *before[len(self._stack) :])
 
-    # Variables
-
-    def _load(self, name: str) -> None:
-        self._stack.append(self._locals.get(name))
-
+    @override
     def _store(self, name: str) -> None:
-        value = self._pop()
         # Another branch may come here with what was there before.
-        if not isinstance(self._locals.get(name), _Held):
-            self._locals[name] = None if isinstance(value, Constant) else value
-
-    @override
-    def _load_fast(self, instruction: dis.Instruction) -> None:
-        self._load(instruction.argval)
-
-    _load_fast_check = _load_fast
-    _load_fast_borrow = _load_fast
-    _load_closure = _load_fast
-
-    @override
-    def _load_deref(self, instruction: dis.Instruction) -> None:
-        self._stack.append(self._locals.get(instruction.argval, instruction.argval))
-
-    _load_classderef = _load_deref
-
-    @override
-    def _store_fast(self, instruction: dis.Instruction) -> None:
-        self._store(instruction.argval)
-
-    def _load_fast_load_fast(self, instruction: dis.Instruction) -> None:
-        for name in instruction.argval:
-            self._load(name)
-
-    _load_fast_borrow_load_fast_borrow = _load_fast_load_fast
-
-    @override
-    def _store_fast_load_fast(self, instruction: dis.Instruction) -> None:
-        stored, loaded = instruction.argval
-        self._store(stored)
-        self._load(loaded)
-
-    def _store_fast_store_fast(self, instruction: dis.Instruction) -> None:
-        for name in instruction.argval:
-            self._store(name)
+        if isinstance(self._locals.get(name), _Held):
+            self._pop()
+        else:
+            super()._store(name)
 
     @override
     def _import_from(self, instruction: dis.Instruction) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 __all__ = [
     "CodeReading",
@@ -32,6 +32,7 @@ __all__ = [
     "is_own_module",
     "own_code",
     "remembered",
+    "slots_of",
     "uses_of",
 ]
 
@@ -235,8 +236,12 @@ class CodeReading:
         if self._stack:
             self._stack[-1] = instruction.argval
 
-    def _load_deref(self, instruction: dis.Instruction) -> None:
-        self._stack.append(instruction.argval)
+    def _load(self, name: str) -> None:
+        self._stack.append(self._locals.get(name))
+
+    def _store(self, name: str) -> None:
+        value = self._pop()
+        self._locals[name] = None if isinstance(value, Constant) else value
 
     def _load_global(self, instruction: dis.Instruction) -> None:
         self._uses.globals.append(instruction.argval)
@@ -244,17 +249,36 @@ class CodeReading:
         self._named(instruction)
 
     def _load_fast(self, instruction: dis.Instruction) -> None:
-        self._stack.append(self._locals.get(instruction.argval))
+        self._load(instruction.argval)
 
     _load_fast_check = _load_fast
     _load_fast_borrow = _load_fast
+    _load_closure = _load_fast
+
+    def _load_deref(self, instruction: dis.Instruction) -> None:
+        self._stack.append(self._locals.get(instruction.argval, instruction.argval))
+
+    _load_classderef = _load_deref
+
+    def _load_fast_load_fast(self, instruction: dis.Instruction) -> None:
+        for name in instruction.argval:
+            self._load(name)
+
+    _load_fast_borrow_load_fast_borrow = _load_fast_load_fast
 
     def _store_fast(self, instruction: dis.Instruction) -> None:
-        value = self._pop()
-        self._locals[instruction.argval] = None if isinstance(value, Constant) else value
+        self._store(instruction.argval)
+
+    def _store_fast_load_fast(self, instruction: dis.Instruction) -> None:
+        stored, loaded = instruction.argval
+        self._store(stored)
+        self._load(loaded)
+
+    def _store_fast_store_fast(self, instruction: dis.Instruction) -> None:
+        for name in instruction.argval:
+            self._store(name)
 
     _load_name = _load_global
-    _load_classderef = _load_deref
 
     def _load_const(self, instruction: dis.Instruction) -> None:
         self._stack.append(Constant(instruction.argval))
@@ -273,10 +297,6 @@ class CodeReading:
     def _load_super_attr(self, instruction: dis.Instruction) -> None:
         self._uses.names.add(instruction.argval)
         self._other(instruction)
-
-    def _store_fast_load_fast(self, _: dis.Instruction) -> None:
-        self._pop()
-        self._stack.append(None)
 
     def _match_class(self, instruction: dis.Instruction) -> None:
         self._uses.names.add("__match_args__")
@@ -409,20 +429,7 @@ _UNHEARD = ("ignore_llm", "on_event_start", "as_trace", "on_chain_start")
 """Attributes of what only hears of a run."""
 
 
-class OwnCode(NamedTuple):
-    """The application's own code in objects.
-
-    Attributes:
-        functions: Its functions.
-        holds_store: Whether it names or holds a Store of LangGraph's itself, rather than asking the
-            run for it.
-    """
-
-    functions: tuple[types.FunctionType, ...]
-    holds_store: bool
-
-
-def own_code(*roots: object) -> OwnCode:
+def own_code(*roots: object) -> tuple[list[types.FunctionType], bool]:
     """Return the application's functions that objects are made of, or may call.
 
     These are the methods of its classes, and functions in attributes, containers, closures and
@@ -461,7 +468,7 @@ def own_code(*roots: object) -> OwnCode:
             found = [vars(module).get(name) for module in modules.values() for name in names]
             holds_store = holds_store or any(map(_is_graph_s_store, found))
             waiting.extend(part for part in found if id(part) not in seen)
-    return OwnCode(tuple(functions), holds_store)
+    return functions, holds_store
 
 
 def _is_graph_s_store(value: object) -> bool:
@@ -497,6 +504,18 @@ def _of_class(kind: type) -> Iterator[object]:
             yield from list(vars(base).values())
 
 
+@remembered
+def slots_of(kind: type) -> list[types.MemberDescriptorType]:
+    """Return what reads the slots of an own class's objects."""
+    return [
+        member
+        for base in kind.__mro__
+        if is_own_class(base)
+        for member in list(vars(base).values())
+        if isinstance(member, types.MemberDescriptorType)
+    ]
+
+
 def _of_object(value: Any) -> Iterator[object]:
     kind = type(value)
     if not issubclass(kind, type):
@@ -507,10 +526,8 @@ def _of_object(value: Any) -> Iterator[object]:
         with contextlib.suppress(AttributeError):
             held = object.__getattribute__(value, name)
             yield from list(held.values()) if type(held) is dict else ()
-    for base in kind.__mro__:
-        for member in list(vars(base).values()) if is_own_class(base) else ():
-            if type(member) is types.MemberDescriptorType:
-                with contextlib.suppress(AttributeError):
-                    yield member.__get__(value)
+    for slot in slots_of(kind):
+        with contextlib.suppress(AttributeError):  # not assigned yet
+            yield slot.__get__(value)
     with contextlib.suppress(AttributeError):  # of lru_cache(), functools.wraps() and wrapt
         yield object.__getattribute__(value, "__wrapped__")

@@ -13,16 +13,25 @@ import functools
 import re
 import sys
 import types
+from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, Self
 
+from pydantic import BaseModel
 from typing_extensions import override
 
 from ragcache_integrations.retrievers.keys.own_code import is_own_class, is_own_module
 
-__all__ = ["Note", "WatchedName", "WatchedValues", "variables_around", "watched_object"]
+__all__ = [
+    "Note",
+    "WatchedName",
+    "WatchedValues",
+    "subclass_of",
+    "variables_around",
+    "watched_object",
+]
 
 
 # Packages whose context variables do not identify a user: frameworks (whose own are read
@@ -334,10 +343,15 @@ def _watched_class(kind: type) -> type:
             note(what or f"the run's {name}")
         return getattr(value, name)
 
-    def fill(body: dict[str, Any]) -> None:
-        body["__getattribute__"] = getattribute
-        body["__module__"] = kind.__module__
-        # Threads and connections end with the object itself, not with its substitute.
-        body["__del__"] = lambda _: None
+    # Threads and connections end with the object itself, not with its substitute.
+    return subclass_of(kind, __getattribute__=getattribute, __del__=lambda _: None)
 
-    return types.new_class(kind.__name__, (kind,), exec_body=fill)
+
+def subclass_of(kind: type, **members: Any) -> type:
+    """Make a subclass under the same name, with members of its own."""
+    body = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, **members}
+    if issubclass(kind, BaseModel):
+        # As a plain class, which has its base's validators: no model is built for each object.
+        made: type = ABCMeta.__new__(type(kind), kind.__name__, (kind,), body)
+        return made
+    return types.new_class(kind.__name__, (kind,), exec_body=lambda own: own.update(body))
