@@ -189,7 +189,7 @@ class AnswerCore(Generic[A]):
             group = self._live(key) if among is None else among
             entry = None if group is None else group.entries.get(words)
             if entry is not None:
-                self._touch(entry)
+                self._order.get(entry)  # reading counts as a use
                 self._counts.update(hits=1, same_words=1)
         return entry
 
@@ -218,7 +218,7 @@ class AnswerCore(Generic[A]):
             served = distance <= min(self._tolerance_of(question), entry.cap)
             check = False
             if served:
-                self._touch(entry)
+                self._order.get(entry)  # reading counts as a use
                 self._counts["hits"] += 1
                 check = self._learnt is not None and self._learnt.wants_check(
                     question.scope, distance
@@ -269,11 +269,16 @@ class AnswerCore(Generic[A]):
         with self._lock:
             if moment is not None and self._forgettings.concern(question, moment):
                 return False
-            group = self._groups.get(key)
-            before = None if group is None else group.entries.get(words)
+            self._counts["insertions"] += 1
+            group = self._groups.setdefault(key, Group())
+            before = group.remove(words)
             if before is not None:
                 entry.cap = before.cap
-            self._counts.update(insertions=1, evictions=self._put(words, entry))
+                self._order.pop(before, None)
+            group.add(words, entry)
+            for other, _ in self._order.put(entry, None):
+                self._counts["evictions"] += 1
+                self._remove(other)
         return True
 
     def group(
@@ -481,21 +486,6 @@ class AnswerCore(Generic[A]):
 
     def _is_old(self, entry: CachedAnswer[A]) -> bool:
         return self.knobs.ttl is not None and self.age(entry) > self.knobs.ttl
-
-    def _put(self, words: str, entry: CachedAnswer[A]) -> int:
-        """Put an entry in the place of that of the same words; return how many had to go for it."""
-        group = self._groups.setdefault(entry.key, Group())
-        before = group.remove(words)
-        if before is not None:
-            self._order.pop(before, None)
-        group.add(words, entry)
-        evicted = self._order.put(entry, None)
-        for other, _ in evicted:
-            self._remove(other)
-        return len(evicted)
-
-    def _touch(self, entry: CachedAnswer[A]) -> None:
-        self._order.get(entry)  # reading counts as a use
 
     def _remove(self, entry: CachedAnswer[A]) -> None:
         group = self._groups[entry.key]

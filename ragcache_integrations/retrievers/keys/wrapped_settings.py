@@ -105,7 +105,7 @@ def parts_within(wrapped: object) -> Parts:
     """Return the stores, models and retrievers within a wrapped retriever."""
     reader = _Reader()
     reader.read(wrapped, "retriever")
-    return Parts(reader.stores, reader.retrievers, reader.others, reader.held)
+    return reader.parts
 
 
 def settings_within(value: object) -> dict[str, Any]:
@@ -124,24 +124,27 @@ class _Reader:
     def __init__(self, *, records_alone: bool = False) -> None:
         self._records_alone = records_alone
         self.settings: dict[str, Any] = {}
-        self.stores: list[object] = []
-        self.retrievers: list[object] = []
-        self.others: list[object] = []
-        self.held: list[object] = []
+        self.parts = Parts([], [], [], [])
         self._seen: set[int] = set()
         self._depth = 0
 
-    def read(self, value: Any, path: str) -> None:
-        """Go through a retriever, a Runnable, a container or a function."""
+    def _enter(self, value: Any) -> bool:
+        """Whether an object is to be gone through: it was not yet, and is not beyond the limits."""
         if id(value) in self._seen:
-            return
+            return False
         self._seen.add(id(value))
         if len(self._seen) > _MAX_OBJECTS or self._depth >= _MAX_DEPTH:
             self.settings["retriever"] = UNREAD
+            return False
+        return True
+
+    def read(self, value: Any, path: str) -> None:
+        """Go through a retriever, a Runnable, a container or a function."""
+        if not self._enter(value):
             return
         searches = _has(value, *_SEARCHES)
         if searches:
-            self.retrievers.append(value)
+            self.parts.retrievers.append(value)
         self._depth += 1
         for name, item in _parts(value):
             self._read_part(item, f"{path}{name}", name, searches=searches)
@@ -149,11 +152,7 @@ class _Reader:
 
     def read_object(self, value: Any, path: str) -> None:
         """Go through an object that holds data."""
-        if id(value) in self._seen:
-            return
-        self._seen.add(id(value))
-        if len(self._seen) > _MAX_OBJECTS or self._depth >= _MAX_DEPTH:
-            self.settings["retriever"] = UNREAD
+        if not self._enter(value):
             return
         kind = type(value)
         self.settings[path] = f"{kind.__module__}.{kind.__qualname__}"
@@ -165,7 +164,7 @@ class _Reader:
                 continue
             known = self._read_part(item, f"{path}{name}", name, searches=False)
             if own and not known and item is not None:
-                self.held.append(item)
+                self.parts.held.append(item)
         self._depth -= 1
 
     def _read_part(self, value: Any, path: str, name: str, *, searches: bool) -> bool:
@@ -179,9 +178,9 @@ class _Reader:
         elif type(value) in {dict, list, tuple, set, frozenset}:
             self._read_container(value, path, searches=searches)
         elif _is_store(value):
-            self.stores.append(value)
+            self.parts.stores.append(value)
         elif searches and _has(value, "mset", "upsert_nodes", "delete_document"):
-            self.others.append(value)
+            self.parts.others.append(value)
         elif searches and _is_own_code(value):
             self.settings[path] = value
         else:
