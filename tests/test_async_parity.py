@@ -52,8 +52,6 @@ from ragcache_integrations.prompts.order.order import DocumentOrder
 from ragcache_integrations.prompts.pml.schema import Schema
 from ragcache_integrations.prompts.relevance.check import RelevanceCheck
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
-from ragcache_integrations.retrievers.cached.files import CacheFiles
-from ragcache_integrations.retrievers.cached.staged_answers import StagedAnswers
 from ragcache_integrations.retrievers.staged.core import StagedCore
 from ragcache_integrations.speculation import Speculator
 from ragcache_integrations.vector_search import StagedIndex
@@ -71,16 +69,19 @@ IMMEDIATE = {
     SchemaPrompts: set(),
     ModularPrompt: set(),
     ModularQueryEngine: {"with_prompt"},
-    # Pickling knows no coroutines.
-    # What waits for Redis here is called in a thread by the retrievers' own aclear.
-    RetrieverCore: {"stats", "clear", "discard"},
-    CacheFiles: {"dump", "restore"},
-    StagedAnswers: set(),
+    RetrieverCore: {
+        "stats",
+        *("embed", "explain", "forget", "load"),  # flows, which block nothing
+        *("dump", "restore"),  # pickling knows no coroutines
+        # The retrievers' own aclear and asave call these in a thread.
+        *("discard", "save"),
+    },
     Speculator: {"stats", "interval"},
     LangChainRetriever: {"stats", "attach", "detach"},
     LlamaIndexRetriever: {"with_context", "stats", "attach", "detach"},
     StagedIndex: set(),
-    StagedCore: set(),
+    # Flows, which block nothing, and the searches that these have made in a thread.
+    StagedCore: {"retrieve", "stages", "search", "search_stages"},
     LangChainStagedRetriever: set(),
     LlamaIndexStagedRetriever: set(),
     Speculators: set(),

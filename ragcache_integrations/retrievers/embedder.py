@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,9 +17,11 @@ from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 from ragcache_integrations.query_cache.validation import as_array, check_vector, is_ordinary
 
+from .flow import Flow, step_once
+from .keys import Surroundings
 from .tally import Tally
 
-__all__ = ["Around", "Embedding", "QueryEmbedder", "Texts"]
+__all__ = ["Embedding", "QueryEmbedder", "Texts"]
 
 Embedding = NDArray[np.floating[Any]]
 # What is embedded as one: usually the question alone, or several texts to be averaged.
@@ -26,28 +29,6 @@ Texts = tuple[str, ...]
 
 _MOST_CHARACTERS = 1 << 24
 """Characters of the texts whose embeddings are remembered, together."""
-
-
-class Around(Protocol):
-    """What surrounds a call, see ``keys/surroundings.py``."""
-
-    @property
-    def frozen(self) -> Any:
-        """What is compared of it."""
-
-    @property
-    def alone(self) -> str:
-        """Why it can't be compared, or an empty text."""
-
-    @property
-    def flight(self) -> Hashable:
-        """What is compared while the call lasts."""
-
-    def spoilt(self) -> bool:
-        """Whether something was used that ``frozen`` does not hold."""
-
-    def watched(self) -> AbstractContextManager[None]:
-        """Return a block for what may read it."""
 
 
 # A namespace, what is embedded there, and what surrounds a model that may read it.
@@ -88,6 +69,7 @@ class QueryEmbedder:
     ) -> None:
         self._embed = embed
         self._aembed = aembed
+        self._executor = executor
         self.dim = dim
         self._tally = tally
         self._memo: Memo[_Key, Embedding] = Memo(
@@ -99,8 +81,8 @@ class QueryEmbedder:
         self._flights = SingleFlight[Embedding](executor)
 
     def embed(
-        self, texts: Texts, namespace: str = "", around: Around | None = None
-    ) -> tuple[Embedding, Role]:
+        self, texts: Texts, namespace: str = "", around: Surroundings | None = None
+    ) -> Flow[tuple[Embedding, Role]]:
         """Return the texts' embedding, read-only, and where it came from.
 
         Args:
@@ -113,43 +95,16 @@ class QueryEmbedder:
             Exception: Any error of the model.
         """
         key, landed = _key(texts, namespace, around), self._flights.landed
-        embedding = self._recall(key)
-        if embedding is not None:
-            self._tally.add(embedding_memo_hits=1)
-            return embedding, "found"
-        embedding, role = self._flights.do(
-            (key, _flight(around)),
-            lambda: self._recall(key),
-            lambda: self._compute(key, around),
-            looked=landed,
-        )
-        if role != "led":
-            self._tally.add(embedding_memo_hits=1)
-        return embedding, role
-
-    async def aembed(
-        self, texts: Texts, namespace: str = "", around: Around | None = None
-    ) -> tuple[Embedding, Role]:
-        """Async version of :meth:`embed`."""
-        aembed, key, landed = self._aembed, _key(texts, namespace, around), self._flights.landed
-        embedding = self._recall(key)
-        if embedding is not None:
-            self._tally.add(embedding_memo_hits=1)
-            return embedding, "found"
-
-        async def compute() -> Embedding:
-            assert aembed is not None  # noqa: S101 - not called otherwise
-            with nullcontext() if around is None else around.watched():
-                embedding = await self._tally.atimed("embedding", aembed(texts))
-            return self._remember(key, embedding, around)
-
-        embedding, role = await self._flights.ado(
-            (key, _flight(around)),
-            lambda: self._recall(key),
-            lambda: self._compute(key, around),
-            None if aembed is None else compute,
-            looked=landed,
-        )
+        embedding, role = self._recall(key), "found"
+        if embedding is None:
+            embedding, role = yield step_once(
+                self._flights,
+                (key, _flight(around)),
+                partial(self._recall, key),
+                partial(self._compute, key, around),
+                None if self._aembed is None else self._executor,
+                looked=landed,
+            )
         if role != "led":
             self._tally.add(embedding_memo_hits=1)
         return embedding, role
@@ -189,12 +144,14 @@ class QueryEmbedder:
             return array
         return self.check(value, source, zero=zero)  # another thread's came first
 
-    def _compute(self, key: _Key, around: Around | None) -> Embedding:
+    def _compute(self, key: _Key, around: Surroundings | None) -> Flow[Embedding]:
         with nullcontext() if around is None else around.watched():
-            embedding = self._tally.timed("embedding", self._embed, key[1])
+            embedding = yield from self._tally.counted(
+                "embedding", self._embed, self._aembed, key[1]
+            )
         return self._remember(key, embedding, around)
 
-    def _remember(self, key: _Key, value: ArrayLike, around: Around | None) -> Embedding:
+    def _remember(self, key: _Key, value: ArrayLike, around: Surroundings | None) -> Embedding:
         texts = key[1]
         # Models that count words see none in an empty text; from all others zero is a fault.
         empty = not "".join(texts).strip()
@@ -209,11 +166,11 @@ class QueryEmbedder:
             return self._memo.get(key)
 
 
-def _key(texts: Texts, namespace: str, around: Around | None) -> _Key:
+def _key(texts: Texts, namespace: str, around: Surroundings | None) -> _Key:
     return namespace, texts, None if around is None else around.frozen.key
 
 
-def _flight(around: Around | None) -> Hashable:
+def _flight(around: Surroundings | None) -> Hashable:
     """Return what must be equal, too, for texts to be embedded once."""
     if around is None:
         return None

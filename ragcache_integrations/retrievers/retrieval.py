@@ -15,10 +15,15 @@ from collections.abc import (
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.checks import check_int
+from ragcache_integrations.core.single_flight import Role
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.query_cache import QueryCache
+from ragcache_integrations.query_cache.redis import RedisQueryCache
+from ragcache_integrations.query_cache.types import Wording
 
 from .embedder import Embedding, Texts
 from .keys import Surroundings, TextWindow
@@ -28,13 +33,13 @@ __all__ = [
     "QUERY_CACHE_METADATA",
     "DocumentStage",
     "Note",
-    "Request",
+    "Question",
     "Retrieval",
     "RetrievalTrace",
     "Source",
     "check_question",
     "checked_results",
-    "watch_request",
+    "watch_question",
 ]
 
 T = TypeVar("T")
@@ -104,9 +109,12 @@ class Source(Generic[T]):
     kind: type = object
 
 
-@dataclass(slots=True)
-class Request(Generic[T]):
-    """One question. Not frozen only because that takes longer than the rest of making it.
+@dataclass(slots=True, eq=False, repr=False)
+class Question(Generic[T]):
+    """One question, as it was asked, and what the core finds out about it on its way.
+
+    Not frozen, as making a frozen one takes longer. Each is asked once: what is found out about it
+    would be overwritten.
 
     Attributes:
         texts: The question, or the texts that stand for it.
@@ -116,9 +124,9 @@ class Request(Generic[T]):
         k: How many documents to return.
         key: Filter, namespace and everything else that changes the store's answer.
         namespace: The tenant, whose remembered embeddings alone are used.
-        opaque: Arguments whose meaning the key cannot say. The answer is for this request alone
+        opaque: Arguments whose meaning the key cannot say. The answer is for this question alone
             then: it is neither looked up, nor cached, nor shared with an equal question.
-        alone: Why the answer is for this request alone although all has a name; empty where it
+        alone: Why the answer is for this question alone although all has a name; empty where it
             is not.
         embeds_around: What surrounds the call, if the embedding model is the application's own and
             may read that: its embeddings are remembered for equal surroundings alone.
@@ -141,6 +149,21 @@ class Request(Generic[T]):
         plain: Asks the store for that many documents as its framework does where there is no text
             to embed, and no embedding; ``None``: such a question is refused.
         aplain: Async version of ``plain``; ``None``: ``plain`` runs in a worker thread.
+        in_coroutine: Whether a coroutine asks it and its search is one, too.
+        started: When it was asked, by ``time.perf_counter``.
+        vector: Its embedding in the model's own precision, for the store.
+        embedded_by: How it got its embedding.
+        embedded: When it had its embedding.
+        query: The embedding in the cache's 32-bit precision.
+        cache: The cache that it is looked up in.
+        version: The cache's ``store_version`` before the search.
+        most: The most documents to return.
+        wanted: How many to ask the store for; 0 where it cannot be asked for a number.
+        entry_key: The key, with the text's where its embedding does not identify it.
+        wording: Its words, where they are compared with those of an entry.
+        private: Why neither the cache may answer this question nor keep its answer; empty where
+            both are allowed.
+        lookup_seconds: Time spent looking it up.
     """
 
     texts: Texts
@@ -160,15 +183,29 @@ class Request(Generic[T]):
     embedding: ArrayLike | None = None
     unembedded: Texts = ()
     cut: bool = False
-    unobserved: Request[T] | None = None
+    unobserved: Question[T] | None = None
     stages: Callable[[Embedding, int], Generator[DocumentStage[T]]] | None = None
     plain: Callable[[int], Sequence[T]] | None = None
     aplain: Callable[[int], Awaitable[Sequence[T]]] | None = None
+    in_coroutine: bool = field(default=False, init=False)
+    started: float = field(init=False)
+    vector: Embedding = field(init=False)
+    embedded_by: Role = field(init=False)
+    embedded: float = field(init=False)
+    query: NDArray[np.float32] = field(init=False)
+    cache: QueryCache[T] | RedisQueryCache[T] = field(init=False)
+    version: int = field(init=False)
+    most: int = field(init=False)
+    wanted: int = field(init=False)
+    entry_key: Hashable = field(init=False)
+    wording: Wording | None = field(init=False)
+    private: str = field(init=False)
+    lookup_seconds: float = field(init=False)
 
 
 @dataclass(slots=True)
 class RetrievalTrace:
-    """What happened to one question. Not frozen, for the same reason as the request.
+    """What happened to one question. Not frozen, for the same reason as the question.
 
     Attributes:
         hit: Whether the cache answered.
@@ -222,10 +259,20 @@ class DocumentStage(Generic[T]):
     trace: RetrievalTrace | None = None
 
 
-def watch_request(request: Request[T], around: Surroundings) -> None:
-    """Have a request's searches note what they use although its key does not hold it."""
-    search, asearch, stages = request.search, request.asearch, request.stages
-    current = request.is_current
+def watch_question(
+    question: Question[T], around: Surroundings | None, *, embeds: bool
+) -> Question[T]:
+    """Have a question's searches note what they use although its key does not hold it.
+
+    Args:
+        question: The question.
+        around: What surrounds the call; ``None`` if nothing reads that.
+        embeds: Whether the embedding model may read it.
+    """
+    if around is None:
+        return question
+    search, asearch, stages = question.search, question.asearch, question.stages
+    current = question.is_current
 
     def watched(embedding: Embedding, count: int) -> Sequence[T]:
         with around.watched():
@@ -236,11 +283,13 @@ def watch_request(request: Request[T], around: Surroundings) -> None:
         with around.watched():
             return await asearch(embedding, count)
 
-    request.search, request.asearch = watched, None if asearch is None else awatched
+    question.search, question.asearch = watched, None if asearch is None else awatched
     if stages is not None:
-        request.stages = lambda embedding, count: _watched_stages(around, stages(embedding, count))
-    request.alone, request.flight = around.alone_among(request.opaque), around.flight
-    request.is_current = lambda: not around.spoilt() and (current is None or current())
+        question.stages = lambda embedding, count: _watched_stages(around, stages(embedding, count))
+    question.alone, question.flight = around.alone_among(question.opaque), around.flight
+    question.is_current = lambda: not around.spoilt() and (current is None or current())
+    question.embeds_around = around if embeds else None
+    return question
 
 
 def _watched_stages(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
+from typing import Any
 
 from ragcache_integrations.core.forks import make_reentrant_lock
 from ragcache_integrations.query_cache import QueryCacheStats
 
-__all__ = ["FailureCount", "RetrieverStats", "Tally"]
+from .flow import Flow, Step
 
-P = ParamSpec("P")
-R = TypeVar("R")
+__all__ = ["RetrieverStats", "Tally"]
 
 _SUMS_OF_CALLS = {kind: (f"{kind}_calls", f"{kind}_seconds") for kind in ("store", "embedding")}
 _OUTCOMES = ("hits", "misses", "shared", "failures")
@@ -82,26 +82,30 @@ class Tally:
             for name, amount in amounts.items():
                 self._sums[name] += amount
 
-    def timed(self, kind: str, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the ``store`` or the ``embedding`` model; count that, and the time it takes."""
+    def counted(
+        self,
+        kind: str,
+        call: Callable[..., Any],
+        acall: Callable[..., Awaitable[Any]] | None,
+        *arguments: Any,
+    ) -> Flow[Any]:
+        """Ask the ``store`` or the ``embedding`` model; count that, and the time that it takes.
+
+        Args:
+            kind: Which of them.
+            call: Asks it.
+            acall: Async version of ``call``; ``None``: ``call`` runs in a worker thread.
+            *arguments: What it is called with.
+        """
+        step = Step(
+            partial(call, *arguments), None if acall is None else partial(acall, *arguments)
+        )
         started = time.perf_counter()
         try:
-            return call(*args, **kwargs)
+            return (yield step)
         finally:
-            self._add_call(kind, started)
-
-    async def atimed(self, kind: str, call: Awaitable[R]) -> R:
-        """Async version of :meth:`timed`."""
-        started = time.perf_counter()
-        try:
-            return await call
-        finally:
-            self._add_call(kind, started)
-
-    def _add_call(self, kind: str, started: float) -> None:
-        seconds = time.perf_counter() - started
-        calls, total = _SUMS_OF_CALLS[kind]
-        self.add(**{calls: 1, total: seconds})
+            calls, total = _SUMS_OF_CALLS[kind]
+            self.add(**{calls: 1, total: time.perf_counter() - started})
 
     def stats(self, cache: QueryCacheStats | None) -> RetrieverStats:
         """Return the sums as they are now."""
@@ -109,25 +113,3 @@ class Tally:
             sums = self._sums.copy()
         requests = sum(sums[outcome] for outcome in _OUTCOMES)
         return RetrieverStats(requests=requests, **sums, unranked=self._unranked, cache=cache)
-
-
-class FailureCount:
-    """Counts the requests that end by an exception: each is answered within it.
-
-    A class, not a generator, which would take as long as the rest of counting. It has no state of
-    its own: one is enough for all requests.
-
-    Args:
-        tally: Counts them.
-    """
-
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
-
-    def __enter__(self) -> None:
-        """Begin a request."""
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Count it if it failed."""
-        if kind is not None:
-            self._tally.add(failures=1)

@@ -17,13 +17,14 @@ from tqdm import tqdm
 from ragcache_integrations.core.checks import check_int, check_number, check_text, is_whole, or_none
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Embedding
-from ragcache_integrations.retrievers.retrieval import Request
+from ragcache_integrations.retrievers.flow import arun, run
+from ragcache_integrations.retrievers.retrieval import Question
 from ragcache_integrations.retrievers.stores import LiveState
 from ragcache_integrations.retrievers.tally import RetrieverStats
 
 from .core import RetrieverCore
 
-__all__ = ["CacheControls", "Wired", "ask_all", "ask_all_async"]
+__all__ = ["CacheControls", "Wired"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ R = TypeVar("R")
 _UNIT = " questions"
 
 
-def ask_all(
+def _ask_all(
     ask: Callable[[Q], R], questions: Sequence[Q], *, workers: int, show_progress: bool
 ) -> list[R]:
     """Ask questions, several at a time, and return the answers in the questions' order.
@@ -56,10 +57,10 @@ def ask_all(
     return [future.result() for future in pending]
 
 
-async def ask_all_async(
+async def _aask_all(
     ask: Callable[[Q], Awaitable[R]], questions: Sequence[Q], *, workers: int, show_progress: bool
 ) -> list[R]:
-    """Async version of :func:`ask_all`."""
+    """Async version of :func:`_ask_all`."""
     limit = asyncio.Semaphore(workers)
     with tqdm(total=len(questions), disable=not show_progress, unit=_UNIT) as bar:
 
@@ -92,6 +93,12 @@ class Wired(NamedTuple):
     requests: Any
     live: LiveState
 
+    def question(self, *call: Any) -> Question[Any]:
+        """Make a question, which is remembered only if the store is the same after the search."""
+        question: Question[Any] = self.requests.make(*call)
+        question.is_current = self.live.and_also(question.is_current)
+        return question
+
 
 class CacheControls:
     """Statistics, warming, clearing and saving; a mixin of the cached retrievers."""
@@ -101,9 +108,9 @@ class CacheControls:
 
         def _wire(self) -> Wired: ...
 
-        def _request_of(
+        def _question_of(
             self, wired: Wired, question: Any, call: dict[str, Any]
-        ) -> Request[Any]: ...
+        ) -> Question[Any]: ...
 
     @property
     def _core(self) -> RetrieverCore[Any]:
@@ -120,7 +127,7 @@ class CacheControls:
         changed = wired.live.change()
         if changed is None:
             return wired
-        if wired.core.shared:
+        if wired.core.caches.shared:
             msg = (
                 f"{changed} has changed since the retriever was made, and the answers in Redis are "
                 "those of before: make a new retriever with another tag"
@@ -134,10 +141,10 @@ class CacheControls:
         self._wired = self._wire()
         return self._wired
 
-    def _ask(self, question: Any, call: dict[str, Any]) -> tuple[RetrieverCore[Any], Request[Any]]:
-        """Return a question's request, and the core that has to answer it."""
+    def _ask(self, question: Any, call: dict[str, Any]) -> tuple[RetrieverCore[Any], Question[Any]]:
+        """Return a question as it is asked now, and the core that has to answer it."""
         wired = self._current()
-        return wired.core, self._request_of(wired, question, call)
+        return wired.core, self._question_of(wired, question, call)
 
     def stats(self) -> RetrieverStats:
         """Return the retriever's counters. It only reads memory, so coroutines may call it."""
@@ -172,10 +179,8 @@ class CacheControls:
                 other questions were searched for.
         """
         wired = self._current()
-        requests = self._requests_to_warm(wired, questions, workers, call)
-        answers = ask_all(
-            wired.core.retrieve, requests, workers=workers, show_progress=show_progress
-        )
+        asked = self._questions_to_warm(wired, questions, workers, call)
+        answers = _ask_all(wired.core.retrieve, asked, workers=workers, show_progress=show_progress)
         return sum(not answer.trace.hit for answer in answers)
 
     async def awarm(
@@ -188,15 +193,15 @@ class CacheControls:
     ) -> int:
         """Async version of :meth:`warm`."""
         wired = self._current()
-        requests = self._requests_to_warm(wired, questions, workers, call)
-        answers = await ask_all_async(
-            wired.core.aretrieve, requests, workers=workers, show_progress=show_progress
+        asked = self._questions_to_warm(wired, questions, workers, call)
+        answers = await _aask_all(
+            wired.core.aretrieve, asked, workers=workers, show_progress=show_progress
         )
         return sum(not answer.trace.hit for answer in answers)
 
-    def _requests_to_warm(
+    def _questions_to_warm(
         self, wired: Wired, questions: Iterable[Any], workers: int, call: dict[str, Any]
-    ) -> list[Request[Any]]:
+    ) -> list[Question[Any]]:
         check_int("workers", workers, 1)
         if isinstance(questions, str | bytes):
             msg = f"questions must be several texts, got one: {questions!r:.100}"
@@ -209,7 +214,7 @@ class CacheControls:
             question if isinstance(question, str) else id(question): question
             for question in list(questions)
         }
-        return [self._request_of(wired, question, call) for question in different.values()]
+        return [self._question_of(wired, question, call) for question in different.values()]
 
     def embed_question(self, question: Any, **call: Any) -> Embedding:
         """Return a question's embedding, of shape ``(dim,)``, read-only.
@@ -224,13 +229,13 @@ class CacheControls:
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        core, request = self._ask(question, call)
-        return core.embed(request)
+        core, asked = self._ask(question, call)
+        return run(core.embed(asked))
 
     async def aembed_question(self, question: Any, **call: Any) -> Embedding:
         """Async version of :meth:`embed_question`."""
-        core, request = self._ask(question, call)
-        return await core.aembed(request)
+        core, asked = self._ask(question, call)
+        return await arun(core.embed(asked), core.executor)
 
     def forget(self, question: Any, **call: Any) -> int:
         """Forget the cached answers to a question, for instance because they were wrong.
@@ -248,13 +253,13 @@ class CacheControls:
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        core, request = self._ask(question, call)
-        return core.forget(request)
+        core, asked = self._ask(question, call)
+        return run(core.forget(asked))
 
     async def aforget(self, question: Any, **call: Any) -> int:
         """Async version of :meth:`forget`."""
-        core, request = self._ask(question, call)
-        return await core.aforget(request)
+        core, asked = self._ask(question, call)
+        return await arun(core.forget(asked), core.executor)
 
     def clear(
         self,
@@ -292,14 +297,15 @@ class CacheControls:
         if not isinstance(version, Hashable):
             msg = f"version must be a value that does not change, got {version!r:.100}"
             raise ConfigurationError(msg)
-        if version is not None and self._core.version.is_known(version):
+        core = self._core
+        if version is not None and core.caches.is_version(version):
             return
         if part != (None, None, None, None):
-            self._core.discard(*part)
+            core.discard(*part)
         elif version is not None:
-            self._core.version.follow(version)
+            core.caches.follow_version(version)
         else:
-            self._current().core.clear()
+            self._current().core.caches.clear()
 
     async def aclear(
         self,
@@ -332,11 +338,11 @@ class CacheControls:
                 written.
             OSError: The file cannot be written; it is unchanged.
         """
-        self._core.files.save(path, store_tag=store_tag)
+        self._core.save(path, store_tag=store_tag)
 
     async def asave(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
         """Async version of :meth:`save`."""
-        await self._core.files.asave(path, store_tag=store_tag)
+        await asyncio.to_thread(self.save, path, store_tag=store_tag)
 
     def load(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
         """Replace the cache by what :meth:`save` wrote, and return the number of answers.
@@ -353,11 +359,12 @@ class CacheControls:
             ConfigurationError: An argument is wrong.
             OSError: The file cannot be read.
         """
-        return self._core.files.load(path, store_tag=store_tag)
+        return run(self._core.load(path, store_tag=store_tag))
 
     async def aload(self, path: str | PathLike[str], *, store_tag: str = "") -> int:
         """Async version of :meth:`load`."""
-        return await self._core.files.aload(path, store_tag=store_tag)
+        core = self._core
+        return await arun(core.load(path, store_tag=store_tag), core.executor)
 
 
 def _check_ids(ids: object) -> list[str | int]:

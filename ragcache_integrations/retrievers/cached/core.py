@@ -2,59 +2,87 @@
 
 A question is embedded, looked up in the query cache, and on a miss searched for in the store. An
 adapter says how that is done in its framework (:mod:`..retrieval`) and gets the documents back,
-with what happened.
+with what happened. Each of these ways is a flow (:mod:`..flow`), for threads and coroutines alike.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+import tempfile
 import time
 from collections.abc import (
-    Callable,
+    AsyncGenerator,
     Collection,
+    Generator,
     Hashable,
     Sequence,
 )
+from contextlib import aclosing, closing
+from dataclasses import replace
 from functools import partial
+from itertools import repeat
+from os import PathLike
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ragcache_integrations.core.forks import make_executor
-from ragcache_integrations.core.threads import in_executor
-from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache import Candidate, Explanation
+import numpy as np
+
+from ragcache_integrations.core.forks import make_executor, make_lock
+from ragcache_integrations.core.single_flight import Role, SingleFlight
+from ragcache_integrations.core.threads import BackgroundChecks
+from ragcache_integrations.errors import ConfigurationError, RAGCacheError
+from ragcache_integrations.query_cache import Candidate, Explanation, Hit, QueryCache
 from ragcache_integrations.query_cache.redis import RedisQueryCache
-from ragcache_integrations.query_cache.types import unanswered
+from ragcache_integrations.query_cache.types import Wording, unanswered
 from ragcache_integrations.query_cache.warming import start_warm_up
-from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder
+from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
+from ragcache_integrations.retrievers.flow import (
+    Flow,
+    Step,
+    arun,
+    astages_of,
+    run,
+    stages_of,
+    step_next,
+    step_once,
+)
 from ragcache_integrations.retrievers.keys import (
+    FollowUpWarning,
+    TextIdentity,
     filter_mark,
     marks_of,
+    may_share,
     namespace_mark,
+    normalize_text,
+    question_difference,
 )
 from ragcache_integrations.retrievers.retrieval import (
-    Request,
+    DocumentStage,
+    Question,
     Retrieval,
+    RetrievalTrace,
     Source,
     check_question,
 )
-from ragcache_integrations.retrievers.tally import FailureCount, RetrieverStats, Tally
+from ragcache_integrations.retrievers.tally import RetrieverStats, Tally
 
-from .answers import Answers
-from .files import CacheFiles
-from .follower import Follower
 from .knobs import CacheKnobs
-from .lazy_cache import LazyCache, why_unranked
-from .question import Question, documents_of
-from .questions import Questions
-from .searcher import Searcher
-from .staged_answers import StagedAnswers
-from .store_version import StoreVersion
+from .lazy_cache import Follower, LazyCache, in_memory, why_unranked
+from .searcher import Searcher, documents_of, note_of
 
-__all__ = ["RetrieverCore"]
+__all__ = ["DumpedCache", "Guesses", "RetrieverCore"]
 
 logger = logging.getLogger(__name__)
 
+R = TypeVar("R")
 T = TypeVar("T")
+
+Answer = Hit[T] | tuple[Candidate[T], ...]
+"""A hit of the cache, or the candidates of a search."""
+
+DumpedCache = tuple[int, bytes]
+"""The dimension of a cache's embeddings, and the content of the file of ``save``."""
 
 # Threads for the searches and embeddings that coroutines ask for, and for checks.
 _WORKERS = 32
@@ -64,6 +92,7 @@ _UNRANKED = (
     "vectors='embed', where a store is searched by similarity, or choose that distance with "
     "tolerance= (and rerank_factor=1, to hear no more of this)"
 )
+_COUNTED: dict[Role, str] = {"found": "hits", "led": "misses", "joined": "shared"}
 
 
 class RetrieverCore(Generic[T]):
@@ -71,17 +100,16 @@ class RetrieverCore(Generic[T]):
 
     Every method may be called from any thread and any event loop. Equal questions asked at the
     same time are embedded and searched once; if that fails, all of them get the exception, and
-    nothing is cached.
+    nothing is cached. Methods that return a flow leave it to the caller how it is run.
 
     Args:
         knobs: The settings, checked.
         source: What the answers come from, and how to read and copy them.
 
     Attributes:
+        caches: The cache, and the store's version that all answers were found under.
         follower: Receives the store's changes.
-        files: Saves and loads what is cached.
-        staged: Answers questions in stages.
-        version: The store's version that all answers were found under.
+        executor: Makes the calls of flows that would block a coroutine.
 
     Raises:
         ConfigurationError: The metric is not the store's, the store cannot carry the guarantee, or
@@ -91,48 +119,48 @@ class RetrieverCore(Generic[T]):
     def __init__(self, knobs: CacheKnobs, source: Source[T]) -> None:
         self._source = source
         self.default_k = source.k
-        self._caches = LazyCache[T](knobs, source.facts, source.tag, documents_of(source))
+        self.caches = LazyCache[T](knobs, source.facts, source.tag, documents_of(source))
         proves = knobs.guarantee is not None and knobs.version is None
-        self.version = StoreVersion(self._caches, knobs.version)
-        self.follower = Follower(self._caches, source.facts.vectors, required=proves)
+        self.follower = Follower(self.caches, source.facts.vectors, required=proves)
         unranked = why_unranked(source.facts)
         chosen = knobs.tolerance in {0, "auto"} or None not in {
             knobs.tolerance,
             knobs.rerank_factor,
         }
         if unranked and not chosen:
-            logger.warning(_UNRANKED, unranked, self._caches.unranked_tolerance)
-        self._tally = Tally(unranked)
-        self._failures = FailureCount(self._tally)
-        executor = make_executor(_WORKERS, "ragcache-retriever")
-        self._executor = executor
+            logger.warning(_UNRANKED, unranked, self.caches.unranked_tolerance)
+        self._tally = tally = Tally(unranked)
+        self.executor = executor = make_executor(_WORKERS, "ragcache-retriever")
         self._embedder = QueryEmbedder(
             source.embed,
             source.aembed,
             memo_size=knobs.embedding_memo,
             dim=source.facts.dim,
             executor=executor,
-            tally=self._tally,
+            tally=tally,
         )
-        self.files = CacheFiles(source, self._caches, self._embedder, self.follower, executor)
         self._searcher = Searcher(
             source,
-            self._caches,
+            self.caches,
             self.follower,
             executor=executor,
-            tally=self._tally,
+            tally=tally,
             embeds_documents=knobs.vectors == "embed",
         )
-        self._questions = Questions(
-            source, knobs, self._caches, self.version, self._embedder, executor
+        self._searches = SingleFlight[Answer[T]](executor)
+        self._checks = BackgroundChecks(
+            executor, partial(tally.add, shadow_checks=1), partial(tally.add, shadow_failures=1)
         )
-        self._answers = Answers(source, self._searcher, executor, self._tally)
-        self.staged = StagedAnswers(
-            source, self._questions, self._answers, self._searcher, self._tally, self._failures
-        )
+        self._guesses = Guesses()
+        self._normalizes = knobs.normalize_text
+        # A proof that an answer is the store's own says more than words do.
+        self._guards = knobs.guard and knobs.guarantee not in ("exact", 1)
+        self._identity = TextIdentity(source.window, exact=knobs.tolerance == 0, guard=self._guards)
+        self._warned_of_opaque = False
+        self._follow_ups = FollowUpWarning()
         start_warm_up()
 
-    def retrieve(self, request: Request[T]) -> Retrieval[T]:
+    def retrieve(self, question: Question[T]) -> Retrieval[T]:
         """Answer a question.
 
         Raises:
@@ -140,25 +168,35 @@ class RetrieverCore(Generic[T]):
             EmbeddingError: The embedding model gave something unusable.
             Exception: Any error of the embedding model or the store.
         """
-        unread = self._questions.check(request)
-        with self._failures:
-            if unread:
-                return self._searcher.plain(request, time.perf_counter())
-            question = self._questions.ask(request)
-            return self._answers.finish(question, *self._answers.fetch(question))
+        return run(self._retrieve(question))
 
-    async def aretrieve(self, request: Request[T]) -> Retrieval[T]:
+    async def aretrieve(self, question: Question[T]) -> Retrieval[T]:
         """Async version of :meth:`retrieve`."""
-        unread = self._questions.check(request)
-        with self._failures:
-            if unread:
-                return await self._searcher.aplain(request, time.perf_counter())
-            question = await self._questions.aask(request)
-            native = request.asearch is not None
-            answer, role = await self._answers.afetch(question)
-            return self._answers.finish(question, answer, role, native=native)
+        question.in_coroutine = question.asearch is not None
+        return await arun(self._retrieve(question), self.executor)
 
-    def embed(self, request: Request[T]) -> Embedding:
+    def stages(self, question: Question[T]) -> Generator[DocumentStage[T]]:
+        """Answer a question in stages: those of the search, or one where the cache answers.
+
+        Where the search has no stages, a guess from the documents in the cache comes first, as far
+        as such guesses have paid off. Only the final stage's documents are cached. Each caller has
+        a separate search in stages, which goes at the caller's pace; closing the generator ends it.
+
+        Raises:
+            ConfigurationError: The question is no text, or k is not a whole number of at least 1.
+            EmbeddingError: The embedding model gave something unusable.
+            Exception: Any error of the embedding model or the store.
+        """
+        return stages_of(self._stages(question))
+
+    async def astages(self, question: Question[T]) -> AsyncGenerator[DocumentStage[T]]:
+        """Async version of :meth:`stages`."""
+        question.in_coroutine = question.asearch is not None
+        async with aclosing(astages_of(self._stages(question), self.executor)) as stages:
+            async for stage in stages:
+                yield stage
+
+    def embed(self, question: Question[T]) -> Flow[Embedding]:
         """Return a question's embedding. That of a repeated question is remembered.
 
         Raises:
@@ -166,15 +204,11 @@ class RetrieverCore(Generic[T]):
             EmbeddingError: As for :meth:`retrieve`.
             Exception: Any error of the embedding model.
         """
-        check_question(request.texts, request.embedding, request.k)
-        return self._questions.embed(request)[0]
+        check_question(question.texts, question.embedding, question.k)
+        yield from self._embed(question)
+        return question.vector
 
-    async def aembed(self, request: Request[T]) -> Embedding:
-        """Async version of :meth:`embed`."""
-        check_question(request.texts, request.embedding, request.k)
-        return (await self._questions.aembed(request))[0]
-
-    def explain(self, request: Request[T]) -> Explanation:
+    def explain(self, question: Question[T]) -> Flow[Explanation]:
         """Explain why a question would be answered from the cache, or not. The store is not asked.
 
         Raises:
@@ -182,34 +216,37 @@ class RetrieverCore(Generic[T]):
             EmbeddingError: As for :meth:`retrieve`.
             Exception: Any error of the embedding model.
         """
-        check_question(request.texts, request.embedding, request.k)
-        return self._explainer(self._questions.ask(request))()
+        check_question(question.texts, question.embedding, question.k)
+        yield from self._ask(question)
+        cache = question.cache
+        if question.private:
+            return unanswered(question.private, cache.tolerance)
+        what = question.query, question.most, question.entry_key
+        explain = partial(cache.explain, *what, wording=question.wording)
+        explanation: Explanation = explain() if cache.immediate else (yield Step(explain))
+        return explanation
 
-    async def aexplain(self, request: Request[T]) -> Explanation:
-        """Async version of :meth:`explain`."""
-        check_question(request.texts, request.embedding, request.k)
-        question = await self._questions.aask(request)
-        explain = self._explainer(question)
-        if question.private or question.cache.immediate:
-            return explain()
-        return await in_executor(self._executor, explain)
+    def forget(self, question: Question[T]) -> Flow[int]:
+        """Forget all answers that the cache would give to a question; return how many.
 
-    @property
-    def shared(self) -> bool:
-        """Whether other processes use the cache, too."""
-        return self._caches.shared
+        Raises:
+            ConfigurationError: As for :meth:`retrieve`.
+            EmbeddingError: As for :meth:`retrieve`.
+            Exception: Any error of the embedding model.
+        """
+        check_question(question.texts, question.embedding, question.k)
+        yield from self._ask(question)
+        if question.private:
+            return 0
+        cache = question.cache
+        forget = partial(cache.forget, question.query, question.most, question.entry_key)
+        forgotten: int = forget() if cache.immediate else (yield Step(forget))
+        return forgotten
 
     def stats(self) -> RetrieverStats:
         """Return what was done so far. Touches memory alone."""
-        cache = self._caches.current
+        cache = self.caches.current
         return self._tally.stats(None if cache is None else cache.stats())
-
-    def clear(self) -> None:
-        """Forget every answer, after the store's documents changed. Touches memory alone.
-
-        Searches under way are not remembered any more. Embeddings of texts are kept.
-        """
-        self._caches.clear()
 
     def discard(
         self,
@@ -239,7 +276,7 @@ class RetrieverCore(Generic[T]):
         if spelt is None and not all(isinstance(name, str) for name in ids or ()):
             msg = f"ids must be several strings, got {ids!r:.100}"
             raise ConfigurationError(msg)
-        cache = self._caches.to_tell(None)
+        cache = self.caches.to_tell(None)
         if cache is None:
             return
         if isinstance(cache, RedisQueryCache):
@@ -260,37 +297,401 @@ class RetrieverCore(Generic[T]):
         held = frozenset(spelt or ())
         cache.discard(matches)
 
-    def forget(self, request: Request[T]) -> int:
-        """Forget all answers that the cache would give to a question; return how many.
+    def save(self, path: str | PathLike[str], *, store_tag: str = "") -> None:
+        """Write what is cached to a file.
+
+        Args:
+            path: The file.
+            store_tag: Names the store's documents as they are, so that :meth:`load` can refuse what
+                was found among others.
 
         Raises:
-            ConfigurationError: As for :meth:`retrieve`.
-            EmbeddingError: As for :meth:`retrieve`.
-            Exception: Any error of the embedding model.
+            ConfigurationError: There has been no question yet; an argument is wrong; or a document
+                cannot be written.
+            OSError: The file cannot be written. It is as it was.
         """
-        check_question(request.texts, request.embedding, request.k)
-        return self._forget(self._questions.ask(request))
+        cache = self.caches.current
+        if cache is None:
+            msg = "there is nothing to save before the first question"
+            raise ConfigurationError(msg)
+        in_memory(cache).save(path, encode=self._source.encode, store_tag=store_tag)
 
-    async def aforget(self, request: Request[T]) -> int:
-        """Async version of :meth:`forget`."""
-        check_question(request.texts, request.embedding, request.k)
-        question = await self._questions.aask(request)
-        if question.cache.immediate:
-            return self._forget(question)
-        return await in_executor(self._executor, self._forget, question)
+    def load(self, path: str | PathLike[str], *, store_tag: str = "") -> Flow[int]:
+        """Replace what is cached by what :meth:`save` wrote, for the same store and model.
 
-    def _forget(self, question: Question[T]) -> int:
-        if question.private:
-            return 0
-        return question.cache.forget(question.query, question.k, question.key)
+        The store must hold what it held then: nothing is known of changes in between.
 
-    def _explainer(self, question: Question[T]) -> Callable[[], Explanation]:
-        if not question.private:
-            return partial(
-                question.cache.explain,
-                question.query,
-                question.k,
-                question.key,
-                wording=question.wording,
+        Args:
+            path: The file.
+            store_tag: As passed to :meth:`save`.
+
+        Returns:
+            How many answers there are.
+
+        Raises:
+            CacheFileError: The file is damaged, or was saved for others. The cache is empty then.
+            ConfigurationError: An argument is wrong.
+            OSError: The file cannot be read.
+            Exception: Any error of the embedding model, which is called if neither the store nor
+                a question has shown the dimension.
+        """
+        dim = self._embedder.dim
+        if dim is None:
+            embedding, _ = yield from self._embedder.embed(("dimension",))
+            dim = embedding.size
+        answers: int = yield Step(partial(self._load, dim, path, store_tag))
+        return answers
+
+    def dump(self) -> DumpedCache | None:
+        """Return what is cached as :meth:`save` writes it; ``None`` where there is nothing to."""
+        cache = self.caches.current
+        if cache is None or self.caches.shared:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "cache.npz"
+            self.save(path)
+            return cache.dim, path.read_bytes()
+
+    def restore(self, dumped: DumpedCache | None) -> None:
+        """Replace what is cached by what :meth:`dump` returned; cache nothing where that fails."""
+        if dumped is None:
+            return
+        dim, content = dumped
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "cache.npz"
+            path.write_bytes(content)
+            try:
+                self._load(dim, path, "")
+            except RAGCacheError as error:
+                logger.warning("The pickled cache is not used: %s", error)
+
+    def _load(self, dim: int, path: str | PathLike[str], store_tag: str) -> int:
+        cache, source = in_memory(self.caches.of_dimension(dim)), self._source
+        with self.follower.waiting() as note_nameless:
+
+            def decode(saved: Any) -> T:
+                document: T = saved if source.decode is None else source.decode(saved)
+                if not source.identify(document)[0]:
+                    note_nameless()
+                return document
+
+            return cache.load(path, decode=decode, store_tag=store_tag)
+
+    def _retrieve(self, question: Question[T]) -> Flow[Retrieval[T]]:
+        unread = self._check(question)
+        try:
+            if unread:
+                retrieval: Retrieval[T] = yield self._plain(question)
+                return retrieval
+            yield from self._ask(question)
+            answer, role = yield from self._fetch(question)
+            return self._finish(question, answer, role)
+        except BaseException:
+            self._tally.add(failures=1)
+            raise
+
+    def _check(self, question: Question[T]) -> bool:
+        """Check a question; return whether there is nothing to embed.
+
+        Raises:
+            ConfigurationError: The question is no text, or k is not a whole number of at least 1.
+        """
+        unread = not question.texts and question.embedding is None
+        texts = ("",) if unread and question.plain is not None else question.texts
+        check_question(texts, question.embedding, question.k)
+        return unread
+
+    def _plain(self, question: Question[T]) -> Step:
+        """Return the step that asks the store for a question without text."""
+        flow = self._searcher.plain(question, time.perf_counter())
+        blocks = question.aplain is None
+        return Step(partial(run, flow), None if blocks else partial(arun, flow, self.executor))
+
+    def _ask(self, question: Question[T]) -> Flow[None]:
+        """Embed a question that was checked, and find out what the cache has to know of it.
+
+        Raises:
+            EmbeddingError: The embedding model gave something unusable.
+            Exception: Any error of the embedding model, or of the function that reads the version.
+        """
+        if self.caches.read_version is not None:
+            yield Step(self.caches.update_version)
+        question.started = time.perf_counter()
+        yield from self._embed(question)
+        if self.caches.current is None:  # making the cache takes a while
+            yield Step(partial(self._prepare, question))
+        else:
+            self._prepare(question)
+
+    def _embed(self, question: Question[T]) -> Flow[None]:
+        if question.embedding is None:
+            question.vector, question.embedded_by = yield from self._embedder.embed(
+                self._texts(question), question.namespace, question.embeds_around
             )
-        return partial(unanswered, question.private, question.cache.tolerance)
+        else:
+            question.vector = self._embedder.check(question.embedding, "the query")
+            question.embedded_by = "found"
+        question.embedded = time.perf_counter()
+
+    def _texts(self, question: Question[T]) -> Texts:
+        # A text of white space and the like alone is a question nevertheless.
+        if self._normalizes:
+            return tuple(normalize_text(text) or text for text in question.texts)
+        return question.texts
+
+    def _prepare(self, question: Question[T]) -> None:
+        question.query = np.asarray(question.vector, np.float32, order="C")
+        question.cache = self.caches.for_query(question.query)
+        # Which part of the text a model read is not known of an embedding from the caller.
+        texts = self._texts(question)
+        if self._guards:
+            texts += question.unembedded
+        identity = self._identity.of(texts, embedded=question.embedding is None)
+        question.entry_key = question.key if identity is None else (question.key, identity)
+        question.wording = None
+        if self._guards and texts:
+            question.wording = Wording("\n".join(texts), may_share, question_difference, _are_kin)
+        for text in question.texts:
+            self._follow_ups.hear(text)
+        if question.opaque and not self._warned_of_opaque:
+            self._warned_of_opaque = True
+            logger.warning(
+                "%s is no plain data: answers found under it are not cached, since nobody knows "
+                "what it lets through the next time. Name what it means with filter_key=",
+                " and ".join(question.opaque),
+            )
+        wanted = question.k or self._source.k or 0
+        question.most = sys.maxsize if question.whole or not wanted else wanted
+        question.wanted = wanted if self._source.k else 0
+        question.private = _why_private(question, shared=self.caches.shared)
+        question.lookup_seconds = 0.0
+        question.version = question.cache.store_version
+
+    def _fetch(self, question: Question[T]) -> Flow[tuple[Answer[T], Role]]:
+        """Return the answer to a question, and how it was got.
+
+        Raises:
+            Exception: Any error of the store.
+        """
+        landed = self._searches.landed
+        hit = yield from self._look_up(question)
+        if hit is not None:
+            return hit, "found"
+        found: tuple[Answer[T], Role] = yield step_once(
+            self._searches,
+            self._flight(question),
+            partial(self._find_again, question),
+            partial(self._searcher.search, question),
+            None if question.asearch is None else self.executor,
+            looked=landed,
+        )
+        return found
+
+    def _look_up(self, question: Question[T]) -> Flow[Hit[T] | None]:
+        if question.cache.immediate:
+            return self._find(question)
+        # The executor's threads share connections among all event loops.
+        hit: Hit[T] | None = yield Step(partial(self._find, question))
+        return hit
+
+    def _find(self, question: Question[T]) -> Hit[T] | None:
+        """Look a question up in the cache."""
+        if question.private:
+            return None
+        started = time.perf_counter()
+        hit = question.cache.lookup(
+            question.query, question.most, question.entry_key, wording=question.wording
+        )
+        question.lookup_seconds += time.perf_counter() - started
+        return hit
+
+    def _find_again(self, question: Question[T]) -> Hit[T] | None:
+        """Look a question up under a lock, for which a round trip takes too long."""
+        return self._find(question) if question.cache.immediate else None
+
+    def _flight(self, question: Question[T]) -> Hashable:
+        """Return a value that equal questions share."""
+        if question.private:
+            return object()
+        # A search that began before the store changed, or before another cache, is not joined.
+        now = (id(question.cache), question.version)
+        vector, k = question.vector, question.wanted
+        return (question.entry_key, vector.dtype.str, vector.tobytes(), k, now, question.flight)
+
+    def _finish(self, question: Question[T], answer: Answer[T], role: Role) -> Retrieval[T]:
+        """Copy the documents of an answer, count and trace it; start its check where it needs one.
+
+        Args:
+            question: The question.
+            answer: A hit, or what a search found.
+            role: How the question got it.
+        """
+        hit, candidates = (answer, answer.candidates) if isinstance(answer, Hit) else (None, answer)
+        if hit is not None and hit.check:
+            check, native = self._searcher.check, question.in_coroutine
+            self._checks.start(
+                lambda: run(check(question)),
+                (lambda: arun(check(question), self.executor)) if native else None,
+            )
+        scores = repeat(None) if hit is None or hit.scores is None else hit.scores
+        note = note_of(hit) if question.annotate else None
+        copy_document = self._source.copy
+        documents = [
+            copy_document(candidate.document, score, note)
+            for candidate, score in zip(candidates[: question.most], scores, strict=False)
+        ]
+        self._tally.add(**{_COUNTED[role]: 1, "lookup_seconds": question.lookup_seconds})
+        trace = RetrievalTrace(
+            shared=role == "joined",
+            documents=len(documents),
+            embedding_memoised=question.embedded_by != "led",
+            embedding_seconds=question.embedded - question.started,
+            retrieval_seconds=time.perf_counter() - question.embedded,
+        )
+        if hit is not None:
+            trace.hit, trace.distance, trace.age = True, hit.distance, hit.age
+            trace.reranked, trace.recall_bound = hit.reranked, hit.recall_bound
+        return Retrieval(documents, trace)
+
+    def _stages(self, question: Question[T]) -> Flow[None]:
+        begun = time.perf_counter()
+        unread = self._check(question)
+        try:
+            if unread:
+                final = _only_stage((yield self._plain(question)), begun)
+            else:
+                yield from self._ask(question)
+                by_stages = self._search if question.stages is not None else self._guess
+                final = yield from by_stages(question, begun)
+        except BaseException:  # also the caller's, who closes the generator
+            self._tally.add(failures=1)
+            raise
+        yield final
+
+    def _guess(self, question: Question[T], begun: float) -> Flow[DocumentStage[T]]:
+        """Yield a guess at what the store will return, where one pays; return the answer."""
+        cache, guess, number = question.cache, None, 1
+        if not question.private and question.ranked and isinstance(cache, QueryCache):
+            # From the documents in this process's cache.
+            guess = cache.guess(question.query, question.most, question.entry_key)
+        if guess is not None and self._guesses.pays(guess):
+            documents = tuple(candidate.document for candidate in guess.candidates)
+            stage = DocumentStage(documents, number, time.perf_counter() - begun, final=False)
+            yield self._provisional(question, stage)
+            number += 1
+        answer, role = yield from self._fetch(question)
+        retrieval = self._finish(question, answer, role)
+        if guess is not None:
+            found = answer.candidates if isinstance(answer, Hit) else answer
+            self._guesses.learn(guess, found[: question.most])
+        return replace(_only_stage(retrieval, begun), number=number)
+
+    def _search(self, question: Question[T], _: float) -> Flow[DocumentStage[T]]:
+        """Yield the stages of a search but the final one, which is returned as it is kept."""
+        hit = yield from self._look_up(question)
+        if hit is not None:
+            return _only_stage(self._finish(question, hit, "found"), question.embedded)
+        assert question.stages is not None  # noqa: S101 - checked before
+        count = self._searcher.begin(question)
+        stage: DocumentStage[T] | None = None
+        elapsed = 0.0
+        try:
+            with closing(question.stages(question.vector, count)) as search:
+                while (stage := (yield step_next(search))) is not None:
+                    elapsed = stage.elapsed
+                    if stage.final:
+                        break
+                    yield self._provisional(question, stage)
+        finally:  # all of it is one call of the store
+            self._tally.add(store_calls=1, store_seconds=elapsed)
+        if stage is None:
+            msg = "the search ended without a final stage"
+            raise RuntimeError(msg)
+        candidates = yield Step(partial(self._searcher.remember, question, stage.documents, count))
+        retrieval = self._finish(question, candidates, "led")
+        return replace(stage, documents=tuple(retrieval.documents), trace=retrieval.trace)
+
+    def _provisional(self, question: Question[T], stage: DocumentStage[T]) -> DocumentStage[T]:
+        documents = (
+            self._source.copy(document, None, None) for document in stage.documents[: question.most]
+        )
+        return replace(stage, documents=tuple(documents))
+
+
+_WIDTH = 0.1
+"""Guesses are counted by their distance, in steps of this."""
+_STEPS = 20
+_MINIMUM = 0.3
+"""The share of right guesses from which on one is worth the start of an answer."""
+
+
+class Guesses:
+    """Learns at which distance from an earlier question a guess is worth being made.
+
+    Every guess is compared with what the store returned, also those that were not passed on, so
+    that a distance at which guesses go wrong gets another chance once they no longer do.
+    """
+
+    def __init__(self) -> None:
+        self._lock = make_lock()
+        self._right = [0] * _STEPS
+        self._made = [0] * _STEPS
+
+    def pays(self, guess: Hit[Any]) -> bool:
+        """Whether guesses at such a distance have been right often enough, or are still new."""
+        step = _step(guess.distance)
+        with self._lock:
+            return (self._right[step] + 1) / (self._made[step] + 2) >= _MINIMUM
+
+    def learn(self, guess: Hit[Any], found: Sequence[Candidate[Any]]) -> None:
+        """Note whether a guess was what the store returned.
+
+        Args:
+            guess: The guess.
+            found: What the store returned, as many documents as were asked for.
+        """
+        step = _step(guess.distance)
+        with self._lock:
+            self._right[step] += _names(guess.candidates) == _names(found)
+            self._made[step] += 1
+
+
+def _step(distance: float) -> int:
+    return min(int(distance / _WIDTH), _STEPS - 1)
+
+
+def _names(candidates: Sequence[Candidate[Any]]) -> list[tuple[str, str]]:
+    return [(candidate.id, candidate.fingerprint) for candidate in candidates]
+
+
+def _why_private(question: Question[T], *, shared: bool) -> str:
+    """Return why the cache is not for a question; nothing where it is."""
+    if question.alone:
+        return question.alone
+    if question.opaque:
+        return (
+            f"{' and '.join(question.opaque)} is no plain data, so nobody knows what else "
+            "it would let through: name what it means with filter_key="
+        )
+    # Other processes rank what they share by distance, and do not hear that this is otherwise.
+    if shared and not question.ranked:
+        return "a search that does not rank by distance alone is not shared between processes"
+    # That of any other text was refused if it is zero.
+    if (
+        question.embedding is not None
+        or "".join(question.texts).strip()
+        or np.count_nonzero(question.query)
+    ):
+        return ""
+    return "the embedding of this empty text is zero: it has no direction"
+
+
+def _are_kin(key: tuple[Hashable, Hashable], other: tuple[Hashable, Hashable]) -> bool:
+    """Whether two keys of questions differ in nothing but what identifies their texts."""
+    return key[0] == other[0]
+
+
+def _only_stage(retrieval: Retrieval[T], begun: float) -> DocumentStage[T]:
+    """Return an answer as the only stage of a search that began then."""
+    elapsed = time.perf_counter() - begun
+    return DocumentStage(tuple(retrieval.documents), 1, elapsed, final=True, trace=retrieval.trace)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
+from ragcache_integrations.core import knobs as core
 from ragcache_integrations.core.checks import (
     check_choice,
     check_int,
     check_share,
-    explain_error,
 )
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric, VectorSource
@@ -233,7 +233,4 @@ def read_knobs(arguments: KnobArguments) -> CacheKnobs:
     Raises:
         ConfigurationError: A knob is unknown or out of its range.
     """
-    try:
-        return CacheKnobs(**arguments)
-    except ValidationError as error:
-        raise explain_error(error, CacheKnobs.model_fields) from error
+    return core.read_knobs(CacheKnobs, arguments)

@@ -1,8 +1,13 @@
-"""The query cache of a retriever, made when the first question shows the dimension."""
+"""The query cache of a retriever, made when the first question shows the dimension.
+
+And what keeps it in step with its store: changes, and the store's version.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -11,16 +16,16 @@ from numpy.typing import NDArray
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache import Metric, QueryCache
+from ragcache_integrations.query_cache import Metric, QueryCache, VectorSource
 from ragcache_integrations.query_cache.certificates import UNIT_SLACK
 from ragcache_integrations.query_cache.redis import DocumentSource, RedisQueryCache, shared_settings
 from ragcache_integrations.query_cache.settings import Settings
-from ragcache_integrations.retrievers.keys import marks_of, tenant_of
-from ragcache_integrations.retrievers.stores import StoreFacts
+from ragcache_integrations.retrievers.keys import Parts, marks_of, tenant_of
+from ragcache_integrations.retrievers.stores import Change, StoreFacts, StoreMethods, watch
 
 from .knobs import CacheKnobs
 
-__all__ = ["AnyCache", "LazyCache", "why_unranked"]
+__all__ = ["AnyCache", "Follower", "LazyCache", "in_memory", "why_unranked"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +53,8 @@ RERANK_FACTOR = 4
 
 # The length of the longest vector of a store that has none yet.
 _NO_LENGTH = 1e-30
+# The version of a store whose version has not been read yet.
+_UNREAD = object()
 
 
 class LazyCache(Generic[T]):
@@ -64,6 +71,8 @@ class LazyCache(Generic[T]):
 
     Attributes:
         shared: Whether other processes use the cache, too.
+        read_version: Returns the store's version, under which all answers were found; ``None`` if
+            the application does not name one.
 
     Raises:
         ConfigurationError: The metric is not the store's, the store cannot carry the guarantee, or
@@ -107,6 +116,9 @@ class LazyCache(Generic[T]):
         # The cache, and whether it relies on vectors of unit length.
         self._now: tuple[AnyCache[T], bool] | None = None
         self._may_be_unit = True
+        self.read_version = knobs.version
+        self._version: Hashable = _UNREAD
+        self._version_lock = make_lock()
 
     @property
     def unranked_tolerance(self) -> float | Literal["auto"]:
@@ -151,7 +163,9 @@ class LazyCache(Generic[T]):
         return self.current
 
     def clear(self, *, wait: bool = False) -> None:
-        """Forget every answer, and what was known of the store's vectors.
+        """Forget every answer, and what was known of the store's vectors. Touches memory alone.
+
+        Searches under way are not remembered any more. Embeddings of texts are kept.
 
         Args:
             wait: Wait until a shared cache has been cleared. Otherwise a thread clears it soon.
@@ -166,6 +180,37 @@ class LazyCache(Generic[T]):
                 cache.clear()  # also for searches that are under way with it
                 if unit or cache.metric == "ip":
                     self._now = None  # their lengths have to be read again
+
+    def is_version(self, version: Hashable) -> bool:
+        """Whether all answers were found under this version of the store."""
+        return self._version == version
+
+    def update_version(self) -> None:
+        """Read the store's version, and follow it.
+
+        Raises:
+            ConfigurationError: It can be changed.
+            Exception: Any error of the function that reads it.
+        """
+        assert self.read_version is not None  # noqa: S101 - not called otherwise
+        version = self.read_version()
+        if not isinstance(version, Hashable):  # it may be changed, and equal to itself nevertheless
+            msg = f"version= must return a value that does not change, got {version!r:.100}"
+            raise ConfigurationError(msg)
+        self.follow_version(version, unknown=False)
+
+    def follow_version(self, version: Hashable, *, unknown: bool = True) -> None:
+        """Forget every answer if the store is of another version than they are.
+
+        Args:
+            version: The store's version.
+            unknown: Whether to forget answers whose version nobody has named yet.
+        """
+        with self._version_lock:
+            named = unknown or self._version is not _UNREAD
+            if named and version != self._version:
+                self.clear(wait=True)
+            self._version = version
 
     def disagree(self, error: ConfigurationError) -> None:
         """Note that the cache refused a document's vector."""
@@ -211,6 +256,18 @@ class LazyCache(Generic[T]):
             return False, max(_NO_LENGTH, lengths[1] if lengths else 0.0)
         unit = lengths is not None and not any(_is_other(length * length) for length in lengths)
         return unit, None
+
+
+def in_memory(cache: AnyCache[T]) -> QueryCache[T]:
+    """Return a cache that is this process's own.
+
+    Raises:
+        ConfigurationError: The cache is a shared one.
+    """
+    if isinstance(cache, QueryCache):
+        return cache
+    msg = "a shared cache is neither saved nor loaded: Redis has it"
+    raise ConfigurationError(msg)
 
 
 def why_unranked(facts: StoreFacts) -> str:
@@ -328,3 +385,138 @@ def _is_exact(knobs: CacheKnobs, facts: StoreFacts) -> bool:
     if not exact and not facts.inexact and facts.vectors is not None:
         msg += "; where it searches all of them, say exact_search=True"
     raise ConfigurationError(msg)
+
+
+class Follower(Generic[T]):
+    """Passes the store's changes to the cache; a listener of :mod:`..stores.changes`.
+
+    Every answer is forgotten if a change is not known in full: a new document's vector cannot be
+    read, the documents that changed are not known, or the cached ones have no ids.
+
+    Args:
+        caches: Makes the cache.
+        vectors: Reads the documents' vectors, where the store can give them.
+        required: Whether answers rest on every change being noticed.
+    """
+
+    def __init__(
+        self, caches: LazyCache[T], vectors: VectorSource | None, *, required: bool = False
+    ) -> None:
+        self._caches = caches
+        self._vectors = vectors
+        self._required = required
+        self._lock = make_lock()
+        self._has_nameless = False
+
+    def follow(self, store: object, methods: StoreMethods) -> None:
+        """Follow what changes through an object, if it can be watched.
+
+        Raises:
+            ConfigurationError: It cannot, and answers rest on it.
+        """
+        try:
+            watch(store, methods, self)
+        except ConfigurationError as error:
+            if self._required:
+                msg = f"{error}; a guarantee needs version= then, to know of them"
+                raise ConfigurationError(msg) from error
+            logger.warning("%s. Call clear() after changes", error)
+
+    def follow_parts(
+        self, parts: Parts, methods_of: Callable[[Any], StoreMethods], *, said: bool
+    ) -> None:
+        """Follow what a wrapped retriever's documents are in, as far as it shows that.
+
+        Args:
+            parts: The parts of the wrapped retriever.
+            methods_of: Returns which methods of a vector store change documents.
+            said: Whether the application knows that changes may go unnoticed.
+        """
+        stores = [store for store in parts.stores if _has(store, "add_texts", "add")]
+        others = [part for part in parts.retrievers if _has(part, "add_documents")] + parts.others
+        for store in stores:
+            self.follow(store, methods_of(store))
+        for other in others:
+            self.follow(other, StoreMethods(base=""))
+        if not (stores or others or said):
+            logger.warning(
+                "Changes of the documents that %s finds cannot be followed: attach() the store, "
+                "call clear() after changes, or set ttl= or version=",
+                " and ".join(dict.fromkeys(type(part).__name__ for part in parts.retrievers))
+                or "the wrapped function",
+            )
+
+    def documents_changed(self, change: Change) -> None:
+        """Follow a change of the store."""
+        with self._lock:
+            try:
+                self._follow(change)
+            except BaseException:
+                self._caches.clear(wait=True)
+                raise
+
+    @contextmanager
+    def waiting(self) -> Iterator[Callable[[], None]]:
+        """Let changes wait; yields a function to call when documents without ids are loaded."""
+
+        def note_nameless() -> None:
+            self._has_nameless = True
+
+        with self._lock:
+            yield note_nameless
+
+    def insert_nameless(
+        self, cache: AnyCache[T], version: int, insert: Callable[[], object]
+    ) -> None:
+        """Insert documents that have no ids.
+
+        Changes name ids. One that came since the search began cannot be caught up with, so nothing
+        is inserted then; one that comes later ends all answers.
+
+        Args:
+            cache: The cache to insert into.
+            version: The cache's ``store_version`` before the search.
+            insert: Inserts the documents.
+        """
+        with self._lock:
+            self._has_nameless = True
+            if version == cache.store_version:
+                insert()
+
+    def _follow(self, change: Change) -> None:
+        updated = sorted(change.updated)
+        cache = self._caches.current
+        if cache is None and self._caches.shared:
+            cache = self._caches.to_tell(self._dim_of(updated))
+        if cache is None:
+            return
+        if change.unknown or self._has_nameless or (updated and self._vectors is None):
+            self._caches.clear(wait=True)
+            return
+        cache.documents_removed(sorted(change.removed - change.updated))
+        if not updated or self._vectors is None:
+            return
+        try:
+            vectors = self._vectors(updated)
+        except (LookupError, ConfigurationError) as error:  # such as of a store that is mixed up
+            logger.debug("Every answer is forgotten: %s", error)
+            self._caches.clear(wait=True)
+            return
+        try:
+            # Some of them may have been there before; for the others an update costs no more.
+            cache.documents_updated(updated, vectors)
+        except ConfigurationError as error:  # the cache has dropped everything
+            self._caches.disagree(error)
+
+    def _dim_of(self, ids: list[str]) -> int | None:
+        """Return the dimension of documents' vectors, where they can be read."""
+        if not ids or self._vectors is None:
+            return None
+        try:
+            return int(np.shape(self._vectors(ids[:1]))[1])
+        except (LookupError, ConfigurationError):
+            return None
+
+
+def _has(part: object, *methods: str) -> bool:
+    return any(hasattr(type(part), name) for name in methods)

@@ -3,30 +3,52 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from ragcache_integrations.core.threads import in_executor
+from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from ragcache_integrations.core.memo import Memo
+from ragcache_integrations.core.texts import content_id
+from ragcache_integrations.core.threads import is_ending
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache import Candidate
-from ragcache_integrations.retrievers.retrieval import Request, Retrieval, Source
-from ragcache_integrations.retrievers.stores import SearchResults
+from ragcache_integrations.query_cache import Candidate, Hit, VectorsPendingError
+from ragcache_integrations.query_cache.redis import DocumentSource
+from ragcache_integrations.retrievers.flow import Flow, Step
+from ragcache_integrations.retrievers.retrieval import (
+    Note,
+    Question,
+    Retrieval,
+    RetrievalTrace,
+    Source,
+    checked_results,
+)
+from ragcache_integrations.retrievers.stores import SearchResults, StoreFacts
 from ragcache_integrations.retrievers.tally import Tally
 
-from .document_embedder import DocumentEmbedder
-from .follower import Follower
-from .lazy_cache import AnyCache, LazyCache
-from .question import Question, candidates_of, in_memory, plain_answer
+from .knobs import CacheKnobs
+from .lazy_cache import Follower, LazyCache, in_memory
 
-__all__ = ["Searcher"]
+__all__ = [
+    "Searcher",
+    "candidates_of",
+    "documents_of",
+    "note_of",
+    "with_chosen_vectors",
+]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Vectors = NDArray[np.float32]
+
+_CAPACITY = 20_000
+"""Documents whose vectors are kept: 30 MB of 384 numbers each."""
 
 
 class Searcher(Generic[T]):
@@ -64,55 +86,48 @@ class Searcher(Generic[T]):
             self._documents = DocumentEmbedder(embed, text_of, executor)
         self._warned = False
 
-    def plain(self, request: Request[T], begun: float) -> Retrieval[T]:
+    def plain(self, question: Question[T], begun: float) -> Flow[Retrieval[T]]:
         """Ask the store without the cache, for a question without text.
 
         Args:
-            request: The question; it has a ``plain`` search.
+            question: The question; it has a ``plain`` search.
             begun: When it came, by ``time.perf_counter``.
 
         Raises:
             Exception: Any error of the store.
         """
-        assert request.plain is not None  # noqa: S101 - checked before
-        documents = self._tally.timed("store", request.plain, request.k or self._source.k or 0)
+        assert question.plain is not None  # noqa: S101 - checked before
+        source, k = self._source, question.k or self._source.k
+        results = yield from self._tally.counted("store", question.plain, question.aplain, k or 0)
         self._tally.add(misses=1)
-        return plain_answer(self._source, request, documents, begun)
-
-    async def aplain(self, request: Request[T], begun: float) -> Retrieval[T]:
-        """Async version of :meth:`plain`."""
-        if request.aplain is None:
-            return await in_executor(self._executor, self.plain, request, begun)
-        searching = request.aplain(request.k or self._source.k or 0)
-        documents = await self._tally.atimed("store", searching)
-        self._tally.add(misses=1)
-        return plain_answer(self._source, request, documents, begun)
+        found = list(checked_results(results, source.kind))[: None if question.whole else k]
+        note = note_of(None) if question.annotate else None
+        documents = [source.copy(document, None, note) for document in found]
+        seconds = time.perf_counter() - begun
+        trace = RetrievalTrace(documents=len(documents), retrieval_seconds=seconds)
+        return Retrieval(documents, trace)
 
     def begin(self, question: Question[T]) -> int:
         """Note the store's version before a search; return how many documents to fetch."""
         question.version = question.cache.store_version
-        if not question.wanted or question.private or not question.request.ranked:
+        if not question.wanted or question.private or not question.ranked:
             return question.wanted
-        return question.cache.fetch_count(question.k, question.query, question.key)
+        return question.cache.fetch_count(question.most, question.query, question.entry_key)
 
-    def search(self, question: Question[T]) -> tuple[Candidate[T], ...]:
+    def search(self, question: Question[T]) -> Flow[tuple[Candidate[T], ...]]:
         """Search the store for a question; cache and return what it says.
 
         Raises:
             Exception: Any error of the store.
         """
         count = self.begin(question)
-        search = question.request.search
-        documents = self._tally.timed("store", search, question.embedding, count)
-        return self.remember(question, documents, count)
-
-    async def asearch(self, question: Question[T]) -> tuple[Candidate[T], ...]:
-        """Async version of :meth:`search`, for a question whose search is a coroutine."""
-        search = question.request.asearch
-        assert search is not None  # noqa: S101 - not called otherwise
-        count = self.begin(question)
-        documents = await self._tally.atimed("store", search(question.embedding, count))
-        return await in_executor(self._executor, self.remember, question, documents, count)
+        documents = yield from self._tally.counted(
+            "store", question.search, question.asearch, question.vector, count
+        )
+        candidates: tuple[Candidate[T], ...] = yield Step(
+            partial(self.remember, question, documents, count)
+        )
+        return candidates
 
     def remember(
         self, question: Question[T], documents: Sequence[T], count: int
@@ -121,7 +136,7 @@ class Searcher(Generic[T]):
         candidates = candidates_of(self._source, documents)
         vectors = documents.vectors if isinstance(documents, SearchResults) else None
         # An empty result may come from a store that is still to be filled: not worth keeping.
-        is_current = question.request.is_current
+        is_current = question.is_current
         if candidates and not question.private and (is_current is None or is_current()):
             try:
                 self._insert(question, candidates, count, vectors)
@@ -140,24 +155,24 @@ class Searcher(Generic[T]):
         count: int,
         vectors: ArrayLike | None,
     ) -> None:
-        if self._documents is not None and vectors is None and question.request.ranked:
+        if self._documents is not None and vectors is None and question.ranked:
             vectors = self._documents.embed(
                 candidates, partial(self._insert, question, candidates, count)
             )
-        unlimited = self._source.k is None or question.request.whole
-        complete = unlimited or (len(candidates) < count and not question.request.cut)
-        cache: AnyCache[T] = question.cache
+        unlimited = self._source.k is None or question.whole
+        complete = unlimited or (len(candidates) < count and not question.cut)
+        cache = question.cache
         others: dict[str, Any] = {}
         if vectors is not None and not self._caches.shared:
             others["vectors"] = vectors
-        if not question.request.ranked:
+        if not question.ranked:
             cache, others = in_memory(cache), {"ranked": False}
         insert = partial(
             cache.insert,
             question.query,
             candidates,
-            question.key,
-            k=None if unlimited else question.k,
+            question.entry_key,
+            k=None if unlimited else question.most,
             complete=complete,
             store_version=question.version,
             wording=question.wording,
@@ -171,24 +186,154 @@ class Searcher(Generic[T]):
         else:
             self._follower.insert_nameless(question.cache, question.version, insert)
 
-    def check(self, question: Question[T]) -> None:
+    def check(self, question: Question[T]) -> Flow[None]:
         """Report the store's result for a question that the cache has answered."""
-        request = question.request.unobserved or question.request
-        documents = self._tally.timed("store", request.search, question.embedding, question.wanted)
-        self._report(question, documents)
-
-    async def acheck(self, question: Question[T]) -> None:
-        """Async version of :meth:`check`."""
-        request = question.request.unobserved or question.request
-        assert request.asearch is not None  # noqa: S101 - not called otherwise
-        searching = request.asearch(question.embedding, question.wanted)
-        documents = await self._tally.atimed("store", searching)
-        self._report(question, documents)
-
-    def _report(self, question: Question[T], documents: Sequence[T]) -> None:
+        asked = question.unobserved or question
+        documents = yield from self._tally.counted(
+            "store", asked.search, asked.asearch, question.vector, question.wanted
+        )
         cache = in_memory(question.cache)
         if cache.store_version == question.version:  # else it is another store's answer
-            candidates = candidates_of(self._source, documents)
             cache.report(
-                question.query, question.k, candidates, question.key, wording=question.wording
+                question.query,
+                question.most,
+                candidates_of(self._source, documents),
+                question.entry_key,
+                wording=question.wording,
             )
+
+
+def note_of(hit: Hit[Any] | None) -> Note:
+    """Return what is noted about an answer."""
+    if hit is None:
+        return Note(hit=False, distance=None, recall_bound=None, age=None)
+    return Note(hit=True, distance=hit.distance, recall_bound=hit.recall_bound, age=hit.age)
+
+
+def candidates_of(source: Source[T], documents: Iterable[T]) -> tuple[Candidate[T], ...]:
+    """Return documents as the cache keeps them."""
+    identify, score_of = source.identify, source.score
+    candidates = []
+    for document in checked_results(documents, source.kind):
+        document_id, text = identify(document)
+        fingerprint = content_id(text)
+        score = None if score_of is None else score_of(document)
+        candidates.append(Candidate(document_id or fingerprint, document, fingerprint, score))
+    return tuple(candidates)
+
+
+def documents_of(source: Source[T]) -> DocumentSource[T] | None:
+    """Return a function that reads documents for a shared cache, if the source can."""
+    read: Callable[[Sequence[tuple[str, float | None]]], Sequence[T | None]] | None = source.read
+    if read is None:
+        return None
+
+    def documents(
+        ids_and_scores: Sequence[tuple[str, float | None]], /
+    ) -> list[Candidate[T] | None]:
+        return [
+            None if document is None else candidates_of(source, [document])[0]
+            for document in read(ids_and_scores)
+        ]
+
+    return documents
+
+
+def with_chosen_vectors(facts: StoreFacts, knobs: CacheKnobs) -> StoreFacts:
+    """Return the facts of a store as it is searched, with vectors from where ``vectors=`` says.
+
+    Raises:
+        ConfigurationError: The store does not rank by the distance of vectors alone.
+    """
+    if knobs.vectors is None:
+        return facts if knobs.guarantee is None else facts.searched_exhaustively()
+    if facts.by_text:
+        msg = f"vectors={knobs.vectors!r} cannot re-rank what the store returns: {facts.doubt}"
+        raise ConfigurationError(msg)
+    return facts.with_vectors(_unread if knobs.vectors == "embed" else knobs.vectors)
+
+
+def _unread(ids: Sequence[str]) -> NoReturn:
+    """Read no vectors: they are computed from documents, and not known by their ids.
+
+    Raises:
+        VectorsPendingError: Always.
+    """
+    msg = f"the vectors of {len(ids)} documents are computed from their texts"
+    raise VectorsPendingError(msg)
+
+
+class DocumentEmbedder(Generic[T]):
+    """Embeds documents that were retrieved, each text once, in a thread.
+
+    Args:
+        embed: Embeds texts, shape (count, dim).
+        text_of: Returns the text of a document that is embedded: with metadata, in LlamaIndex.
+        executor: Runs what is off the path of requests.
+    """
+
+    def __init__(
+        self,
+        embed: Callable[[list[str]], ArrayLike],
+        text_of: Callable[[T], str],
+        executor: Executor,
+    ) -> None:
+        self._embed = embed
+        self._text_of = text_of
+        self._executor = executor
+        self._lock = make_lock()
+        self._embedding = make_lock()  # one call at a time, so that nothing is embedded twice
+        self._vectors: Memo[str, Vectors] = Memo(_CAPACITY)  # by their texts' hashes
+        self._warned = False
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._vectors = Memo(_CAPACITY)  # a thread of the parent may have been changing it
+
+    def embed(
+        self, candidates: Sequence[Candidate[T]], use: Callable[[Vectors], object]
+    ) -> Vectors | None:
+        """Return the vectors of documents, or embed them in a thread.
+
+        Args:
+            candidates: The documents.
+            use: Receives the vectors, shape (len(candidates), dim), in that thread.
+
+        Returns:
+            ``None`` where a thread embeds them.
+        """
+        texts = [self._text_of(candidate.document) for candidate in candidates]
+        keys = list(map(content_id, texts))
+        vectors = self._known(keys)
+        if vectors is None:
+            self._executor.submit(self._embed_missing, texts, keys, use)
+        return vectors
+
+    def _known(self, keys: Sequence[str]) -> Vectors | None:
+        with self._lock:
+            vectors = [self._vectors.get(key) for key in keys]
+        known = [vector for vector in vectors if vector is not None]
+        return np.stack(known) if known and len(known) == len(vectors) else None
+
+    def _embed_missing(
+        self, texts: Sequence[str], keys: Sequence[str], use: Callable[[Vectors], object]
+    ) -> None:
+        try:
+            with self._embedding:
+                with self._lock:
+                    missing = {
+                        key: text
+                        for key, text in zip(keys, texts, strict=True)
+                        if key not in self._vectors
+                    }
+                if missing:
+                    rows = np.asarray(self._embed(list(missing.values())), dtype=np.float32)
+                    with self._lock:
+                        self._vectors.update(zip(missing, rows, strict=True))
+            vectors = self._known(keys)
+            if vectors is not None:  # else they are more than are kept
+                use(vectors)
+        except Exception as error:  # the answer is served; others are only not re-ranked
+            level = logging.DEBUG if self._warned or is_ending(error) else logging.WARNING
+            self._warned = True
+            logger.log(level, "Documents could not be embedded to be re-ranked", exc_info=True)

@@ -22,7 +22,6 @@ import regex
 
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.embeddings import MiniLM
-from ragcache_integrations.retrievers.embedder import Texts
 
 from .question_guard import question_marks
 
@@ -120,7 +119,7 @@ class TextIdentity:
         self._window = window
         self._guard = guard
 
-    def of(self, texts: Texts, *, embedded: bool = True) -> Hashable | None:
+    def of(self, texts: tuple[str, ...], *, embedded: bool = True) -> Hashable | None:
         """Return the texts' marks, and their hashes where their embedding does not identify them.
 
         Args:
@@ -128,7 +127,7 @@ class TextIdentity:
             embedded: Whether the model has read them.
         """
         window = self._window if embedded else None
-        hashes: Texts | None = None
+        hashes: tuple[str, ...] | None = None
         if self._exact or (window is not None and any(map(window, texts))):
             hashes = tuple(map(content_id, texts))
         return (hashes, tuple(map(question_marks, texts))) if self._guard else hashes

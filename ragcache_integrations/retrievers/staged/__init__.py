@@ -1,8 +1,7 @@
 """Retrievers over staged search."""
 
-from .core import STAGED_INDEX_METHODS, StagedRequest
+from .core import STAGED_INDEX_METHODS
 
 __all__ = [
     "STAGED_INDEX_METHODS",
-    "StagedRequest",
 ]

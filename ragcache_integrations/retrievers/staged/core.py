@@ -7,7 +7,6 @@ its framework. The search itself is :class:`~ragcache_integrations.vector_search
 from __future__ import annotations
 
 from collections.abc import (
-    AsyncGenerator,
     Awaitable,
     Callable,
     Collection,
@@ -15,20 +14,24 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, closing
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Generic, Protocol, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from ragcache_integrations.core.checks import check_int, explain_error
+from ragcache_integrations.core.checks import check_int, or_none
 from ragcache_integrations.core.forks import make_executor
-from ragcache_integrations.core.threads import in_executor, in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
+from ragcache_integrations.retrievers.flow import (
+    Flow,
+    Step,
+    step_next,
+)
 from ragcache_integrations.retrievers.retrieval import DocumentStage, check_question
 from ragcache_integrations.retrievers.stores import (
     StoreFacts,
@@ -46,12 +49,10 @@ __all__ = [
     "StagedArguments",
     "StagedCore",
     "StagedKnobs",
-    "StagedRequest",
     "StagedSource",
     "all_of",
     "always",
     "index_facts",
-    "read_staged_knobs",
 ]
 
 
@@ -100,10 +101,7 @@ _WORKERS = 32
 _TRIES = 3  # of a search during which a store is changed
 
 _check_memo = partial(check_int, "embedding_memo", low=0)
-
-
-def _check_k(value: object) -> int | None:
-    return None if value is None else check_int("k", value, 1)
+_check_k = partial(or_none(check_int), "k", low=1)
 
 
 def _check_plan(value: object) -> StagePlan | None:
@@ -151,18 +149,6 @@ class StagedArguments(TypedDict, total=False):
     embedding_memo: int
 
 
-def read_staged_knobs(arguments: StagedArguments) -> StagedKnobs:
-    """Return the knobs that keyword arguments set.
-
-    Raises:
-        ConfigurationError: A knob is unknown or out of its range.
-    """
-    try:
-        return StagedKnobs(**arguments)
-    except ValidationError as error:
-        raise explain_error(error, StagedKnobs.model_fields) from error
-
-
 class Indexed(Protocol):
     """Returns an index as it is now."""
 
@@ -194,25 +180,6 @@ class StagedSource(Generic[T]):
     facts: StoreFacts
 
 
-@dataclass(frozen=True)
-class StagedRequest:
-    """One question.
-
-    Attributes:
-        texts: The question, or several texts to be embedded as one.
-        k: How many documents to return; the knob's number where ``None``.
-        filter: Used instead of the knob ``filter``, if not ``None``.
-        interval: Seconds that a stage should take, where the knob ``plan`` does not say.
-        embedding: The question's embedding, where it is known already.
-    """
-
-    texts: Texts
-    k: int | None = None
-    filter: Filter | None = None
-    interval: float | None = None
-    embedding: ArrayLike | None = None
-
-
 class StagedCore(Generic[T]):
     """Answers questions from an index, at once or in stages.
 
@@ -225,6 +192,7 @@ class StagedCore(Generic[T]):
     Attributes:
         k: How many documents are returned where a question does not say.
         facts: What is known of the index, for a cache in front.
+        executor: Makes the calls of flows that would block a coroutine.
     """
 
     def __init__(self, knobs: StagedKnobs, source: StagedSource[T]) -> None:
@@ -232,13 +200,13 @@ class StagedCore(Generic[T]):
         self._source = source
         self.k = knobs.k or source.k
         self.facts = source.facts
-        self._executor = make_executor(_WORKERS, "ragcache-staged")
+        self.executor = make_executor(_WORKERS, "ragcache-staged")
         self._embedder = QueryEmbedder(
             source.embed,
             source.aembed,
             memo_size=knobs.embedding_memo,
             dim=source.facts.dim,
-            executor=self._executor,
+            executor=self.executor,
             tally=Tally(),
         )
 
@@ -250,126 +218,122 @@ class StagedCore(Generic[T]):
             look_up(document_id, score or 0.0) for document_id, score in documents
         ]
 
-    def retrieve(self, request: StagedRequest) -> list[T]:
+    def retrieve(
+        self,
+        texts: Texts,
+        k: int | None,
+        filter_: Filter | None = None,
+        *,
+        embedding: ArrayLike | None = None,
+    ) -> Flow[list[T]]:
         """Return the best documents, best first.
+
+        Args:
+            texts: The question, or several texts to be embedded as one.
+            k: How many documents to return; the knob's number where ``None``.
+            filter_: Used instead of the knob ``filter``, if not ``None``.
+            embedding: The question's embedding, where it is known already.
 
         Raises:
             ConfigurationError: The question cannot be asked, or a document is missing.
             EmbeddingError: The embedding model gave something unusable.
             Exception: Any error of the embedding model.
         """
-        return self.search(self._embed(request), request)
+        embedding = yield from self._embed(texts, embedding, k)
+        # In a thread, for coroutines: documents may lie in a database.
+        documents: list[T] = yield Step(partial(self.search, embedding, k, filter_))
+        return documents
 
-    async def aretrieve(self, request: StagedRequest) -> list[T]:
-        """Async version of :meth:`retrieve`."""
-        return await self.asearch(await self._aembed(request), request)
-
-    def stages(self, request: StagedRequest) -> Generator[DocumentStage[T]]:
+    def stages(
+        self,
+        texts: Texts,
+        k: int | None,
+        filter_: Filter | None = None,
+        interval: float | None = None,
+        *,
+        embedding: ArrayLike | None = None,
+    ) -> Flow[None]:
         """Yield the best documents so far, the last time those of :meth:`retrieve`.
 
-        Closing it ends the search between two stages. Raises as :meth:`retrieve` does.
+        Closing it ends the search between two stages. Arguments and errors are those of
+        :meth:`retrieve` and :meth:`search_stages`.
         """
-        yield from self.search_stages(self._embed(request), request)
-
-    async def astages(self, request: StagedRequest) -> AsyncGenerator[DocumentStage[T]]:
-        """Async version of :meth:`stages`."""
-        search = self.asearch_stages(await self._aembed(request), request)
-        async with aclosing(search):
-            async for stage in search:
+        embedding = yield from self._embed(texts, embedding, k)
+        with closing(self.search_stages(embedding, k, filter_, interval)) as search:
+            while (stage := (yield step_next(search))) is not None:
                 yield stage
 
     # By embedding, for a cache in front that has one.
 
-    def search(self, embedding: Embedding, request: StagedRequest) -> list[T]:
+    def search(self, embedding: Embedding, k: int | None, filter_: Filter | None = None) -> list[T]:
         """Return the best documents for an embedding."""
-        vector, filter_ = self._make_query(embedding), self._filter(request)
+        vector, k, filter_ = self._make_query(embedding), k or self.k, self._filter(filter_)
         tries = 0
         while True:
             tries += 1
-            index = self._index(request)
+            index = self._index(filter_)
             version = index.version
             try:
-                results = index.search(vector, self._k(request), filter=filter_)
-                return list(self._look_up(request, index, version, results))
+                results = index.search(vector, k, filter=filter_)
+                return list(self._look_up(index, filter_, version, results))
             except ConfigurationError:
-                if self._is_final(request, index, tries):
+                if self._is_final(index, filter_, tries):
                     raise
 
-    async def asearch(self, embedding: Embedding, request: StagedRequest) -> list[T]:
-        """Async version of :meth:`search`."""
-        # Documents may lie in a database.
-        return await in_executor(self._executor, self.search, embedding, request)
-
     def search_stages(
-        self, embedding: Embedding, request: StagedRequest
+        self,
+        embedding: Embedding,
+        k: int | None,
+        filter_: Filter | None = None,
+        interval: float | None = None,
     ) -> Generator[DocumentStage[T]]:
-        """Yield the best documents so far for an embedding."""
-        vector, filter_ = self._make_query(embedding), self._filter(request)
-        k, plan = self._k(request), self._plan(request)
+        """Yield the best documents so far for an embedding.
+
+        Args:
+            embedding: The question's embedding.
+            k: As for :meth:`retrieve`.
+            filter_: As for :meth:`retrieve`.
+            interval: Seconds that a stage should take, where the knob ``plan`` does not say.
+        """
+        vector, k, filter_ = self._make_query(embedding), k or self.k, self._filter(filter_)
+        plan: StagePlan | None = self._knobs.plan
+        if plan is None and interval is not None:
+            plan = StagePlan(seconds=interval)
         tries, number, elapsed, before = 0, 0, 0.0, 0.0
         while True:
             tries += 1
-            index = self._index(request)
+            index = self._index(filter_)
             try:
                 version = index.version  # before the stage that may find what is then deleted
                 with closing(index.stages(vector, k, plan=plan, filter=filter_)) as search:
                     for stage in search:
                         number, elapsed = number + 1, before + stage.elapsed
-                        documents = self._look_up(request, index, version, stage)
+                        documents = self._look_up(index, filter_, version, stage)
                         yield DocumentStage(documents, number, elapsed, final=stage.final)
                         version = index.version
             except ConfigurationError:
-                if self._is_final(request, index, tries):
+                if self._is_final(index, filter_, tries):
                     raise
                 before = elapsed
             else:
                 return
 
-    async def asearch_stages(
-        self, embedding: Embedding, request: StagedRequest
-    ) -> AsyncGenerator[DocumentStage[T]]:
-        """Async version of :meth:`search_stages`.
+    def _filter(self, filter_: Filter | None) -> Filter | None:
+        knob: Filter | None = self._knobs.filter
+        return knob if filter_ is None else filter_
 
-        A stage that is running when this is closed or cancelled is seen to its end first.
-        """
-        search = self.search_stages(embedding, request)
-        try:
-            while (stage := await in_thread(next, search, None)) is not None:
-                yield stage
-        finally:
-            search.close()
+    def _index(self, filter_: Filter | None) -> StagedIndex:
+        return self._source.index(described=filter_ is not None)
 
-    def _index(self, request: StagedRequest) -> StagedIndex:
-        return self._source.index(described=self._filter(request) is not None)
-
-    def _is_final(self, request: StagedRequest, index: StagedIndex, tries: int) -> bool:
+    def _is_final(self, index: StagedIndex, filter_: Filter | None, tries: int) -> bool:
         """Whether an error has nothing to do with a store that was being changed."""
-        return tries >= _TRIES or self._index(request) is index
+        return tries >= _TRIES or self._index(filter_) is index
 
-    def _k(self, request: StagedRequest) -> int:
-        return self.k if request.k is None else request.k
-
-    def _plan(self, request: StagedRequest) -> StagePlan | None:
-        plan: StagePlan | None = self._knobs.plan
-        if plan is None and request.interval is not None:
-            plan = StagePlan(seconds=request.interval)
-        return plan
-
-    def _filter(self, request: StagedRequest) -> Filter | None:
-        filter_: Filter | None = self._knobs.filter if request.filter is None else request.filter
-        return filter_
-
-    def _embed(self, request: StagedRequest) -> Embedding:
-        check_question(request.texts, request.embedding, request.k)
-        if request.embedding is not None:
-            return self._embedder.check(request.embedding, "the query")
-        return self._embedder.embed(request.texts)[0]
-
-    async def _aembed(self, request: StagedRequest) -> Embedding:
-        check_question(request.texts, request.embedding, request.k)
-        if request.embedding is not None:
-            return self._embedder.check(request.embedding, "the query")
-        return (await self._embedder.aembed(request.texts))[0]
+    def _embed(self, texts: Texts, embedding: ArrayLike | None, k: int | None) -> Flow[Embedding]:
+        check_question(texts, embedding, k)
+        if embedding is not None:
+            return self._embedder.check(embedding, "the query")
+        return (yield from self._embedder.embed(texts))[0]
 
     def _make_query(self, embedding: Embedding) -> NDArray[np.float32]:
         rows: NDArray[np.float32] = np.array([embedding], dtype=np.float32)
@@ -379,14 +343,14 @@ class StagedCore(Generic[T]):
         return vector
 
     def _look_up(
-        self, request: StagedRequest, index: StagedIndex, version: int, results: Found | Stage
+        self, index: StagedIndex, filter_: Filter | None, version: int, results: Found | Stage
     ) -> tuple[T, ...]:
         documents: list[T] = []
         for document_id, distance in zip(results.ids, results.distances, strict=True):
             document = self._source.look_up(document_id, distance)
             if document is not None:
                 documents.append(document)
-            elif index.version == version and self._index(request) is index:
+            elif index.version == version and self._index(filter_) is index:
                 msg = f"the index holds {document_id!r}, but there is no such document"
                 raise ConfigurationError(msg)
             # Else it was deleted meanwhile.

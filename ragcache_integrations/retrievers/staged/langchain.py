@@ -24,6 +24,7 @@ from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Texts
+from ragcache_integrations.retrievers.flow import arun, astages_of, run, stages_of
 from ragcache_integrations.retrievers.retrieval import DocumentStage
 from ragcache_integrations.retrievers.runs import aobserved, observed
 from ragcache_integrations.retrievers.runs.langchain import AsyncRetrieverRun, RetrieverRun
@@ -37,7 +38,6 @@ from .core import (
     StagedArguments,
     StagedCore,
     StagedKnobs,
-    StagedRequest,
     StagedSource,
     all_of,
     always,
@@ -192,9 +192,9 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
             ConfigurationError: An argument cannot be used.
             EmbeddingError: The embedding model gave something unusable.
         """
-        request = self._request(query, k, filter, interval)
+        flow = self._core.stages(*self._asked(query, k, filter), interval)
         start = partial(RetrieverRun.start, self, query, config)
-        return observed(start, lambda _: self._core.stages(request))
+        return observed(start, lambda _: stages_of(flow))
 
     async def astages(
         self,
@@ -206,11 +206,11 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         interval: float | None = None,
     ) -> AsyncGenerator[DocumentStage[Document]]:
         """Async version of :meth:`stages`."""
-        request = self._request(query, k, filter, interval)
+        flow = self._core.stages(*self._asked(query, k, filter), interval)
         start = partial(AsyncRetrieverRun.start, self, query, config)
-        run = aobserved(start, lambda _: self._core.astages(request))
-        async with aclosing(run):
-            async for stage in run:
+        observing = aobserved(start, lambda _: astages_of(flow, self._core.executor))
+        async with aclosing(observing):
+            async for stage in observing:
                 yield stage
 
     def to_vectorstore(self) -> VectorStore:
@@ -250,11 +250,11 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         """Async version of :meth:`to_vectorstore`; runs in a worker thread."""
         return await in_thread(self.to_vectorstore)
 
-    def _request(
-        self, query: str, k: int | None, filter_: Filter | None, interval: float | None = None
-    ) -> StagedRequest:
-        k = self.k if k is None else k
-        return StagedRequest((query,), k, self.filter if filter_ is None else filter_, interval)
+    def _asked(
+        self, query: str, k: int | None, filter_: Filter | None
+    ) -> tuple[Texts, int | None, Filter | None]:
+        """Return what is asked for, with the knobs where the call says nothing."""
+        return (query,), self.k if k is None else k, self.filter if filter_ is None else filter_
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         params = super()._get_ls_params(**kwargs)
@@ -270,7 +270,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         k: int | None = None,
         filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
     ) -> list[Document]:
-        return self._core.retrieve(self._request(query, k, filter))
+        return run(self._core.retrieve(*self._asked(query, k, filter)))
 
     async def _aget_relevant_documents(
         self,
@@ -280,7 +280,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         k: int | None = None,
         filter: Filter | None = None,  # noqa: A002 - what LangChain's stores call it
     ) -> list[Document]:
-        return await self._core.aretrieve(self._request(query, k, filter))
+        return await arun(self._core.retrieve(*self._asked(query, k, filter)), self._core.executor)
 
 
 def _source(

@@ -22,9 +22,11 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Texts
+from ragcache_integrations.retrievers.flow import Flow, arun, astages_of, run, stages_of
 from ragcache_integrations.retrievers.retrieval import DocumentStage
 from ragcache_integrations.retrievers.runs.llama_index import arun_stages, as_bundle, run_stages
 from ragcache_integrations.retrievers.sharing import FinishedRetriever
@@ -37,12 +39,10 @@ from .core import (
     StagedArguments,
     StagedCore,
     StagedKnobs,
-    StagedRequest,
     StagedSource,
     all_of,
     always,
     index_facts,
-    read_staged_knobs,
 )
 
 __all__ = ["StagedFaissRetriever"]
@@ -122,7 +122,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         async def aembed(texts: Texts) -> ArrayLike:
             return await model.aget_agg_embedding_from_queries(list(texts))
 
-        self._knobs = read_staged_knobs(knobs)
+        self._knobs = read_knobs(StagedKnobs, knobs)
         self._k = self._knobs.k
         self._core = StagedCore(
             self._knobs,
@@ -219,8 +219,8 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
             EmbeddingError: The embedding model gave something unusable.
         """
         bundle = as_bundle(query)
-        request = _request(bundle, self._k if k is None else k, filter, interval)
-        return run_stages(self, bundle, lambda: self._core.stages(request))
+        flow = self._stages(bundle, k, filter, interval)
+        return run_stages(self, bundle, lambda: stages_of(flow))
 
     async def astages(
         self,
@@ -232,9 +232,9 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
     ) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
         """Async version of :meth:`stages`."""
         bundle = as_bundle(query)
-        request = _request(bundle, self._k if k is None else k, filter, interval)
-        run = arun_stages(self, bundle, lambda: self._core.astages(request))
-        async with aclosing(run) as stages:
+        flow = self._stages(bundle, k, filter, interval)
+        observing = arun_stages(self, bundle, lambda: astages_of(flow, self._core.executor))
+        async with aclosing(observing) as stages:
             async for stage in stages:
                 yield stage
 
@@ -277,20 +277,25 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         """Async version of :meth:`to_index`; runs in a worker thread."""
         return await in_thread(self.to_index)
 
+    def _stages(
+        self,
+        query: QueryBundle,
+        k: int | None,
+        filter_: Filter | None,
+        interval: float | None,
+    ) -> Flow[None]:
+        texts, k = tuple(query.embedding_strs), self._k if k is None else k
+        return self._core.stages(texts, k, filter_, interval, embedding=query.embedding)
+
+    def _find(self, query: QueryBundle) -> Flow[list[NodeWithScore]]:
+        texts = tuple(query.embedding_strs)
+        return self._core.retrieve(texts, self._k, embedding=query.embedding)
+
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return self._core.retrieve(_request(query_bundle, self._k))
+        return run(self._find(query_bundle))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await self._core.aretrieve(_request(query_bundle, self._k))
-
-
-def _request(
-    query: QueryBundle,
-    k: int | None = None,
-    filter_: Filter | None = None,
-    interval: float | None = None,
-) -> StagedRequest:
-    return StagedRequest(tuple(query.embedding_strs), k, filter_, interval, query.embedding)
+        return await arun(self._find(query_bundle), self._core.executor)
 
 
 def _index_and_finder(

@@ -187,7 +187,7 @@ def circle() -> FAISS:
 
 
 def settle(retriever: ApproximateCacheRetriever) -> None:
-    wait_until(lambda: retriever._core._answers._checks._in_threads == 0)
+    wait_until(lambda: retriever._core._checks._in_threads == 0)
 
 
 @pytest.mark.parametrize("start", [None, 1.0], ids=["from nothing", "from far too much"])
@@ -291,7 +291,7 @@ def test_in_llama_index() -> None:
     )
     for question in ("question", "question~1", "question~2"):
         assert len(retriever.retrieve(question)) == 2
-    wait_until(lambda: retriever._core._answers._checks._in_threads == 0)
+    wait_until(lambda: retriever._core._checks._in_threads == 0)
     stats = retriever.stats()
     assert (stats.hits, stats.misses, stats.shadow_checks, stats.store_calls) == (2, 1, 2, 3)
     assert stats.shadow_failures == 0

@@ -144,7 +144,7 @@ class TestForgetting:
     async def test_what_is_old(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         retriever = make(tolerance=0)
         ids_of(retriever, "old")
-        cache = retriever._core._caches.current
+        cache = retriever._core.caches.current
         clock = cache._contents.clock
         monkeypatch.setattr(cache._contents, "clock", lambda: clock() + 10_000_000_000)
         ids_of(retriever, "new")

@@ -28,7 +28,7 @@ from ragcache_integrations.retrievers import embedder
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
 from ragcache_integrations.retrievers.embedder import Embedding, Texts
-from ragcache_integrations.retrievers.retrieval import Note, Request, Retrieval, Source
+from ragcache_integrations.retrievers.retrieval import Note, Question, Retrieval, Source
 from ragcache_integrations.retrievers.stores.facts import StoreFacts
 
 
@@ -114,8 +114,8 @@ def core_over(
     )
 
 
-def asked(shelf: Shelf, text: str, *, native: bool = False, **request: Any) -> Request[Book]:
-    return Request((text,), shelf.search, shelf.asearch if native else None, **request)
+def asked(shelf: Shelf, text: str, *, native: bool = False, **request: Any) -> Question[Book]:
+    return Question((text,), shelf.search, shelf.asearch if native else None, **request)
 
 
 def ids(retrieval: Retrieval[Book]) -> list[str | None]:
@@ -247,9 +247,9 @@ class TestRetrieve:
     def test_clear_forgets_answers_and_keeps_embeddings(self) -> None:
         shelf = Shelf()
         core = core_over(shelf)
-        core.clear()
+        core.caches.clear()
         core.retrieve(asked(shelf, "10"))
-        core.clear()
+        core.caches.clear()
         assert not core.retrieve(asked(shelf, "10")).trace.hit
         assert len(shelf.embedded) == 1
 
@@ -259,7 +259,7 @@ class TestRetrieve:
         with ThreadPoolExecutor(2) as pool:
             before = pool.submit(core.retrieve, asked(shelf, "10"))
             assert shelf.begun.wait(20)
-            core.clear()
+            core.caches.clear()
             after = pool.submit(core.retrieve, asked(shelf, "10"))
             while len(shelf.searched) < 2:
                 time.sleep(0.001)
@@ -358,7 +358,7 @@ class TestBadInput:
         core = core_over(shelf)
         core.retrieve(asked(shelf, "5"))
         shelf.wrong_embedding[0] = 90
-        core.clear()
+        core.caches.clear()
         assert ids(core.retrieve(asked(shelf, "5")))[0] == "5"
 
     @pytest.mark.parametrize("native", [False, True], ids=["thread", "coroutine"])
@@ -413,7 +413,7 @@ class TestMemo:
         shelf = Shelf()
         core = core_over(shelf, native=native)
 
-        def of(tenant: str) -> Request[Book]:
+        def of(tenant: str) -> Question[Book]:
             return asked(shelf, "1", native=native, key=tenant, namespace=tenant)
 
         for tenant in ("ann", "bob"):

@@ -11,10 +11,8 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, QueryCache
-from ragcache_integrations.retrievers.cached.follower import Follower
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
-from ragcache_integrations.retrievers.cached.lazy_cache import LazyCache
-from ragcache_integrations.retrievers.cached.question import in_memory
+from ragcache_integrations.retrievers.cached.lazy_cache import Follower, LazyCache, in_memory
 from ragcache_integrations.retrievers.stores.changes import Change
 from ragcache_integrations.retrievers.stores.facts import StoreFacts
 

@@ -12,7 +12,7 @@ from llama_index.core.schema import TextNode
 
 from ragcache_integrations import langchain, llama_index
 from ragcache_integrations.query_cache import Candidate, Hit
-from ragcache_integrations.retrievers.cached.staged_answers import Guesses
+from ragcache_integrations.retrievers.cached.core import Guesses
 from tests.retrievers.cached.langchain.stores import Words
 from tests.retrievers.cached.llama_index.indexes import Words as LlamaIndexWords
 

@@ -70,7 +70,7 @@ def redis() -> None:
         )
         fork_while(retriever, retriever.invoke)
         retriever.invoke("text 1")
-        link: Any = cast("Any", retriever)._core._caches.current._channel.link
+        link: Any = cast("Any", retriever)._core.caches.current._channel.link
         theirs = {id(client) for client in link._clients.values()}
 
         def work() -> None:

@@ -183,7 +183,7 @@ def test_answers_that_processes_share_are_refused(monkeypatch: pytest.MonkeyPatc
     """Those in Redis are of the collection that the tag names."""
     store, change = in_qdrant()
     retriever = ApproximateCacheRetriever.from_vectorstore(store, k=1)
-    monkeypatch.setattr(retriever._core._caches, "shared", True)
+    monkeypatch.setattr(retriever._core.caches, "shared", True)
     change()
     with pytest.raises(ConfigurationError, match=r"collection_name has changed .* another tag"):
         retriever.invoke(QUESTION)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -30,8 +30,7 @@ from ragcache_integrations.retrievers.keys import (
     said_besides,
     wrapped_settings,
 )
-from ragcache_integrations.retrievers.retrieval import Request, watch_request
-from ragcache_integrations.retrievers.staged import StagedRequest
+from ragcache_integrations.retrievers.retrieval import Question, watch_question
 from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
 from ragcache_integrations.retrievers.stores import StoreFacts
 
@@ -71,7 +70,7 @@ class Requests(ABC):
         self._embeds = of_model.any
 
     @abstractmethod
-    def make(self, call: Call) -> Request[Document]:
+    def make(self, call: Call) -> Question[Document]:
         """Make the request of one call.
 
         Raises:
@@ -82,25 +81,15 @@ class Requests(ABC):
         """Return what the application's own code in a store may read; ``None``: there is none."""
         return self._watch.surroundings() if self._code.any else None
 
-    def _watched(
-        self, request: Request[Document], around: Surroundings | None
-    ) -> Request[Document]:
-        """Have a request's searches note what they use although its key does not hold it."""
-        if around is not None:
-            watch_request(request, around)
-            request.embeds_around = around if self._embeds else None
-        return request
-
-    def _namespace(self, call: Call) -> str:
-        return self._knobs.namespace if call.namespace is None else call.namespace
-
     def _key(
-        self, call: Call, namespace: str, frozen: FrozenArguments
+        self, call: Call, frozen: FrozenArguments, around: Surroundings | None
     ) -> tuple[Hashable, tuple[str, ...]]:
         """Return a call's cache key, and the places of opaque values without a name."""
+        if around is not None:
+            frozen = frozen.with_others(around.frozen)
         frozen = frozen.with_others(freeze_arguments(said_besides(query=call.query)))
         filter_key = self._knobs.filter_key if call.filter_key is None else call.filter_key
-        key = request_key(frozen, namespace, filter_key)
+        key = request_key(frozen, self._namespace(call), filter_key)
         if not frozen.opaque:
             return key, ()
         naming = Naming(
@@ -110,6 +99,9 @@ class Requests(ABC):
             own=self.own,
         )
         return key, nameless_values(frozen, naming)
+
+    def _namespace(self, call: Call) -> str:
+        return self._knobs.namespace if call.namespace is None else call.namespace
 
 
 class WrappedRequests(Requests):
@@ -122,52 +114,43 @@ class WrappedRequests(Requests):
         self._retriever = retriever
 
     @override
-    def make(self, call: Call) -> Request[Document]:
+    def make(self, call: Call) -> Question[Document]:
         """Make the request of one call; see :class:`Requests`."""
         retriever, outer = self._retriever, call.config()
         arguments = read_wrapped_arguments(retriever, call)
         around = self._watch.surroundings(whole_config(outer))
-        namespace = self._namespace(call)
 
         def key() -> tuple[Hashable, tuple[str, ...]]:
-            frozen = freeze_arguments(wrapped_settings(retriever) | arguments)
-            return self._key(call, namespace, frozen.with_others(around.frozen))
+            return self._key(
+                call, freeze_arguments(wrapped_settings(retriever) | arguments), around
+            )
 
         before, opaque = key()
         blocks = bool(arguments) and is_blocking(retriever)
 
-        def request(
-            config: RunnableConfig | None, unobserved: Request[Document] | None
-        ) -> Request[Document]:
-            def search(_: Embedding, __: int) -> Sequence[Document]:
-                with around.watched():
-                    return retriever.invoke(call.query, config, **arguments)
+        def asked(
+            config: RunnableConfig | None, unobserved: Question[Document] | None
+        ) -> Question[Document]:
+            def asearch(_: Embedding, __: int) -> Awaitable[Sequence[Document]]:
+                return retriever.ainvoke(call.query, config, **arguments)
 
-            async def asearch(_: Embedding, __: int) -> Sequence[Document]:
-                with around.watched():
-                    return await retriever.ainvoke(call.query, config, **arguments)
-
-            return Request(
+            question = Question(
                 (call.query,),
-                search,
+                lambda _, __: retriever.invoke(call.query, config, **arguments),
                 None if blocks else asearch,
                 k=_first(call.k, self._knobs.k),
                 key=before,
-                namespace=namespace,
+                namespace=self._namespace(call),
                 opaque=opaque,
-                alone=around.alone_among(opaque),
-                embeds_around=around if self._embeds else None,
-                flight=around.flight,
-                is_current=lambda: not around.spoilt() and key()[0] == before,
+                is_current=lambda: key()[0] == before,
                 ranked=False,
                 annotate=self._knobs.annotate,
                 unobserved=unobserved,
             )
+            return watch_question(question, around, embeds=self._embeds)
 
-        observed, unobserved = around.config, {**around.config, "callbacks": []}
-        return request(
-            cast("RunnableConfig", observed), request(cast("RunnableConfig", unobserved), None)
-        )
+        config = around.config
+        return asked(config, asked(cast("RunnableConfig", {**config, "callbacks": []}), None))
 
 
 class _Plan(NamedTuple):
@@ -177,8 +160,8 @@ class _Plan(NamedTuple):
         search: Searches for a question, with its embedding, for that many documents.
         asearch: Async version of it, which needs no question; ``None`` where there is none.
         fixed: The first documents need not be what it finds where fewer are wanted.
-        ranked: As in :class:`Request`.
-        cut: As in :class:`Request`.
+        ranked: As in :class:`Question`.
+        cut: As in :class:`Question`.
     """
 
     search: TextSearch
@@ -213,37 +196,35 @@ class StoreRequests(Requests):
         self._harmless = facts.harmless.union(filters)
 
     @override
-    def make(self, call: Call) -> Request[Document]:
+    def make(self, call: Call) -> Question[Document]:
         """Make the request of one call; see :class:`Requests`."""
         search_type = call.search_type or self._search_type
         if call.arguments:
             check_store_arguments(self._store, search_type, call.arguments, self._facts.arguments)
         arguments = self._search_kwargs | call.arguments
         k = _first(call.k, arguments.pop("k", None), self._knobs.k)
-        snapshot = self._snapshots.of(arguments)
-        frozen, namespace = snapshot.frozen, self._namespace(call)
-        around = self._around()
-        whole = frozen if around is None else frozen.with_others(around.frozen)
-        key, opaque = self._key(call, namespace, whole)
+        snapshot, around = self._snapshots.of(arguments), self._around()
+        frozen = snapshot.frozen
+        key, opaque = self._key(call, frozen, around)
         # Nearly every question comes with the arguments of the one before.
         same, (planned, plan) = (search_type, frozen.key), self._last
         if plan is None or planned != same or frozen.opaque:
             copies = (lambda: arguments) if opaque else snapshot.copies()
             plan = self._plan(search_type, snapshot.arguments, copies)
             self._last = same, plan  # as one: another thread must not mix two of them
-        request = Request(
+        question = Question(
             (call.query,),
             partial(plan.search, call.query),
             plan.asearch,
             k=k,
             key=(key, search_type, k) if plan.fixed else key,
-            namespace=namespace,
+            namespace=self._namespace(call),
             opaque=opaque,
             ranked=plan.ranked,
             annotate=self._knobs.annotate,
             cut=plan.cut,
         )
-        return self._watched(request, around)
+        return watch_question(question, around, embeds=self._embeds)
 
     def _plan(self, search_type: str, arguments: Mapping[str, Any], copies: Arguments) -> _Plan:
         facts, filters = self._facts, "filter" in arguments
@@ -276,33 +257,31 @@ class StagedRequests(Requests):
         self._snapshots = Snapshots()
 
     @override
-    def make(self, call: Call) -> Request[Document]:
+    def make(self, call: Call) -> Question[Document]:
         """Make the request of one call; see :class:`Requests`."""
         core = self._staged.core
         check_staged_arguments(call)
         own = call.arguments.get("filter")
         filters = self._staged.filter if own is None else own
         snapshot = self._snapshots.of({} if filters is None else {"filter": filters})
-        namespace, around = self._namespace(call), self._around()
-        whole = snapshot.frozen if around is None else snapshot.frozen.with_others(around.frozen)
-        key, opaque = self._key(call, namespace, whole)
+        around = self._around()
+        key, opaque = self._key(call, snapshot.frozen, around)
         if not opaque:
             filters = snapshot.copies()().get("filter")
 
-        def request(count: int) -> StagedRequest:
-            return StagedRequest((call.query,), count, filters, call.interval)
-
-        made = Request(
+        question = Question(
             (call.query,),
-            lambda embedding, count: core.search(embedding, request(count)),
+            lambda embedding, count: core.search(embedding, count, filters),
             k=_first(call.k, self._knobs.k),
             key=key,
-            namespace=namespace,
+            namespace=self._namespace(call),
             opaque=opaque,
             annotate=self._knobs.annotate,
-            stages=lambda embedding, count: core.search_stages(embedding, request(count)),
+            stages=lambda embedding, count: core.search_stages(
+                embedding, count, filters, call.interval
+            ),
         )
-        return self._watched(made, around)
+        return watch_question(question, around, embeds=self._embeds)
 
 
 def _first(*numbers: int | None) -> int | None:

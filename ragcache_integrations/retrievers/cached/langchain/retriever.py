@@ -27,15 +27,15 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cached.controls import CacheControls, Wired
-from ragcache_integrations.retrievers.cached.core import RetrieverCore
-from ragcache_integrations.retrievers.cached.document_embedder import with_chosen_vectors
-from ragcache_integrations.retrievers.cached.files import DumpedCache
+from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
+from ragcache_integrations.retrievers.cached.searcher import with_chosen_vectors
 from ragcache_integrations.retrievers.embedder import Texts
+from ragcache_integrations.retrievers.flow import arun, run
 from ragcache_integrations.retrievers.keys import OwnParts, is_own_object, parts_within, window_of
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
-    Request,
+    Question,
     RetrievalTrace,
     Source,
 )
@@ -48,7 +48,6 @@ from ragcache_integrations.retrievers.stores import LiveState, StoreFacts, tag_o
 from ragcache_integrations.vector_search import StagedIndex
 
 from .arguments import (
-    Call,
     child_config,
     configured,
     read_call,
@@ -345,7 +344,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
 
         def search(run: RetrieverRun) -> Generator[DocumentStage[Document]]:
             core, request = self._ask_in_run(run.manager, query, call, config, interval)
-            with closing(core.staged.stages(request)) as stages:
+            with closing(core.stages(request)) as stages:
                 for stage in stages:
                     if stage.trace is not None:
                         _dispatch_event(run.manager, stage.trace)
@@ -365,7 +364,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
 
         async def search(run: AsyncRetrieverRun) -> AsyncGenerator[DocumentStage[Document]]:
             core, request = self._ask_in_run(run.manager, query, call, config, interval)
-            async with aclosing(core.staged.astages(request)) as stages:
+            async with aclosing(core.astages(request)) as stages:
                 async for stage in stages:
                     if stage.trace is not None:
                         await _adispatch_event(run.manager, stage.trace)
@@ -390,7 +389,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         """
         with configured(config):
             core, request = self._ask(query, call)
-        return core.explain(request)
+        return run(core.explain(request))
 
     async def aexplain(
         self, query: str, config: RunnableConfig | None = None, **call: Any
@@ -398,7 +397,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         """Async version of :meth:`explain`."""
         with configured(config):
             core, request = self._ask(query, call)
-        return await core.aexplain(request)
+        return await arun(core.explain(request), core.executor)
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         params = super()._get_ls_params(**kwargs)
@@ -458,13 +457,13 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         call: dict[str, Any],
         config: RunnableConfig | None = None,
         interval: float | None = None,
-    ) -> tuple[RetrieverCore[Document], Request[Document]]:
+    ) -> tuple[RetrieverCore[Document], Question[Document]]:
         # No LLM call of another namespace may recognise what this run finds.
         own = call.get("namespace")
         REQUESTS.set_namespace(run.run_id, self.namespace if own is None else own)
         make_config = partial(child_config, config, run)
         wired = self._current()
-        return wired.core, _made(wired, read_call(query, make_config, call, interval))
+        return wired.core, wired.question(read_call(query, make_config, call, interval))
 
     @property
     def _staged(self) -> StagedFaissRetriever | None:
@@ -520,8 +519,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         return wired if wired.live.change() is None else super()._current()
 
     @override
-    def _request_of(self, wired: Wired, question: Any, call: dict[str, Any]) -> Request[Document]:
-        return _made(wired, read_call(question, _no_config, call))
+    def _question_of(self, wired: Wired, question: Any, call: dict[str, Any]) -> Question[Document]:
+        return wired.question(read_call(question, _no_config, call))
 
     @override
     def _settings(self) -> dict[str, Any]:
@@ -532,11 +531,11 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
 
     @override
     def _dump(self) -> DumpedCache | None:
-        return self._core.files.dump() if self.pickle_cache else None
+        return self._core.dump() if self.pickle_cache else None
 
     @override
     def _restore(self, dumped: DumpedCache | None) -> None:
-        self._core.files.restore(dumped)
+        self._core.restore(dumped)
 
 
 def _live(
@@ -549,13 +548,6 @@ def _live(
     parts = parts_within(wrapped)
     own_stores = filter(is_own_object, parts.others)
     return [*parts.stores, *own_stores, own], parts.known
-
-
-def _made(wired: Wired, call: Call) -> Request[Document]:
-    """Make a request, which is remembered only if the store is still the same after the search."""
-    request: Request[Document] = wired.requests.make(call)
-    request.is_current = wired.live.and_also(request.is_current)
-    return request
 
 
 def _dispatch_event(run_manager: CallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:

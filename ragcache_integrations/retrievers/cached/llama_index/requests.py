@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -39,8 +39,7 @@ from ragcache_integrations.retrievers.keys import (
     said_besides,
     wrapped_settings,
 )
-from ragcache_integrations.retrievers.retrieval import Request, watch_request
-from ragcache_integrations.retrievers.staged import StagedRequest
+from ragcache_integrations.retrievers.retrieval import Question, watch_question
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
 from ragcache_integrations.retrievers.stores import (
     LLAMA_INDEX_KINDS,
@@ -239,7 +238,7 @@ class Requests:
 
     def make(
         self, query: QueryBundle, k: int | None, interval: float | None = None
-    ) -> Request[NodeWithScore]:
+    ) -> Question[NodeWithScore]:
         """Make the request of one call.
 
         Args:
@@ -280,7 +279,7 @@ class Requests:
 
         # The first nodes of such a search need not be what it finds where fewer are wanted.
         whole = self._index is not None and not self._ranked
-        request = Request(
+        request = Question(
             tuple(query.embedding_strs),  # none of an empty text
             search,
             asearch,
@@ -300,20 +299,14 @@ class Requests:
         if self._index is None:
             request.is_current = lambda: self._frozen(query, snapshot, around).key == frozen.key
         if self._staged is not None:
-            request = _in_stages(request, self._staged, interval)
+            core = self._staged.core
+            request.search = core.search
+            request.stages = partial(core.search_stages, interval=interval)
+            request.asearch = request.plain = request.aplain = None
         # Vectors that come along are worth a thread.
         if self._blocks or (self._bring is not None and self._abring is None):
             request.asearch = request.aplain = None
-        return self._watched(request, around)
-
-    def _watched(
-        self, request: Request[NodeWithScore], around: Surroundings | None
-    ) -> Request[NodeWithScore]:
-        """Have a request's searches note what they use although its key does not hold it."""
-        if around is not None:
-            watch_request(request, around)
-            request.embeds_around = around if self._embeds else None
-        return request
+        return watch_question(request, around, embeds=self._embeds)
 
     def _frozen(
         self, query: QueryBundle, snapshot: Snapshot, around: Surroundings | None
@@ -384,24 +377,6 @@ def check_search_kwargs(
         msg = f"unknown search_kwargs {', '.join(unknown)}: allowed are {allowed}"
         raise ConfigurationError(msg)
     return dict(search_kwargs)
-
-
-def _in_stages(
-    request: Request[NodeWithScore], staged: StagedFaissRetriever, interval: float | None
-) -> Request[NodeWithScore]:
-    core = staged.core
-
-    def staged_request(count: int) -> StagedRequest:
-        return StagedRequest(request.texts, count, interval=interval)
-
-    return replace(
-        request,
-        search=lambda embedding, count: core.search(embedding, staged_request(count)),
-        asearch=None,
-        plain=None,
-        aplain=None,
-        stages=lambda embedding, count: core.search_stages(embedding, staged_request(count)),
-    )
 
 
 def _unembedded(query: QueryBundle) -> tuple[str, ...]:

@@ -41,23 +41,23 @@ from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cached.controls import CacheControls, Wired
-from ragcache_integrations.retrievers.cached.core import RetrieverCore
-from ragcache_integrations.retrievers.cached.document_embedder import with_chosen_vectors
-from ragcache_integrations.retrievers.cached.files import DumpedCache
+from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import (
     CacheKnobs,
     KnobArguments,
     knobs_of_cache,
     read_knobs,
 )
+from ragcache_integrations.retrievers.cached.searcher import with_chosen_vectors
 from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.embedder import Texts
+from ragcache_integrations.retrievers.flow import arun, run
 from ragcache_integrations.retrievers.keys import in_context, is_own_object, parts_within, window_of
 from ragcache_integrations.retrievers.retrieval import (
     QUERY_CACHE_METADATA,
     DocumentStage,
     Note,
-    Request,
+    Question,
     Retrieval,
     RetrievalTrace,
     Source,
@@ -346,10 +346,10 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         return self._core.default_k
 
     def _dump(self) -> DumpedCache | None:
-        return self._core.files.dump() if self._knobs.pickle_cache else None
+        return self._core.dump() if self._knobs.pickle_cache else None
 
     def _restore(self, dumped: DumpedCache | None) -> None:
-        self._core.files.restore(dumped)
+        self._core.restore(dumped)
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -548,17 +548,17 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             EmbeddingError: The embedding model gave something unusable.
         """
         core, request = self._ask(query, {})
-        return core.explain(request)
+        return run(core.explain(request))
 
     async def aexplain(self, query: QueryType) -> Explanation:
         """Async version of :meth:`explain`."""
         core, request = self._ask(query, {})
-        return await core.aexplain(request)
+        return await arun(core.explain(request), core.executor)
 
     @override
-    def _request_of(
+    def _question_of(
         self, wired: Wired, question: QueryType, call: dict[str, Any]
-    ) -> Request[NodeWithScore]:
+    ) -> Question[NodeWithScore]:
         if call:
             msg = f"a call takes the question alone, got {', '.join(sorted(call))}"
             raise ConfigurationError(msg)
@@ -566,24 +566,22 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
 
     def _request(
         self, wired: Wired, query: QueryBundle, interval: float | None = None
-    ) -> Request[NodeWithScore]:
+    ) -> Question[NodeWithScore]:
         if self._context is not None and query.custom_embedding_strs is None:
             query = question_in_context(query, self._context())
-        request: Request[NodeWithScore] = wired.requests.make(query, self._k, interval)
-        request.is_current = wired.live.and_also(request.is_current)
-        return request
+        return wired.question(query, self._k, interval)
 
     def _stages(
         self, query: QueryBundle, interval: float | None
     ) -> Generator[DocumentStage[NodeWithScore]]:
         wired = self._current()
-        return wired.core.staged.stages(self._request(wired, query, interval))
+        return wired.core.stages(self._request(wired, query, interval))
 
     def _astages(
         self, query: QueryBundle, interval: float | None
     ) -> AsyncGenerator[DocumentStage[NodeWithScore]]:
         wired = self._current()
-        return wired.core.staged.astages(self._request(wired, query, interval))
+        return wired.core.astages(self._request(wired, query, interval))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         core, request = self._ask(query_bundle, {})
