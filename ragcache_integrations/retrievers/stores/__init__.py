@@ -10,8 +10,14 @@ from .facts import (
     is_kind,
     tag_of,
 )
-from .faiss_vectors import FaissVectors, extreme_lengths, faiss_facts, faiss_score, is_faiss_index
-from .faiss_view import FaissView
+from .faiss_vectors import (
+    FaissVectors,
+    FaissView,
+    extreme_lengths,
+    faiss_facts,
+    faiss_score,
+    is_faiss_index,
+)
 from .kinds import (
     LANGCHAIN_KINDS,
     LLAMA_INDEX_KINDS,

@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from ragcache_integrations.query_cache import Metric
 from ragcache_integrations.retrievers.stores.facts import MappedVectors, SearchResults, StoreFacts
 
-from .kind import EXPONENTIAL_SCORES, StoreKind
-from .watched import Client, watched_searches
+from .kind import EXPONENTIAL_SCORES, Client, StoreKind, watched_searches
 
 __all__ = ["LANGCHAIN", "LLAMA_INDEX"]
 

@@ -1,19 +1,38 @@
-"""The interface by which the query cache knows a kind of vector store."""
+"""The interface by which the query cache knows a kind of vector store.
+
+And searches that note the vectors of what they find.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, get_args
 
+from numpy.typing import NDArray
+
 from ragcache_integrations.core.checks import check_choice, check_flag, check_text
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.stores.facts import StoreFacts, full_name, is_kind
+from ragcache_integrations.retrievers.stores.facts import (
+    SearchResults,
+    StoreFacts,
+    VectorSearch,
+    full_name,
+    is_kind,
+)
 
-__all__ = ["EXPONENTIAL_SCORES", "StoreKind", "text_or_number", "text_unchanged"]
+__all__ = [
+    "EXPONENTIAL_SCORES",
+    "Client",
+    "StoreKind",
+    "text_or_number",
+    "text_unchanged",
+    "watched_search",
+    "watched_searches",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -129,3 +148,72 @@ class StoreKind:
         """Return ids as answers may spell them; ``None`` where that is not known of one."""
         spellings = [self.spellings(value) for value in values]
         return list(chain.from_iterable(spellings)) if all(spellings) else None
+
+
+class Client:
+    """A client of a database some of whose methods are others.
+
+    Args:
+        client: The client.
+        **methods: The methods, by their names.
+    """
+
+    def __init__(self, client: Any, **methods: Callable[..., Any]) -> None:
+        self._client = client
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def watched_search(watch: Callable[[list[Any]], Any]) -> VectorSearch[SearchResults[Any]]:
+    """Return a search of a LangChain store by the store's own method, which makes the documents.
+
+    Args:
+        watch: Returns a store that answers as the searched one, and adds the vector of each
+            document that it finds to a list.
+    """
+
+    def search(embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
+        vectors: list[Any] = []
+        method = watch(vectors).similarity_search_by_vector
+        return SearchResults(method(embedding.tolist(), k, **arguments), vectors)
+
+    return search
+
+
+def watched_searches(
+    index: Any, watch: Callable[[list[Any]], Any]
+) -> tuple[VectorSearch[SearchResults[Any]], VectorSearch[Awaitable[SearchResults[Any]]]]:
+    """Return searches of an index through its framework's own retriever.
+
+    So nodes are made, completed from the document store and traced as always. The searches'
+    arguments are those of ``index.as_retriever``, and ``query_bundle``, which has the embedding.
+
+    Args:
+        index: A ``VectorStoreIndex``.
+        watch: Returns a store that answers as the index's own, and adds the vector of each node
+            that it finds to a list.
+
+    Returns:
+        The search, and its async version, which blocks where the store has no coroutines.
+    """
+
+    def prepare(k: int, arguments: Mapping[str, Any], vectors: list[Any]) -> tuple[Any, Any]:
+        others = dict(arguments)
+        bundle = others.pop("query_bundle")
+        retriever = index.as_retriever(similarity_top_k=k, **others)
+        retriever._vector_store = watch(vectors)  # noqa: SLF001 - there is no public way
+        return retriever, bundle
+
+    def search(_: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
+        vectors: list[Any] = []
+        retriever, bundle = prepare(k, arguments, vectors)
+        return SearchResults(retriever._retrieve(bundle), vectors)  # noqa: SLF001
+
+    async def asearch(_: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
+        vectors: list[Any] = []
+        retriever, bundle = prepare(k, arguments, vectors)
+        return SearchResults(await retriever._aretrieve(bundle), vectors)  # noqa: SLF001
+
+    return search, asearch

@@ -22,8 +22,7 @@ from ragcache_integrations.retrievers.stores.facts import (
     VectorSearch,
 )
 
-from .kind import EXPONENTIAL_SCORES, StoreKind
-from .watched import Client, watched_searches
+from .kind import EXPONENTIAL_SCORES, Client, StoreKind, watched_searches
 
 __all__ = ["LANGCHAIN", "LLAMA_INDEX"]
 

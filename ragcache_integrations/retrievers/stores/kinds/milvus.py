@@ -12,13 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ragcache_integrations.query_cache import Metric
-from ragcache_integrations.retrievers.stores.facts import MappedVectors, SearchResults, StoreFacts
+from ragcache_integrations.retrievers.stores.facts import MappedVectors, StoreFacts
 
-from .kind import StoreKind, text_or_number
-from .watched import Client, watched_searches
+from .kind import Client, StoreKind, text_or_number, watched_search, watched_searches
 
 __all__ = ["LANGCHAIN", "LLAMA_INDEX"]
 
@@ -96,34 +95,20 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
         numbers=bool(store.auto_id),
     )
 
-    def search(
-        embedding: NDArray[Any], k: int, arguments: Mapping[str, Any], *, strong: bool = False
-    ) -> SearchResults[Any]:
-        if store.col is None:
-            return SearchResults([], [])
-        outputs = store._get_output_fields()  # noqa: SLF001 - what its own search asks for
-        rows = store.client.search(
-            store.collection_name,
-            data=[embedding.tolist()],
-            anns_field=field,
-            search_params=store.search_params,
-            limit=k,
-            filter=arguments.get("expr"),
-            output_fields=[*outputs, field],
-            timeout=store.timeout or arguments.get("timeout"),
-            **(_STRONG if strong else {}),
-        )[0]
-        vectors = [row["entity"][field] for row in rows]
-        make = store._parse_document  # noqa: SLF001
-        return SearchResults([make(dict(row["entity"])) for row in rows], vectors)
-
     def id_of(document: Any) -> str | None:
         value = document.metadata.get(primary)
         return None if value is None else str(value)
 
+    watch = partial(_watch, store, "_milvus_client", field)
     # ``param`` is none of the harmless arguments: there may be a radius in it.
-    facts = replace(facts, search=search, id_of=id_of, harmless=frozenset({"expr", "timeout"}))
-    return _scanning(facts, store.search_params, {"exhaustive": partial(search, strong=True)})
+    facts = replace(
+        facts,
+        search=watched_search(watch),
+        id_of=id_of,
+        harmless=frozenset({"expr", "timeout"}),
+    )
+    exhaustive = {"exhaustive": watched_search(partial(watch, strong=True))}
+    return _scanning(facts, store.search_params, exhaustive)
 
 
 def _facts_for_llama_index(index: Any) -> StoreFacts:
@@ -132,35 +117,49 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
     planned = {"metric_type": store.similarity_metric, "index_type": "FLAT"} | store.index_config
     facts = _facts(store.client, store.collection_name, fields, planned, numbers=False)
 
-    def watch(vectors: list[Any], *, strong: bool = False) -> Any:
-        field, client, aclient = store.embedding_field, store.client, store.aclient
-
-        def complete(arguments: dict[str, Any]) -> dict[str, Any]:
-            outputs = [*arguments["output_fields"], field]
-            return arguments | {"output_fields": outputs} | (_STRONG if strong else {})
-
-        def note(results: Any) -> Any:
-            vectors.extend(row["entity"][field] for row in results[0])
-            return results
-
-        def search(**arguments: Any) -> Any:
-            return note(client.search(**complete(arguments)))
-
-        async def asearch(**arguments: Any) -> Any:
-            return note(await aclient.search(**complete(arguments)))
-
-        watched = copy.copy(store)
-        watched._milvusclient = Client(client, search=search)  # noqa: SLF001
-        if aclient is not None:
-            watched._async_milvusclient = Client(aclient, search=asearch)  # noqa: SLF001
-        return watched
-
+    watch = partial(_watch, store, "_milvusclient", store.embedding_field)
     search, asearch = watched_searches(index, watch)
     score = _SCORES.get(facts.metric or "")
     facts = replace(facts, search=search, asearch=asearch, score=score)
     exhaustive, aexhaustive = watched_searches(index, partial(watch, strong=True))
     searches = {"exhaustive": exhaustive, "aexhaustive": aexhaustive}
     return _scanning(facts, store.search_config, searches)
+
+
+def _watch(
+    store: Any, client_name: str, field: str, vectors: list[Any], *, strong: bool = False
+) -> Any:
+    """Return a store that answers as one of either framework's, and notes vectors.
+
+    Args:
+        store: The store.
+        client_name: Name of its attribute for the client.
+        field: Name of the field with the vectors.
+        vectors: Receives them.
+        strong: Whether a search sees everything that was written before it.
+    """
+    client = getattr(store, client_name)
+    aclient = getattr(store, f"_async{client_name}", None)
+
+    def complete(arguments: dict[str, Any]) -> dict[str, Any]:
+        outputs = [*arguments["output_fields"], field]
+        return arguments | {"output_fields": outputs} | (_STRONG if strong else {})
+
+    def note(results: Any) -> Any:
+        vectors.extend(row["entity"][field] for row in results[0])
+        return results
+
+    def search(*collection: str, **arguments: Any) -> Any:
+        return note(client.search(*collection, **complete(arguments)))
+
+    async def asearch(**arguments: Any) -> Any:
+        return note(await aclient.search(**complete(arguments)))
+
+    watched = copy.copy(store)
+    setattr(watched, client_name, Client(client, search=search))
+    if aclient is not None:
+        setattr(watched, f"_async{client_name}", Client(aclient, search=asearch))
+    return watched
 
 
 # Milvus' own numbers: the squared distance, the cosine or the inner product.

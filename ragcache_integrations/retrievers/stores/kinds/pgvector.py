@@ -25,8 +25,7 @@ from ragcache_integrations.retrievers.stores.facts import (
     VectorSearch,
 )
 
-from .kind import StoreKind, text_or_number
-from .watched import watched_searches
+from .kind import StoreKind, text_or_number, watched_searches
 
 __all__ = ["LANGCHAIN", "LANGCHAIN_LEGACY", "LLAMA_INDEX"]
 

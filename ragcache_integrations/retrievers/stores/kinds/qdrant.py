@@ -21,13 +21,12 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ragcache_integrations.query_cache import Metric
-from ragcache_integrations.retrievers.stores.facts import MappedVectors, SearchResults, StoreFacts
+from ragcache_integrations.retrievers.stores.facts import MappedVectors, StoreFacts
 
-from .kind import StoreKind
-from .watched import Client, watched_searches
+from .kind import Client, StoreKind, watched_search, watched_searches
 
 __all__ = ["LANGCHAIN", "LLAMA_INDEX"]
 
@@ -129,42 +128,24 @@ def _facts_for_langchain(store: Any) -> StoreFacts:
     if store.retrieval_mode.value != "dense":
         return StoreFacts(doubt=_HYBRID.format(store.retrieval_mode.value), by_text=True)
     client, collection, vector_name = store.client, store.collection_name, store.vector_name
-    contents, metadata = store.content_payload_key, store.metadata_payload_key
     parameters = _parameters(client, collection)
     distance = _distance(parameters, vector_name) or store.distance.value
 
-    def search(embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
-        points = client.query_points(
-            collection_name=collection,
-            query=embedding.tolist(),
-            using=vector_name,
-            query_filter=arguments.get("filter"),
-            search_params=arguments.get("search_params"),
-            consistency=arguments.get("consistency"),
-            limit=k,
-            with_payload=True,
-            with_vectors=[vector_name] if vector_name else True,
-        ).points
-        make = store._document_from_point  # noqa: SLF001 - what its own search uses
-        return SearchResults(
-            [make(point, collection, contents, metadata) for point in points],
-            [_vector(point, vector_name) for point in points],
-        )
-
-    def exhaustive(
-        embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]
-    ) -> SearchResults[Any]:
-        return search(embedding, k, {**arguments, "search_params": _exact()})
+    def watch(vectors: list[Any], *, exhaustive: bool = False) -> Any:
+        watched = _watch(store, vectors, exhaustive=exhaustive)
+        # It would ask the server for the collection before each search.
+        watched._validate_collection_for_dense = lambda **_: None  # noqa: SLF001 - no public way
+        return watched
 
     facts = replace(
         _facts(client, collection, lambda: vector_name, parameters, distance),
-        search=search,
+        search=watched_search(watch),
         id_of=lambda document: _text(document.metadata.get("_id")),
         harmless=frozenset({"filter", "search_params", "consistency"}),
     )
     if _why_unprovable(parameters, vector_name):
         return facts
-    return replace(facts, exhaustive=exhaustive)
+    return replace(facts, exhaustive=watched_search(partial(watch, exhaustive=True)))
 
 
 def _facts_for_llama_index(index: Any) -> StoreFacts:
@@ -199,8 +180,9 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
 
 
 def _watch(store: Any, vectors: list[Any], *, exhaustive: bool = False) -> Any:
-    """Return a store that answers as one of LlamaIndex's, and notes vectors."""
-    client, aclient = store._client, store._aclient  # noqa: SLF001 - there is no public way
+    """Return a store that answers as one of either framework's, and notes vectors."""
+    # There is no public way. LangChain's stores have no client for coroutines.
+    client, aclient = store._client, getattr(store, "_aclient", None)  # noqa: SLF001
 
     def more(arguments: dict[str, Any]) -> dict[str, Any]:
         name = arguments["using"]
