@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, with_config
 from pydantic_core import from_json
+from typing_extensions import TypedDict
 
 from ragcache_integrations.core.files import open_regular, read_regular
 from ragcache_integrations.errors import ConfigurationError
@@ -54,23 +54,22 @@ class Checkpoint:
         return {"format": FORMAT, **asdict(self)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Session:
+@with_config(ConfigDict(extra="allow"))
+class _Session(TypedDict):
     """A process's part, as :class:`Checkpoint` has it."""
 
     started: str
     before: Whole
-    engine: dict[str, int] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
+    engine: NotRequired[dict[str, int]]
+    environment: NotRequired[dict[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Saved:
+class _Saved(TypedDict):
     """The types of what :meth:`Checkpoint.as_dict` returns."""
 
     format: Literal[1]
     records_bytes: Whole
-    records_sha256: str = ""
+    records_sha256: NotRequired[str]
     cache: str
     pending: list[Pending]
     sessions: list[_Session]
@@ -99,21 +98,14 @@ def read_checkpoint(path: Path, questions: int) -> tuple[Checkpoint, list[Record
     try:
         content = read_regular(file, _LARGEST_JSON, links=False)
         # This also limits how deep it is nested.
-        saved = _reader().validate_json(content, strict=True)
-        sessions = json.loads(content)["sessions"]
+        saved: dict[str, Any] = {**_reader().validate_json(content, strict=True)}
     except FileNotFoundError:
         return Checkpoint(), []
     except (OSError, ValueError) as error:
         msg = f"{file} is no checkpoint of a run: {reason(error)}"
         raise ConfigurationError(msg) from error
-    checkpoint = Checkpoint(
-        saved.records_bytes,
-        saved.records_sha256,
-        saved.cache,
-        saved.pending,
-        sessions,
-        saved.complete,
-    )
+    del saved["format"]
+    checkpoint = Checkpoint(**saved)
     records = read_records(path, checkpoint)
     wrong = _contradiction(path, checkpoint, records, questions)
     if wrong:
