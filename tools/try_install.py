@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 import venv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,7 +43,9 @@ class Kind:
         blocks: How many Python blocks of the framework's section run.
         own_embeddings: Whether embeddings of the user's own take the place of the offline model.
         engine: Whether the engine and its default model are installed.
-        workbench: Whether the workbench is installed, by the command that its absence names.
+        sibling: Another distribution of the repository that is installed, by the command that its
+            absence names.
+        address: Whether all is installed from the address of the repository, at its last commit.
     """
 
     extras: tuple[str, ...]
@@ -51,7 +54,8 @@ class Kind:
     blocks: int = 1
     own_embeddings: bool = False
     engine: bool = False
-    workbench: bool = False
+    sibling: str = ""
+    address: bool = False
 
 
 KINDS = {
@@ -59,13 +63,19 @@ KINDS = {
         (), 250, ("torch", "numba", "nvidia", "onnxruntime", "triton"), own_embeddings=True
     ),
     "embeddings": Kind(("embeddings",), 400, ("torch", "numba", "nvidia", "triton")),
-    "workbench": Kind((), 850, ("torch", "numba", "nvidia", "triton"), workbench=True),
+    "workbench": Kind((), 850, ("torch", "numba", "nvidia", "triton"), sibling="workbench"),
+    "address": Kind(
+        (), 850, ("torch", "numba", "nvidia", "triton"), sibling="workbench", address=True
+    ),
     "engine": Kind(
         ("embeddings",),
         None,
         ("nvidia", "torchvision", "triton", "llama_cpp"),
         blocks=2,
         engine=True,
+    ),
+    "modular": Kind(
+        ("embeddings",), None, ("nvidia", "triton"), engine=True, blocks=2, sibling="modular"
     ),
 }
 
@@ -106,6 +116,13 @@ class OwnEmbeddings(BaseEmbedding):
         return self._get_query_embedding(text)
 """,
 }
+
+
+SIBLINGS = {
+    "workbench": ("ragcache", "cache-report", "log.jsonl", "--report", "report.html"),
+    "modular": ("python", "-c", "from ragcache_integrations.modular import ModularModel"),
+}
+"""A command that needs the distribution."""
 
 
 class Failure(Exception):  # noqa: N818 - a result, not a mistake
@@ -157,13 +174,17 @@ def try_row(kind: Kind, framework: str, wheels: Path, folder: Path) -> float:
     install += ["--find-links", str(wheels)]
     run([*install, FRAMEWORKS[framework]])
     before = megabytes(folder)
-    (wheel,) = wheels.glob("ragcache_integrations-*.whl")
-    run([*install, f"{wheel}[{','.join((framework, *kind.extras))}]"])
+    extras = ",".join((framework, *kind.extras))
+    if kind.address:
+        run([*install, f"ragcache-integrations[{extras}] @ git+{ROOT.as_uri()}"])
+    else:
+        (wheel,) = wheels.glob("ragcache_integrations-*.whl")
+        run([*install, f"{wheel}[{extras}]"])
     if kind.engine:
         run([*install, "ragcache-reader"])
         run([str(folder / "bin" / "ragcache"), "install-engine", "--device", "cpu"])
-    if kind.workbench:
-        install_workbench(folder)
+    if kind.sibling:
+        install_sibling(folder, SIBLINGS[kind.sibling])
     check_conflicts(folder)
     added = megabytes(folder) - before
     if kind.limit is not None and added > kind.limit:
@@ -180,25 +201,33 @@ def try_row(kind: Kind, framework: str, wheels: Path, folder: Path) -> float:
     return added
 
 
-def install_workbench(folder: Path) -> None:
-    """Install the workbench by the command that one of its own names, which works then.
+def install_sibling(folder: Path, words: Sequence[str]) -> None:
+    """Install a distribution by the command that its absence names.
+
+    Args:
+        folder: The environment.
+        words: A command, within the environment's programs, that needs the distribution.
 
     Raises:
-        Failure: It names none, or does not work.
+        Failure: Without it, the command names none; or the command fails with it.
     """
     log = folder / "log.jsonl"
-    words = [str(folder / "bin" / "ragcache"), "cache-report", str(log)]
     lines = [f'{{"question": "who wrote book {number % 9}?"}}\n' for number in range(40)]
     log.write_text("".join(lines), encoding="utf-8")
+    command = [str(folder / "bin" / words[0]), *words[1:]]
     try:
-        run(words)
+        run(command, folder)
     except Failure as failure:
-        _, named, command = str(failure).partition("needs an optional dependency: pip install ")
-        if not named:
+        # An error wraps no line of the command that it names.
+        named = re.search(r"needs an optional dependency: pip install (.+)", str(failure))
+        if named is None:
             raise
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-        run([*pip, *shlex.split(command)])
-    run([*words, "--report", str(folder / "report.html")])
+        run([*pip, *shlex.split(named[1])])
+    else:
+        msg = f"it is there already: {' '.join(command)}"
+        raise Failure(msg)
+    run(command, folder)
 
 
 def check_conflicts(folder: Path) -> None:
@@ -246,8 +275,8 @@ def megabytes(folder: Path) -> float:
     return sum(path.stat().st_size for path in files) / MEGABYTE
 
 
-def run(command: list[str]) -> None:
-    """Run a command outside the repository.
+def run(command: list[str], folder: Path = Path(sys.prefix)) -> None:
+    """Run a command, in a folder outside the repository.
 
     Raises:
         Failure: Its exit status is not 0; with the end of its output.
@@ -256,7 +285,7 @@ def run(command: list[str]) -> None:
     answer = subprocess.run(  # noqa: S603 - our own commands
         command,
         check=False,
-        cwd=Path(sys.prefix),
+        cwd=folder,
         env=environment | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
