@@ -67,6 +67,11 @@ def _first_of_line(table: str) -> dict[str, str]:
     return {word: words[0] for words in lines for word in words}
 
 
+def _meanings(table: str) -> dict[str, str]:
+    """Return what stands for each phrase, by lines such as ``how come=reason``."""
+    return dict(line.split("=") for line in table.strip().splitlines())
+
+
 def _lines(table: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(line.split()) for line in table.strip().splitlines())
 
@@ -143,246 +148,16 @@ SCALES = {
 NUMBERS = _numbers()
 """Number words and Roman numerals as figures. Without *one* and *I*, which are pronouns."""
 
-DATES = _first_of_line(
-    """
-january jan
-february feb
-march
-april apr
-june jun
-july jul
-august aug
-september sep sept
-october oct
-november nov
-december dec
-monday mondays
-tuesday tuesdays tue tues
-wednesday wednesdays
-thursday thursdays thu thurs
-friday fridays fri
-saturday saturdays
-sunday sundays
-today now currently current nowadays present
-tomorrow
-yesterday
-spring
-summer summers
-autumn fall
-winter winters
-morning mornings
-afternoon
-evening evenings
-night nights tonight
-day days daily
-week weeks weekly
-weekend weekends
-month months monthly
-year years yearly annual annually
-decade decades
-century centuries
-bc bce
-ad ce
-"""
-)
+DATES = _first_of_line(_TABLES["dates"])
 """Months, days, seasons and lengths of time. Without *May*, see the guard."""
 
-NEGATIONS = word_set(
-    "no not never only none nobody nothing nowhere neither nor cannot without except excluding "
-    "unless hardly barely yet lack lacks lacking fail fails failed refuse refuses refused avoid "
-    "avoids dont cant wont isnt arent doesnt didnt wasnt werent couldnt shouldnt wouldnt"
-)
+NEGATIONS = word_set(_TABLES["negations"])
 
-OPPOSITES = _sides(
-    """
-enable enables enabled enabling activate activates activated allow allows allowed permit permits
-    permitted legal legally : disable disables disabled disabling deactivate deactivates deactivated
-    forbid forbids forbidden prohibit prohibits prohibited ban banned block blocked deny denied
-    illegal illegally
-install installs installed installing : uninstall uninstalls uninstalled uninstalling
-add adds added adding insert inserts inserted include includes included including : remove removes
-    removed removing delete deletes deleted deleting exclude excludes excluded
-open opens opened opening unlock unlocks unlocked : close closes closed closing shut lock locks
-    locked locking
-start starts started starting begin begins began begun beginning launch launches launched : stop
-    stops stopped stopping end ends ended ending finish finishes finished
-increase increases increased increasing raise raises raised rise rises rising rose grow grows grew
-    gain gains gained improve improves improved : decrease decreases decreased decreasing reduce
-    reduces reduced reducing drop drops dropped shrink shrinks decline declines declined loss losses
-    worsen worsens worsened
-up upper upward above over : down lower downward below under beneath off
-before prior previous previously preceding preoperative : after later next following subsequent
-    subsequently postoperative
-first earliest original originally initial initially oldest : last latest final finally newest
-    recent recently youngest
-early young younger new newer modern : late old older elderly ancient
-more most greater greatest larger largest bigger biggest highest higher maximum max majority best
-    better longest longer tallest taller fastest faster strongest stronger richest heaviest : less
-    least fewer fewest smaller smallest lowest minimum min minority worst worse shortest shorter
-    slowest slower weakest weaker poorest lightest
-big large high long tall fast strong rich heavy hot warm wide deep long-term : small little low
-    short slow weak poor cold cool narrow shallow short-term
-inside indoor indoors internal interior inbound incoming : outside outdoor outdoors external
-    exterior outbound outgoing
-left : right
-north northern : south southern
-east eastern : west western
-man men male males boy boys he him his father son sons husband brother king prince uncle
-    actor : woman women female females girl girls she her mother daughter daughters wife sister
-    queen princess aunt actress
-win wins won winner winners victory beat beats defeated : lose loses lost loser losers defeat
-buy buys bought buying purchase purchases purchased : sell sells sold selling
-import imports imported importing : export exports exported exporting
-send sends sent sending upload uploads uploaded : receive receives received receiving download
-    downloads downloaded
-push pushes pushed : pull pulls pulled
-encode encrypt encrypted encryption compress compressed : decode decrypt decrypted decryption
-    decompress
-parent parents mother mothers father fathers adult adults : child children kid kids son sons
-    daughter daughters
-grandfather grandson mr : grandmother granddaughter mrs ms
-plus : minus
-multiply multiplied : divide divided
-since : until till
-login signin opt-in : logout signout logoff opt-out
-redo : undo
-cheap cheaper cheapest : expensive costly
-easy easier easiest simple : hard harder hardest difficult
-full : empty
-light : dark
-married : divorced single
-lend lends lent : borrow borrows borrowed
-sender senders : recipient recipients
-upstream : downstream
-teacher teachers doctor doctors employer employers : student students patient patients employee
-    employees
-seller sellers lender landlord : buyer buyers customer customers borrower tenant
-host hosts server servers : guest guests client clients
-love loves loved friend friends ally allies : hate hates hated enemy enemies
-live lives lived alive born birth : die dies died dead death
-true correct correctly valid : false wrong incorrect incorrectly invalid
-safe safely secure securely : unsafe dangerous insecure
-necessary required mandatory compulsory : unnecessary optional voluntary
-possible able : impossible unable
-useful effective : useless ineffective
-benign : malignant
-positive : negative
-public : private
-visible : hidden invisible hide hides
-active : inactive passive
-normal regular : abnormal irregular
-advantage advantages benefit benefits pro pros strength strengths good : disadvantage disadvantages
-    harm harms drawback drawbacks con cons weakness weaknesses bad
-support supports supported accept accepts accepted approve approved agree agrees agreed : against
-    oppose opposes opposed reject rejects rejected disagree disagrees
-acute : chronic
-primary : secondary
-unilateral : bilateral
-single individual : multiple several
-always all every everyone : never
-asset assets revenue income credit deposit : liability liabilities expense expenses debit withdrawal
-arrive arrives arrived arrival enter enters entered : depart departs departed departure leave
-    leaves left exit exits
-attack attacks offense offensive : defend defends defense defence defensive
-cause causes caused : prevent prevents prevented cure cures cured
-expand expands expanded : collapse collapses collapsed contract
-connect connects connected attach attached : disconnect disconnects disconnected detach detached
-synchronous sync : asynchronous async
-horizontal row rows : vertical column columns
-absolute : relative
-static : dynamic
-manual manually : automatic automatically
-ascending : descending
-upgrade upgrades upgraded : downgrade downgrades downgraded
-"""
-)
+OPPOSITES = _sides(_TABLES["opposites"])
 
-UNITS = _first_of_line(
-    """
-% percent percentage pct
-$ dollar dollars usd
-€ euro euros eur
-£ pound pounds gbp lb lbs
-¥ yen yuan
-km kilometre kilometres kilometer kilometers
-metre metres meter meters
-cm centimetre centimetres centimeter centimeters
-mm millimetre millimetres millimeter millimeters
-mile miles
-foot feet ft
-inch inches
-yard yards
-kg kilogram kilograms kilo kilos
-gram grams
-mg milligram milligrams
-ounce ounces
-ton tons tonne tonnes
-litre litres liter liters
-ml millilitre millilitres milliliter milliliters
-gallon gallons
-celsius centigrade
-fahrenheit
-kelvin
-seconds sec secs
-minute minutes mins
-hour hours hr hrs
-ms millisecond milliseconds
-kb kilobyte kilobytes
-mb megabyte megabytes
-gb gigabyte gigabytes
-tb terabyte terabytes
-kw kilowatt kilowatts
-mw megawatt megawatts
-volt volts
-amp amps ampere amperes
-calorie calories kcal
-degree degrees °
-mph
-kph
-hectare hectares
-acre acres
-"""
-)
+UNITS = _first_of_line(_TABLES["units"])
 
-ASKED_FOR = {
-    "how many": "number",
-    "what number": "number",
-    "number of": "number",
-    "how much": "amount",
-    "how long": "duration",
-    "how old": "age",
-    "how far": "distance",
-    "how often": "frequency",
-    "how tall": "size",
-    "how big": "size",
-    "how large": "size",
-    "how high": "size",
-    "how come": "reason",
-    "how": "way",
-    "what year": "time",
-    "which year": "time",
-    "what time": "time",
-    "when": "time",
-    "what place": "place",
-    "which place": "place",
-    "where": "place",
-    "what country": "country",
-    "which country": "country",
-    "what city": "city",
-    "which city": "city",
-    "what state": "state",
-    "which state": "state",
-    "what person": "person",
-    "which person": "person",
-    "who": "person",
-    "whom": "person",
-    "whose": "person",
-    "what reason": "reason",
-    "which reason": "reason",
-    "why": "reason",
-    "what": "thing",
-    "which": "thing",
-}
+ASKED_FOR = _meanings(_TABLES["asked_for"])
 """What a question asks for, by the first of these words, or pairs of words, that it has."""
 
 QUESTION_WORDS = word_set("who whom whose what which when where why how")
@@ -447,17 +222,7 @@ def without_courtesies(text: str) -> str:
 COMPARISONS = frozenset({"than", "versus", "vs", "between", "compared"})
 """Words that make the order of everything else matter."""
 
-RELATIONS = word_set(
-    "acquire acquires acquired attack attacks attacked beat beats beaten betray betrays "
-    "betrayed bite bites bit bitten bomb bombs bombed buy buys bought cause causes caused chase "
-    "chases chased colonize colonized conquer conquers conquered controls controlled defeat "
-    "defeats defeated destroy destroys destroyed eat eats ate eaten follow follows followed "
-    "funded hate hates hated influence influences influenced inspire inspires inspired invade "
-    "invades invaded kill kills killed love loves loved murder murders murdered outrank "
-    "outranks owe owes owed own owns owned precede precedes preceded prevent prevents prevented "
-    "replace replaces replaced ruled succeed succeeds succeeded sue sues sued teach teaches "
-    "taught trigger triggers triggered"
-)
+RELATIONS = word_set(_TABLES["relations"])
 """What one does to another, who might do the same to the first."""
 
 AUXILIARIES = word_set(
@@ -467,19 +232,11 @@ AUXILIARIES = word_set(
 ADVERBS = word_set("also actually ever even first just most often once really still then yet")
 """What may be between these, and changes nothing of who is who."""
 
-FUNCTION_WORDS = word_set(
-    "a an the of is are was were be been do does did and or to in on at by it its that this these "
-    "those i my me we you your as with for from which what who there"
-)
+FUNCTION_WORDS = word_set(_TABLES["function_words"])
 
 # ------------------------------------------------------- for two questions laid side by side
 
-GRAMMAR = word_set(
-    "a an the is are was were be been being am do does did done doing has have had having it its "
-    "that this these those there here i my me mine myself we us our ours you your yours they them "
-    "their theirs and so also just then even ever still too very quite really actually "
-    "exactly please any some s t re ve ll d m if whether while because when else one ones upon"
-)
+GRAMMAR = word_set(_TABLES["grammar"])
 """Words on which no answer turns."""
 
 FILLERS = word_set(_TABLES["fillers"])
@@ -537,7 +294,7 @@ IMPLIED = _bases(_TABLES["implied"])
 """The words that each word is implied by, if it is next to them."""
 
 
-_PHRASES = dict(line.split("=") for line in _TABLES["phrases"].strip().splitlines())
+_PHRASES = _meanings(_TABLES["phrases"])
 _PARTICLES = word_set("up off out on in down away over back")
 
 
