@@ -14,10 +14,10 @@ from rich.console import Console
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.reports import MAX_POINTS, percent
 from ragcache_workbench.workload_report import report as charts
+from ragcache_workbench.workload_report.replicas import duration
 from ragcache_workbench.workload_report.report import report_of
 from ragcache_workbench.workload_report.summary import (
     Findings,
-    duration,
     short_number,
 )
 from tests.support.html_page import HtmlPage

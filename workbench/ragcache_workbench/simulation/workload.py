@@ -115,13 +115,7 @@ class _Reader:
         if not isinstance(documents, list):
             msg = f'"documents" must be a list, got {_shown(documents)}'
             raise ConfigurationError(msg)
-        session = _as_id(row.get("session"))
-        if session is None and row.get("session") is not None:
-            msg = (
-                '"session" must be a text that is not empty, or a whole number, got '
-                f"{_shown(row['session'])}"
-            )
-            raise ConfigurationError(msg)
+        session = _id_in(row, "session", '"session"')
         named = [self._document(entry) for entry in documents]
         self.requests.append(_LoggedRequest(number, question, named, session or ""))
 
@@ -163,13 +157,8 @@ class _Reader:
         if not isinstance(entry, Mapping):
             msg = f"a document must be an object or an id, got {_shown(entry)}"
             raise ConfigurationError(msg)
-        name, text, tokens = _as_id(entry.get("id")), entry.get("text"), entry.get("tokens")
-        if name is None and entry.get("id") is not None:
-            msg = (
-                'a document\'s "id" must be a text that is not empty, or a whole number, got '
-                f"{_shown(entry['id'])}"
-            )
-            raise ConfigurationError(msg)
+        name = _id_in(entry, "id", 'a document\'s "id"')
+        text, tokens = entry.get("text"), entry.get("tokens")
         if _is_text(text):
             digest = content_id(text)
             return self._version(name or digest, digest, lambda: max(1, self._count_tokens(text)))
@@ -188,6 +177,16 @@ class _Reader:
             versions[content] = (label, tokens())
         self._latest[name] = versions[content]
         return versions[content]
+
+
+def _id_in(row: Mapping[str, Any], field: str, what: str) -> str | None:
+    """The id in a field; ``None`` if there is none."""
+    value = row.get(field)
+    name = _as_id(value)
+    if name is None and value is not None:
+        msg = f"{what} must be a text that is not empty, or a whole number, got {_shown(value)}"
+        raise ConfigurationError(msg)
+    return name
 
 
 def _as_id(value: object) -> str | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter, methodcaller
 
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
+from ragcache_workbench.reports import percent
 from ragcache_workbench.simulation import (
     ROUTINGS,
     Characterisation,
@@ -14,11 +17,28 @@ from ragcache_workbench.simulation import (
     simulate_replicas,
 )
 
-__all__ = ["Replicas", "compare_routings"]
+__all__ = ["MEASURES", "Replicas", "compare_routings", "duration"]
 
 BLOCK_SIZE = 32
 LOAD = 0.8
 """Share of the requests a second that the replicas could serve without any cache."""
+
+
+def duration(seconds: float) -> str:
+    """A time as text with three digits, in seconds or milliseconds."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+MEASURES: dict[str, tuple[str, Callable[[ReplicasResult], float], Callable[[float], str]]] = {
+    "token_hit_rate": ("tokens", attrgetter("token_hit_rate"), percent),
+    "saved_share": ("saved", attrgetter("saved_share"), percent),
+    "ttft_mean": ("mean TTFT", attrgetter("mean_ttft"), duration),
+    "ttft_median": ("median", methodcaller("ttft_quantile", 0.5), duration),
+    "ttft_p95": ("95 %", methodcaller("ttft_quantile", 0.95), duration),
+    "busiest_share": ("busiest replica", attrgetter("busiest_share"), percent),
+}
+"""What is shown of a result: its head, its value, and how that is written. These are tokens found,
+prefill time saved, seconds to the first token, and the largest share of the requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +66,20 @@ class Replicas:
             "tokens_each": self.tokens,
             "rate": self.rate,
             "routings": {
-                name: {
-                    "token_hit_rate": result.token_hit_rate,
-                    "saved_share": result.saved_share,
-                    "ttft_mean": result.mean_ttft,
-                    "ttft_median": result.ttft_quantile(0.5),
-                    "ttft_p95": result.ttft_quantile(0.95),
-                    "busiest_share": result.busiest_share,
-                }
+                name: {measure: value(result) for measure, (_, value, _) in MEASURES.items()}
                 for name, result in self.results.items()
             },
         }
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A row of text for each way of routing, below the heads of :data:`MEASURES`."""
+        return [
+            (
+                name.replace("_", " "),
+                *(write(value(result)) for _, value, write in MEASURES.values()),
+            )
+            for name, result in self.results.items()
+        ]
 
     def note(self) -> str:
         """How the figures came about, in a sentence."""

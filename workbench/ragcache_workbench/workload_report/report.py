@@ -19,7 +19,8 @@ from ragcache_workbench.reports import (
     percentage,
 )
 
-from .summary import REPLICA_HEADS, TOP_PARTS, Findings, duration, short_number
+from .replicas import MEASURES, duration
+from .summary import TOP_PARTS, Findings, short_number
 
 __all__ = ["access", "prefill", "report_of", "sizes"]
 
@@ -167,7 +168,9 @@ def _sections(findings: Findings) -> list[Section]:
     }
     if findings.replicas is not None:
         title = f"{findings.replicas.replicas} replicas, by what a router chooses them"
-        sections[title] = _table(REPLICA_HEADS, findings.replica_rows())
+        sections[title] = _table(
+            ("by", *(head for head, _, _ in MEASURES.values())), findings.replicas.rows()
+        )
     prefills = [
         (f"{tokens:,}", duration(uncached), duration(cached), _ratio(uncached, cached))
         for tokens, uncached, cached in zip(

@@ -17,14 +17,10 @@ from ragcache_workbench.simulation import (
 from .providers import ProviderShare
 from .replicas import Replicas
 
-__all__ = ["REPLICA_HEADS", "TOP_PARTS", "Findings", "duration", "short_number"]
+__all__ = ["TOP_PARTS", "Findings", "short_number"]
 
 TOP_PARTS = (0.01, 0.03, 0.1, 0.2, 0.5)
 """Parts of the documents, in the table of skew; RAGCache §3.2 names 3 %."""
-
-REPLICA_HEADS = ("by", "tokens", "saved", "mean TTFT", "median", "95 %", "busiest replica")
-"""Columns of :meth:`Findings.replica_rows`: tokens found, prefill time saved, seconds to the first
-token, and the largest share of the requests."""
 
 GIB = 2**30
 
@@ -129,23 +125,6 @@ class Findings:
             return None
         return f"{tokens * self.kv_bytes_per_token / GIB:,.3g}"
 
-    def replica_rows(self) -> list[tuple[str, ...]]:
-        """A row of text for each way of routing; see :data:`REPLICA_HEADS`."""
-        if self.replicas is None:
-            return []
-        return [
-            (
-                name.replace("_", " "),
-                percent(result.token_hit_rate),
-                percent(result.saved_share),
-                duration(result.mean_ttft),
-                duration(result.ttft_quantile(0.5)),
-                duration(result.ttft_quantile(0.95)),
-                percent(result.busiest_share),
-            )
-            for name, result in self.replicas.results.items()
-        ]
-
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain data for JSON; times are in seconds."""
         result = self.result
@@ -174,11 +153,6 @@ class Findings:
             "replicas": None if self.replicas is None else self.replicas.as_dict(),
             "notes": self.notes(),
         }
-
-
-def duration(seconds: float) -> str:
-    """A time as text with three digits, in seconds or milliseconds."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def short_number(number: float) -> str:
