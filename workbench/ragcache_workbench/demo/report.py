@@ -28,7 +28,7 @@ from ragcache_workbench.reports import (
 
 from .measures import Observation
 from .run import TURN, DemoResult, FrameworkResult, stream
-from .settings import FRAMEWORKS, DemoSettings
+from .settings import FRAMEWORKS, WORDS, DemoSettings
 from .speculative import Pair, median_ttfts
 from .summary import (
     answers_table,
@@ -56,25 +56,6 @@ SNIPPET = 100
 """Characters of a passage that are shown on the terminal."""
 QUESTION = 60
 """Characters of a question there."""
-
-SWAPS = {
-    "langchain": (
-        ("-", "retriever = store.as_retriever(search_kwargs={{'k': {k}}})"),
-        (
-            "+",
-            "retriever = ApproximateCacheRetriever.from_vectorstore(store, k={k}, tolerance={t:g})",
-        ),
-        ("-", "model = StockChatModel(engine=vllm)"),
-        ("+", "model = ChatRAGCache(engine=engine)"),
-    ),
-    "llama_index": (
-        ("-", "retriever = index.as_retriever(similarity_top_k={k})"),
-        ("+", "retriever = ApproximateCacheRetriever.from_index(index, k={k}, tolerance={t:g})"),
-        ("-", "llm = StockLLM(engine=vllm)"),
-        ("+", "llm = RAGCacheLLM(engine=engine)"),
-    ),
-}
-"""What is swapped in each framework, as lines of a diff."""
 
 
 def render(result: DemoResult) -> str:
@@ -123,7 +104,7 @@ def _framework(result: FrameworkResult) -> dict[str, Any]:
 def _swap(framework: str, settings: DemoSettings) -> list[tuple[str, str]]:
     return [
         (sign, line.format(k=settings.top_k, t=settings.tolerance))
-        for sign, line in SWAPS[framework]
+        for sign, line in WORDS["swaps"][framework]
     ]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from dataclasses import dataclass, replace
-from typing import Self
+from importlib.resources import files
+from typing import Any, Self
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.engine.engine import engine_settings
@@ -12,7 +14,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache.validation import check_tolerance
 from ragcache_integrations.resources import load_passages, load_questions
 
-__all__ = ["FLAGS", "FRAMEWORKS", "DemoSettings"]
+__all__ = ["FLAGS", "FRAMEWORKS", "WORDS", "DemoSettings"]
 
 FRAMEWORKS = {"langchain": "LangChain", "llama_index": "LlamaIndex"}
 
@@ -28,18 +30,9 @@ LIMITS = {
 }
 """The least value of each number."""
 
-FLAGS = {
-    "questions": "number of questions",
-    "distractors": "number of generated vectors that make the store larger and are never found",
-    "top_k": "number of documents per question",
-    "tolerance": "largest distance between two questions at which the query cache answers",
-    "max_tokens": "the most tokens of an answer",
-    "kv_cache_gib": "size of the KV cache of each of the two engines, in GiB",
-    "link_tokens": "first tokens of each document that are computed again if the rest is reused",
-    "model": "path of the model, or its name on the Hugging Face hub (default: the bundled model)",
-    "seed": "seed for drawing the questions and the generated vectors",
-    "scored": "number of questions whose answers are scored, unless the weights are random",
-}
+WORDS: dict[str, Any] = tomllib.loads(files(__package__).joinpath("words.toml").read_text("utf-8"))
+
+FLAGS: dict[str, str] = WORDS["flags"]
 """Settings that the command line takes, under their own names, and what its help says of them."""
 
 
