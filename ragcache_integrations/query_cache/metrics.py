@@ -6,58 +6,28 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from ragcache_integrations.core.metric_families import MetricFamilies
 
 from .redis import SharedCacheStats
 from .tolerance import ToleranceReport
-from .types import COUNTED, QueryCacheStats
+from .types import QueryCacheStats
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-__all__ = ["QueryCacheCollector", "RetrieverStatsLike", "Source", "learning_metrics"]
+__all__ = ["QueryCacheCollector", "RetrieverStatsLike", "Source", "learning_metrics", "metrics_of"]
 
-SHARED_COUNTERS = {
-    "failed": "Lookups that missed because Redis failed or did not answer in time",
-    "skipped": "Lookups that missed without asking Redis, as it had failed before",
-    "lost": "Insertions and deletions that did not reach Redis",
-    "corrupt": "Values in Redis that are no entries",
-}
-CACHE_GAUGES = {
-    "entries": "Entries",
-    "capacity": "The most entries there can be",
-    "vectors": "Document vectors kept, each once",
-    "tolerance": "The largest distance at which a lookup hits",
-}
-LEARNING_COUNTERS = {
-    "labels": "Answers compared with the store's, on misses and by shadow checks",
-    "shadow_checks": "Hits checked against the store: calls of the store spent on that",
-    "failures": "Shadow checks that found less recall than the target",
-}
-LEARNING_GAUGES = {
-    "target_recall": "An answer with less recall is a violation",
-    "max_violation": "The share of violations among hits stays below this",
-    "confidence": "How surely it does, and how surely the violation rate's interval holds",
-    "tenants": "Tenants whose questions have taught a tolerance",
-}
-RETRIEVER_COUNTERS = {
-    "requests": "Questions asked",
-    "hits": "Questions answered from the cache",
-    "misses": "Questions answered by a search of their own",
-    "shared": "Questions answered by the search that the same question had begun",
-    "failures": "Questions that ended in an exception or were cancelled",
-    "store_calls": "Searches of the store",
-    "store_seconds": "Seconds spent in them",
-    "lookup_seconds": "Seconds spent looking questions up in the cache",
-    "embedding_calls": "Calls of the embedding model",
-    "embedding_seconds": "Seconds spent in them",
-    "embedding_memo_hits": "Embeddings taken from the memo instead",
-    "shadow_checks": "Answers from the cache that were compared with the store's",
-    "shadow_failures": "Such comparisons that could not be made",
-}
+METRICS: dict[str, dict[str, dict[str, str]]] = tomllib.loads(
+    files(__package__).joinpath("metrics.toml").read_text("utf-8")
+)
+"""What metrics mean, by what they are of, their kind and their name."""
+LEARNING = METRICS["query_cache_learning"]
 
 
 class RetrieverStatsLike(Protocol):
@@ -101,8 +71,7 @@ class QueryCacheCollector:
         if isinstance(stats, QueryCacheStats):
             yield from self._cache(stats)
             return
-        for name, meaning in RETRIEVER_COUNTERS.items():
-            yield self._families.counter(f"retriever_{name}", meaning, getattr(stats, name))
+        yield from self._section("retriever", stats)
         if stats.cache is not None:
             yield from self._cache(stats.cache)
 
@@ -111,27 +80,44 @@ class QueryCacheCollector:
         return []
 
     def _cache(self, stats: QueryCacheStats) -> Iterator[Metric]:
-        for name, meaning in COUNTED.items():
-            yield self._families.counter(f"query_cache_{name}", meaning, getattr(stats, name))
-        for name, meaning in CACHE_GAUGES.items():
-            yield self._families.gauge(f"query_cache_{name}", meaning, getattr(stats, name))
+        yield from self._section("query_cache", stats)
         if isinstance(stats, SharedCacheStats):
-            for name, meaning in SHARED_COUNTERS.items():
-                yield self._families.counter(
-                    f"query_cache_shared_{name}", meaning, getattr(stats, name)
-                )
-            meaning = "Parts of the shared cache that have not received a change of the store yet"
-            yield self._families.gauge("query_cache_shared_owed", meaning, stats.owed)
+            yield from self._section("query_cache_shared", stats)
         if stats.learning is not None:
             yield from learning_metrics(self._families, "query_cache_learning", stats.learning)
+
+    def _section(self, section: str, source: object) -> Iterator[Metric]:
+        return metrics_of(self._families, section, source, **METRICS[section])
+
+
+def metrics_of(
+    families: MetricFamilies,
+    prefix: str,
+    source: object,
+    counters: Mapping[str, str] = MappingProxyType({}),
+    gauges: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Metric]:
+    """Yield metrics that show an object's fields.
+
+    Args:
+        families: Makes metrics.
+        prefix: Beginning of their names, after ``ragcache_``.
+        source: Has the fields.
+        counters: Names of counts, and what they mean.
+        gauges: Names of other values, and what they mean.
+    """
+    for name, meaning in counters.items():
+        yield families.counter(f"{prefix}_{name}", meaning, getattr(source, name))
+    for name, meaning in gauges.items():
+        yield families.gauge(f"{prefix}_{name}", meaning, getattr(source, name))
 
 
 def learning_metrics(
     families: MetricFamilies,
     prefix: str,
     report: ToleranceReport,
-    counters: Mapping[str, str] = LEARNING_COUNTERS,
-    gauges: Mapping[str, str] = LEARNING_GAUGES,
+    counters: Mapping[str, str] = LEARNING["counters"],
+    gauges: Mapping[str, str] = LEARNING["gauges"],
 ) -> Iterator[Metric]:
     """Yield the metrics of a tolerance that is learnt.
 
@@ -142,10 +128,7 @@ def learning_metrics(
         counters: Names of the report's counts, and what they mean.
         gauges: Names of its other values, and what they mean.
     """
-    for name, meaning in counters.items():
-        yield families.counter(f"{prefix}_{name}", meaning, getattr(report, name))
-    for name, meaning in gauges.items():
-        yield families.gauge(f"{prefix}_{name}", meaning, getattr(report, name))
+    yield from metrics_of(families, prefix, report, counters, gauges)
     low, high = report.violation_rate
     meaning = "Interval for the share of violations among the hits that were checked"
     yield families.gauge(f"{prefix}_violation_rate", meaning, {"low": low, "high": high})

@@ -29,19 +29,11 @@ T = TypeVar("T")
 Metric = Literal["l2", "cosine", "ip"]
 Eviction = Literal["lru", "fifo"]
 
-COUNTED = {
-    "lookups": "Lookups",
-    "hits": "Lookups that found an entry",
-    "proven": "Hits whose whole answer is proven to be the store's, up to ties",
-    "stale": "Misses because of documents that came after the nearest entry",
-    "unproven": "Misses because less was proven than the guarantee asks for",
-    "insertions": "Entries inserted, replacements among them",
-    "evictions": "Entries that made room for another",
-    "expired": "Entries that reached their time to live",
-    "invalidated": "Entries that ended because documents came or went",
-    "dropped": "Insertions dropped because the store had changed since their search began",
-}
-"""The statistics that count what happened, with what they mean."""
+COUNTED = (
+    *("lookups", "hits", "proven", "stale", "unproven"),
+    *("insertions", "evictions", "expired", "invalidated", "dropped"),
+)
+"""The statistics that count what happened."""
 
 
 class VectorSource(Protocol):

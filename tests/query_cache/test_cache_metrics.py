@@ -15,11 +15,12 @@ from ragcache_integrations.query_cache import Candidate, QueryCache, QueryCacheS
 from ragcache_integrations.query_cache import metrics as ours
 from ragcache_integrations.query_cache.metrics import QueryCacheCollector, Source
 from ragcache_integrations.query_cache.tolerance import ToleranceReport
-from ragcache_integrations.query_cache.types import COUNTED
 from ragcache_integrations.retrievers.tally import RetrieverStats
 
 COUNTS = {field.name: number for number, field in enumerate(fields(QueryCacheStats), start=3)}
 CACHE = QueryCacheStats(**COUNTS | {"tolerance": math.inf, "learning": None})  # type: ignore[arg-type] # numbers
+CACHE_METRICS = ours.METRICS["query_cache"]
+RETRIEVER_METRICS = ours.METRICS["retriever"]["counters"]
 LEARNING = ToleranceReport(0.25, 0.95, 0.01, 0.9, (0.001, 0.02), 70, 60, 50, 4, ())
 
 
@@ -53,8 +54,12 @@ def scrape(scraped: CollectorRegistry) -> dict[str, float]:
 
 def test_every_count_of_a_cache_is_told_once_and_right() -> None:
     scraped = scrape(registry(Told(CACHE)))
-    expected = {f"ragcache_query_cache_{name}_total": COUNTS[name] for name in COUNTED}
-    expected |= {f"ragcache_query_cache_{name}": getattr(CACHE, name) for name in ours.CACHE_GAUGES}
+    expected = {
+        f"ragcache_query_cache_{name}_total": COUNTS[name] for name in CACHE_METRICS["counters"]
+    }
+    expected |= {
+        f"ragcache_query_cache_{name}": getattr(CACHE, name) for name in CACHE_METRICS["gauges"]
+    }
     assert scraped == expected
     assert scraped["ragcache_query_cache_tolerance"] == math.inf
 
@@ -83,21 +88,21 @@ def test_a_retriever_is_told_with_its_cache() -> None:
 
 def test_a_retriever_that_was_not_asked_yet_has_no_cache() -> None:
     scraped = scrape(registry(Told(RetrieverStats())))
-    assert scraped == {f"ragcache_retriever_{name}_total": 0 for name in ours.RETRIEVER_COUNTERS}
+    assert scraped == {f"ragcache_retriever_{name}_total": 0 for name in RETRIEVER_METRICS}
 
 
 def test_no_count_is_forgotten() -> None:
     """A new field of the statistics must find its place among the metrics."""
     cache = {field.name for field in fields(QueryCacheStats)}
-    assert cache - {*ours.CACHE_COUNTERS, *ours.CACHE_GAUGES} == {"learning"}
+    assert cache - {*CACHE_METRICS["counters"], *CACHE_METRICS["gauges"]} == {"learning"}
     report = {field.name for field in fields(ToleranceReport)}
-    assert report - {*ours.LEARNING_COUNTERS, *ours.LEARNING_GAUGES} == {
+    assert report - {*ours.LEARNING["counters"], *ours.LEARNING["gauges"]} == {
         "tolerance",  # the cache's
         "violation_rate",  # by its bounds
         "hits",  # the cache's, but for those at distance 0
         "history",  # what a scrape after the other tells
     }
-    assert {field.name for field in fields(RetrieverStats)} - {*ours.RETRIEVER_COUNTERS} == {
+    assert {field.name for field in fields(RetrieverStats)} - {*RETRIEVER_METRICS} == {
         "cache",
         "unranked",  # a sentence
     }
