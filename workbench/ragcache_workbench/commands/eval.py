@@ -18,11 +18,16 @@ from .shared import imported
 
 __all__ = ["add_eval", "add_options", "read_options"]
 
-_WORDS: dict[str, dict[str, Any]] = tomllib.loads(
-    files(__package__).joinpath("eval.toml").read_text("utf-8")
-)
-DATASETS, FLAGS, PARTS = (_WORDS[name] for name in ("datasets", "flags", "parts"))
-"""Data sets, and settings that have a flag of their own; all settings have a name for --set."""
+
+def _table(path: str) -> dict[str, dict[str, Any]]:
+    """Read a table of this distribution, without importing what it is for, which takes a while."""
+    return tomllib.loads(files("ragcache_workbench").joinpath(path).read_text("utf-8"))
+
+
+DATASETS = _table("evaluation/datasets/published.toml")
+_WORDS = _table("commands/eval.toml")
+FLAGS, PARTS = _WORDS["flags"], _WORDS["parts"]
+"""Settings that have a flag of their own; all have a name for --set and --sweep."""
 
 
 def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,7 +45,8 @@ def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.set_defaults(command=_eval)
     # Not by `choices`: argparse does not say which name was meant.
     names = f"{{{','.join(DATASETS)}}}"
-    parser.add_argument("dataset", metavar=names, help="; ".join(DATASETS.values()))
+    words = "; ".join(facts["words"] for facts in DATASETS.values())
+    parser.add_argument("dataset", metavar=names, help=words)
     parser.add_argument(
         "--sweep",
         metavar="KNOB=VALUE,...",

@@ -1,9 +1,8 @@
 """The interface of data sets.
 
 A data set has questions, documents to retrieve from, a prompt and a way to score an answer. A new
-one is a subclass of :class:`EvalDataset` and a line in :data:`DATASETS`. If it is read from files
-as its authors publish them, :class:`.published.PublishedDataset` finds and reads these, by an entry
-in ``published.toml``.
+one is an entry in ``published.toml`` and a subclass of :class:`EvalDataset`, or of
+:class:`.published.PublishedDataset`, which finds and reads the files that its authors publish.
 """
 
 from __future__ import annotations
@@ -11,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +33,7 @@ __all__ = [
     "BUNDLED",
     "DATASETS",
     "HUB",
+    "TABLE",
     "Answer",
     "EvalDataset",
     "EvalDocument",
@@ -49,21 +51,13 @@ BUNDLED = "bundled"
 HUB = "hub"
 """The first part of ``hub:NAME``, which reads a data set of that name."""
 
-DATASETS: dict[str, str] = {
-    "nq": "ragcache_workbench.evaluation.datasets.free_answers:NaturalQuestions",
-    "mmlu": "ragcache_workbench.evaluation.datasets.choices:MMLU",
-    "pubmedqa": "ragcache_workbench.evaluation.datasets.choices:PubMedQA",
-    "qmsum": "ragcache_workbench.evaluation.datasets.free_answers:QMSum",
-    "squad": "ragcache_workbench.evaluation.datasets.free_answers:SQuAD",
-    "triviaqa": "ragcache_workbench.evaluation.datasets.free_answers:TriviaQA",
-    "hotpotqa": "ragcache_workbench.evaluation.datasets.free_answers:HotpotQA",
-    "2wikimultihopqa": "ragcache_workbench.evaluation.datasets.free_answers:TwoWikiMultihopQA",
-    "musique": "ragcache_workbench.evaluation.datasets.free_answers:MuSiQue",
-    "longbench": "ragcache_workbench.evaluation.datasets.free_answers:LongBench",
-    "tatqa": "ragcache_workbench.evaluation.datasets.finance:TATQA",
-    "finqa": "ragcache_workbench.evaluation.datasets.finance:FinQA",
-}
-"""Where the class of each data set is."""
+TABLE: dict[str, dict[str, Any]] = tomllib.loads(
+    files(__package__).joinpath("published.toml").read_text("utf-8")
+)
+"""How each data set is published."""
+
+DATASETS: dict[str, str] = {name: facts["reader"] for name, facts in TABLE.items()}
+"""The module and the class of each data set."""
 
 PER_QUESTION = 10
 LEAST_DOCUMENTS = 100
@@ -331,7 +325,9 @@ def load_dataset(
     """
     check_choice("dataset", name, list(DATASETS))
     module, _, kind = DATASETS[name].partition(":")
-    loaded: EvalDataset = getattr(importlib.import_module(module), kind).load(str(data), documents)
+    loaded: EvalDataset = getattr(importlib.import_module(f"{__package__}.{module}"), kind).load(
+        str(data), documents
+    )
     folder = Path(data).expanduser().resolve()
     if (
         loaded.named_by_folder

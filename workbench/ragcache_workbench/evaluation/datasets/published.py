@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import re
-import tomllib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from ragcache_integrations.core.files import (
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources import load_passages
 
-from .base import BUNDLED, HUB, Answer, EvalDataset, EvalDocument, EvalQuestion, Scored
+from .base import BUNDLED, HUB, TABLE, Answer, EvalDataset, EvalDocument, EvalQuestion, Scored
 from .metrics import score_option
 
 __all__ = [
@@ -54,9 +53,6 @@ SHOWN_FILES = 5
 CHUNK_CHARACTERS = 2000
 """About 500 tokens."""
 
-_TABLE: dict[str, dict[str, Any]] = tomllib.loads(
-    files(__package__).joinpath("published.toml").read_text("utf-8")
-)
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -65,6 +61,8 @@ class Published:
     """How the authors publish a data set; the table is in ``published.toml``.
 
     Attributes:
+        reader: The module and the class that reads it.
+        words: What it is, for the help of ``ragcache eval``.
         home: Where to get it.
         files: Names of its files, the first to look for first; they may have a folder, and ``*``.
         entry: What is in an entry, for messages.
@@ -78,6 +76,8 @@ class Published:
         bundled: File of the bundled sample; empty if there is none.
     """
 
+    reader: str
+    words: str
     home: str
     files: Sequence[str]
     entry: str
@@ -170,7 +170,7 @@ class PublishedDataset(EvalDataset):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if (facts := _TABLE.get(vars(cls).get("name", ""))) is not None:
+        if (facts := TABLE.get(vars(cls).get("name", ""))) is not None:
             cls.published = Published(**facts)
 
     @classmethod
