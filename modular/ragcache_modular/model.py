@@ -637,20 +637,11 @@ class Batch:
         if not self._shared:
             nothing = torch.zeros(rows, 0, dtype=torch.long, device=device)
             return None, nothing, nothing.bool()
-        keys = list(self._shared)
-        data = torch.cat([self._shared[key][0] for key in keys], dim=3)
-        positions = torch.cat([self._shared[key][1] for key in keys])
-        seen = torch.stack(
-            [
-                torch.cat(
-                    [
-                        torch.full((len(self._shared[key][1]),), key in row.sees, device=device)
-                        for key in keys
-                    ]
-                )
-                for row in self._rows
-            ]
-        )
+        data = torch.cat([data for data, _ in self._shared.values()], dim=3)
+        positions = torch.cat([positions for _, positions in self._shared.values()])
+        sees = [[key in row.sees for key in self._shared] for row in self._rows]
+        lengths = [len(positions) for _, positions in self._shared.values()]
+        seen = torch.tensor(sees).repeat_interleave(torch.tensor(lengths), dim=1).to(device)
         return data, positions.expand(rows, -1), seen
 
 

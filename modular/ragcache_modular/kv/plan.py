@@ -166,7 +166,8 @@ def plan_assembly(
     """
     all_parts = _valid_parts(assembly)
     parts = _select_parts(all_parts, Owners.of(all_parts), masked, dropped)
-    ids, positions, numbers, offsets = _tokens(parts)
+    tokens = _tokens(parts)
+    positions = tokens[1]
     order = np.argsort(positions, kind="stable")
     if len(order) and positions[order[0]] < 0:
         msg = f"position {positions[order[0]]} is negative; allowed: 0 and more"
@@ -181,9 +182,7 @@ def plan_assembly(
             f"after it; allowed: above {positions[order[-1]]}, the highest of the others"
         )
         raise ConfigurationError(msg)
-    ids, positions, numbers, offsets = (
-        array[order] for array in (ids, positions, numbers, offsets)
-    )
+    ids, positions, numbers, offsets = tokens[:, order]
     placed = tuple(None if isinstance(part, Fresh) else part for part in parts)
     hidden = np.array([part is not None and part.module.name in masked for part in placed])
     return Plan(
@@ -237,29 +236,21 @@ def _select_parts(
     )
 
 
-def _tokens(parts: Parts) -> tuple[Ints, Ints, Ints, Ints]:
+def _tokens(parts: Parts) -> Ints:
     """For each token: id, position, number of its part, and offset in the module; -1 for fresh."""
-    ids, positions, numbers, offsets = [], [], [], []
+    tokens = []
     for number, part in enumerate(parts):
+        of = part if isinstance(part, Fresh) else part.module
+        table = np.full((4, len(of.token_ids)), number, dtype=np.int64)
+        table[0], table[1] = of.token_ids, of.positions
         if isinstance(part, Fresh):
-            part_ids = np.asarray(part.token_ids, dtype=np.int64)
-            part_positions = np.asarray(part.positions, dtype=np.int64)
-            part_offsets = np.full(len(part_ids), -1, dtype=np.int64)
+            table[3] = -1
         else:
-            serving = served_offsets(part.module)
-            part_ids = np.asarray(part.module.token_ids, dtype=np.int64)[serving]
-            part_positions = np.asarray(part.module.positions, dtype=np.int64)[serving] + part.shift
-            part_offsets = np.arange(len(part_ids), dtype=np.int64)
-        ids.append(part_ids)
-        positions.append(part_positions)
-        numbers.append(np.full(len(part_ids), number, dtype=np.int64))
-        offsets.append(part_offsets)
-    return (
-        np.concatenate(ids),
-        np.concatenate(positions),
-        np.concatenate(numbers),
-        np.concatenate(offsets),
-    )
+            table = table[:, served_offsets(part.module)]
+            table[1] += part.shift
+            table[3] = np.arange(table.shape[1])
+        tokens.append(table)
+    return np.concatenate(tokens, axis=1)
 
 
 def _runs(numbers: Ints, offsets: Ints) -> tuple[Run, ...]:
