@@ -70,9 +70,9 @@ def once(
     documents: Sequence[PromptDocument],
 ) -> Timed:
     """Check and answer."""
-    check = RelevanceCheck(Judge(engine), RelevanceSettings(mode=mode), lay_out)
+    check = RelevanceCheck(Judge(engine), RelevanceSettings(mode=mode))
     began = time.perf_counter()
-    verdict = check.check(question, documents)
+    verdict = check.check(question, documents, lay_out)
     checked = time.perf_counter()
     asked = f"{verdict.note}\n\n{question}" if verdict.note else question
     answer = engine.generate(lay_out(documents, asked), SamplingOptions(max_tokens=1))

@@ -146,19 +146,11 @@ class RelevanceCheck:
     Args:
         judge: Answers the prompts.
         settings: The settings.
-        layout: With ``shared``: makes a prompt like the one for the answer, so that both have the
-            same beginning; ``None`` for :meth:`Prompt.rag`.
     """
 
-    def __init__(
-        self,
-        judge: Judge,
-        settings: RelevanceSettings | None = None,
-        layout: Layout | None = None,
-    ) -> None:
+    def __init__(self, judge: Judge, settings: RelevanceSettings | None = None) -> None:
         self._judge = judge
         self._settings = settings or RelevanceSettings()
-        self._layout: Layout = layout or _plain_layout
 
     def check(
         self, query: str, documents: Sequence[PromptDocument], layout: Layout | None = None
@@ -171,7 +163,8 @@ class RelevanceCheck:
         Args:
             query: The question.
             documents: The retrieved documents, in the order of the prompt.
-            layout: Replaces the check's own layout; ``None`` for that one.
+            layout: With ``shared``: makes a prompt like the one for the answer, so that both have
+                the same beginning; ``None`` for :meth:`Prompt.rag`.
 
         Raises:
             ConfigurationError: The question is no text.
@@ -216,7 +209,8 @@ class RelevanceCheck:
             "maxItems": count,
         }
         options = SamplingOptions(max_tokens=TOKENS_PER_VERDICT * (count + 1), json_schema=schema)
-        return [(layout or self._layout)(documents, question)], options
+        asking = Prompt.rag(question, documents) if layout is None else layout(documents, question)
+        return [asking], options
 
     def _verdict(
         self, answers: Sequence[str] | None, documents: Sequence[PromptDocument]
@@ -286,10 +280,6 @@ def sampling_arguments(options: SamplingOptions, *, is_ours: bool) -> dict[str, 
     return {"max_tokens": options.max_tokens, "temperature": 0.0} | {
         name: value for name, value in grammar.items() if value
     }
-
-
-def _plain_layout(documents: Sequence[PromptDocument], question: str) -> Prompt:
-    return Prompt.rag(question, documents)
 
 
 def _note(relevant: Sequence[bool]) -> str:

@@ -74,8 +74,7 @@ class RelevanceFilter(RelevanceKnobs, BaseNodePostprocessor):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        settings = settings_of(RelevanceSettings, self)
-        self._check = RelevanceCheck(_Judge(self.llm), settings, self._lay_out)
+        self._check = RelevanceCheck(_Judge(self.llm), settings_of(RelevanceSettings, self))
 
     @classmethod
     @override
@@ -86,14 +85,14 @@ class RelevanceFilter(RelevanceKnobs, BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        verdict = self._check.check(_query(query_bundle), _convert(nodes))
+        verdict = self._check.check(_query(query_bundle), _convert(nodes), self._lay_out)
         return _apply(verdict, nodes)
 
     @override
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        verdict = await self._check.acheck(_query(query_bundle), _convert(nodes))
+        verdict = await self._check.acheck(_query(query_bundle), _convert(nodes), self._lay_out)
         return _apply(verdict, nodes)
 
     def _lay_out(self, documents: Sequence[PromptDocument], question: str) -> Prompt:

@@ -222,8 +222,8 @@ def test_the_answer_reuses_the_documents_of_a_shared_check(engine: RAGCacheEngin
     def lay_out(docs: Sequence[PromptDocument], asked: str) -> Prompt:
         return Prompt.rag(asked, docs, system="Answer from the documents.")
 
-    check = RelevanceCheck(Counted(engine), RelevanceSettings(mode="shared"), lay_out)
-    verdict = asyncio.run(check.acheck("who got the first nobel prize", documents))
+    check = RelevanceCheck(Counted(engine), RelevanceSettings(mode="shared"))
+    verdict = asyncio.run(check.acheck("who got the first nobel prize", documents, lay_out))
     asked = f"{verdict.note}\n\nwho got the first nobel prize"
     usage = engine.generate(lay_out(documents, asked), SamplingOptions(max_tokens=1)).usage
     behind = len(engine.tokenize(asked)) + 8
