@@ -188,7 +188,7 @@ class Prompt:
                 msg = "tools are for conversations: a prompt of raw text has no place for them"
                 raise ConfigurationError(msg)
             check_unique(self.tools)
-        if not any(document_or_text for document_or_text in self._all_parts()):
+        if not any(document_or_text for document_or_text in self.all_parts):
             msg = "the prompt is empty"
             raise ConfigurationError(msg)
 
@@ -236,7 +236,9 @@ class Prompt:
     @property
     def documents(self) -> tuple[PromptDocument, ...]:
         """The documents in the order of the prompt."""
-        return tuple(part for part in self._all_parts() if isinstance(part, PromptDocument))
+        return tuple(part for part in self.all_parts if isinstance(part, PromptDocument))
 
-    def _all_parts(self) -> tuple[Part, ...]:
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """Text and documents of all messages, or of the raw text."""
         return self.parts or tuple(part for message in self.messages for part in message.parts)

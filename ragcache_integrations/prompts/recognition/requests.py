@@ -22,7 +22,7 @@ searched for them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ class RetrievedDocuments:
         It takes one look-up for every :data:`STRIDE` characters, regardless of the number of
         documents.
         """
-        texts = (part for part in _parts(prompt) if isinstance(part, str))
+        texts = (part for part in prompt.all_parts if isinstance(part, str))
         documents: dict[str, PromptDocument] = {}
         with self._lock:
             for text in texts:
@@ -168,12 +168,6 @@ def _contains(text: str, document: str, begin: int) -> bool:
     """Whether the document begins at ``begin`` or less than a stride before it."""
     earliest = max(0, begin - STRIDE + 1)
     return text.find(document, earliest, begin + len(document)) >= 0
-
-
-def _parts(prompt: Prompt) -> Iterator[str | PromptDocument]:
-    yield from prompt.parts
-    for message in prompt.messages:
-        yield from message.parts
 
 
 class _Request:
