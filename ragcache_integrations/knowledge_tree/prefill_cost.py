@@ -54,29 +54,6 @@ class PrefillFormula:
         return self.overhead + self.per_token * new + self.per_pair * (2 * cached + new) * new
 
     @classmethod
-    def roofline(
-        cls,
-        *,
-        parameters: float,
-        layers: int,
-        hidden_size: int,
-        flop_per_second: float,
-        bytes_per_second: float,
-        bytes_per_parameter: float = 2.0,
-    ) -> Self:
-        """The formula of a transformer on a device that reaches its data sheet's peaks.
-
-        The weights are read once; each is multiplied and added once per new token; each pair of
-        tokens costs a multiplication and an addition per layer and hidden dimension for the
-        attention score, and again for the value.
-        """
-        return cls(
-            overhead=bytes_per_parameter * parameters / bytes_per_second,
-            per_token=2 * parameters / flop_per_second,
-            per_pair=2 * layers * hidden_size / flop_per_second,
-        )
-
-    @classmethod
     def fit(cls, samples: Iterable[tuple[int, int, float]]) -> Self:
         """The three coefficients, none negative, that come closest to measured times.
 
@@ -135,16 +112,19 @@ def _nonnegative_fit(samples: NDArray[np.float64]) -> list[float]:
     return best
 
 
-# Mistral-7B on an NVIDIA A10G, a pair that RAGCache §7 measures. What PGDSF makes of T depends on
-# the ratios of the three terms only. Model: https://huggingface.co/mistralai/Mistral-7B-v0.1;
-# device: NVIDIA's data sheet of the A10G (bfloat16 tensor cores without sparsity, GDDR6). A test
-# holds the result to the second that RAGCache §3 (figure 2) reports for 4,000 tokens of a 7B model.
-DEFAULT_FORMULA = PrefillFormula.roofline(
-    parameters=7.24e9,
-    layers=32,
-    hidden_size=4096,
-    flop_per_second=70e12,
-    bytes_per_second=600e9,
+# Mistral-7B on an NVIDIA A10G, a pair that RAGCache §7 measures, at the peaks of the device's data
+# sheet (bfloat16 tensor cores without sparsity, GDDR6). The weights, two bytes each, are read once;
+# each is multiplied and added once per new token; each pair of tokens costs a multiplication and an
+# addition per layer and hidden dimension for the attention score, and again for the value. What
+# PGDSF makes of T depends on the ratios of the three terms only. A test holds the result to the
+# second that RAGCache §3 (figure 2) reports for 4,000 tokens of a 7B model.
+# Model: https://huggingface.co/mistralai/Mistral-7B-v0.1.
+_PARAMETERS, _LAYERS, _HIDDEN_SIZE = 7.24e9, 32, 4096
+_FLOP_PER_SECOND, _BYTES_PER_SECOND = 70e12, 600e9
+DEFAULT_FORMULA = PrefillFormula(
+    overhead=2 * _PARAMETERS / _BYTES_PER_SECOND,
+    per_token=2 * _PARAMETERS / _FLOP_PER_SECOND,
+    per_pair=2 * _LAYERS * _HIDDEN_SIZE / _FLOP_PER_SECOND,
 )
 
 
@@ -233,8 +213,8 @@ class PrefillCostModel:
     def default(cls) -> Self:
         """What serves before anything was profiled.
 
-        :meth:`PrefillFormula.roofline` of Mistral-7B on an NVIDIA A10G. Its seconds are not this
-        machine's; replacement only needs the ratios.
+        The formula of Mistral-7B on an NVIDIA A10G. Its seconds are not this machine's; replacement
+        only needs the ratios.
         """
         return cls.from_formula(DEFAULT_FORMULA)
 

@@ -277,7 +277,7 @@ def test_leaving_dropping_and_aborting_end_the_request(engine: RAGCacheEngine) -
     for give_up in (leave, drop, abort):
         give_up()
         wait_until(lambda: idle(engine))
-    assert engine._process.exchange.in_flight() == 0
+    assert not engine._process.exchange._pending
 
 
 def test_another_thread_may_abort(engine: RAGCacheEngine) -> None:

@@ -362,11 +362,6 @@ class Exchange:
         with self.lock:
             self._controls.pop(number, None)
 
-    def in_flight(self) -> int:
-        """Number of requests and control messages that are not answered."""
-        with self.lock:
-            return len(self._pending) + len(self._controls)
-
     def fail_all(self, error: Callable[[], Exception]) -> None:
         """Fail all requests and control messages.
 
