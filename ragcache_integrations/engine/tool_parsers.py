@@ -9,26 +9,13 @@ Source: https://docs.vllm.ai/en/latest/features/tool_calling.html.
 
 from __future__ import annotations
 
+import tomllib
+from importlib.resources import files
+
 __all__ = ["find_tool_parser"]
 
-_FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("deepseek_v3", ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "```json")),
-    ("deepseek_v31", ("<\uff5ctool\u2581calls\u2581begin\uff5c>",)),
-    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
-    ("minimax_m2", ("<minimax:tool_call>",)),
-    ("seed_oss", ("<seed:tool_call>",)),
-    ("lfm2", ("<|tool_call_start|>",)),
-    ("functiongemma", ("<start_function_call>",)),
-    ("gemma4", ("<|tool_call>",)),
-    ("llama4_pythonic", ("<|python_start|>", "<|header_start|>")),
-    ("llama3_json", ("<|python_tag|>", "<|start_header_id|>")),
-    ("mistral", ("[TOOL_CALLS]",)),
-    ("phi4_mini_json", ("<|tool_call|>", "<|/tool_call|>")),
-    ("granite", ("<|tool_call|>",)),
-    ("internlm", ("<|action_start|>", "<|plugin|>")),
-    ("glm45", ("<tool_call>", "<arg_key>")),
-    ("qwen3_coder", ("<tool_call>", "<function=")),
-    ("hermes", ("<tool_call>", "arguments")),
+_FAMILIES: dict[str, list[str]] = tomllib.loads(
+    files(__package__).joinpath("tool_parsers.toml").read_text("utf-8")
 )
 """Parsers, and what the templates of their families hold. The first that fits is taken."""
 
@@ -42,7 +29,7 @@ def find_tool_parser(template: str) -> str:
     Returns:
         The name; empty if no known family writes calls like this.
     """
-    for name, marks in _FAMILIES:
+    for name, marks in _FAMILIES.items():
         if all(mark in template for mark in marks):
             return name
     return ""

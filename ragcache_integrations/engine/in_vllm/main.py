@@ -20,10 +20,12 @@ import signal
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragcache_integrations.engine.machine import device_name, unbound_while_loading
@@ -86,31 +88,8 @@ IDLE_SECONDS = 0.1
 """Seconds of rest before anything is computed that nobody waits for. An application that asks one
 question after another comes back sooner, and would have to wait for the end of that step."""
 
-# Words in the messages of vLLM, torch and transformers, in lower case.
-_OUT_OF_MEMORY = (
-    "out of memory",
-    "no available memory for the cache blocks",
-    "kv cache is needed",
-    "larger than the available kv cache memory",
-    "can't allocate memory",
-    "is less than requested memory",
-    "is less than desired",
-)
-_MODEL_NOT_FOUND = (
-    "is not a valid model identifier",
-    "is not a local folder",
-    "no such file or directory",
-    "does not appear to have a file named",
-    "can't load the configuration",
-    "we couldn't connect to",
-    "cannot find any model weights",
-    "repo id must",
-    "invalid repository id",
-    "are not supported for now",
-    "unrecognized model",
-    "model architectures",
-    "should have a `model_type` key",
-)
+_WORDS = tomllib.loads(Path(__file__).with_name("failures.toml").read_text("utf-8"))
+"""Words in the messages of vLLM, torch and transformers, in lower case, by what they mean."""
 
 _OUR_NAMES = (
     "(Here, the memory of the KV cache is kv_cache_gib, to which host_cache_gib is added on a CPU; "
@@ -122,9 +101,9 @@ def failed_start(error: BaseException) -> StartFailed:
     """Why vLLM did not start, by the words of its error."""
     described = describe(error)
     text = described.lower()
-    if isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY):
+    if isinstance(error, MemoryError) or any(words in text for words in _WORDS["out_of_memory"]):
         return StartFailed(FailureKind.OUT_OF_MEMORY, f"{described} {_OUR_NAMES}")
-    if any(words in text for words in _MODEL_NOT_FOUND):
+    if any(words in text for words in _WORDS["model_not_found"]):
         return StartFailed(FailureKind.MODEL_NOT_FOUND, described)
     if isinstance(error, ValueError | TypeError):
         return StartFailed(FailureKind.INVALID, described)
