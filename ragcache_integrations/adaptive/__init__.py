@@ -19,8 +19,7 @@ from .choice import (
     PrunedSpace,
     pruned_space,
 )
-from .golden import GOLDEN_CONFIG
-from .pipeline import AdaptivePipeline
+from .pipeline import GOLDEN_CONFIG, AdaptivePipeline
 from .profile import (
     CachedProfiler,
     HeuristicProfiler,

@@ -14,6 +14,7 @@ from ragcache_integrations.errors import ConfigurationError
 __all__ = [
     "DEFAULT_ANSWER_TOKENS",
     "Asker",
+    "ChangedAsker",
     "EngineAsker",
     "Limits",
     "LogprobSupport",
@@ -129,6 +130,32 @@ class Asker(Protocol):
 
     def count_prompt(self, prompt: Prompt) -> int:
         """Count the tokens of a prompt, including those that a chat template adds."""
+
+
+@dataclass(frozen=True)
+class ChangedAsker:
+    """A model whose requests are changed, or refused, before they are answered.
+
+    It is for ``synthesise`` and ``asynthesise``, which stream nothing.
+
+    Attributes:
+        asker: The model.
+        change: Returns the request that it is asked.
+    """
+
+    asker: Asker
+    change: Callable[[ModelRequest], ModelRequest]
+
+    def ask(self, request: ModelRequest) -> ModelAnswer:
+        """Answer a request."""
+        return self.asker.ask(self.change(request))
+
+    async def aask(self, request: ModelRequest) -> ModelAnswer:
+        """Async version of :meth:`ask`."""
+        return await self.asker.aask(self.change(request))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.asker, name)
 
 
 class EngineAsker:

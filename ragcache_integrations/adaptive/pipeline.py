@@ -4,6 +4,8 @@ With ``gradual``, a question is answered from few chunks first, and from more on
 not in those. Cascades of models do the same with a cheap model and an expensive one (FrugalGPT,
 section 3, https://arxiv.org/abs/2305.05176). Here each later prompt begins as the earlier one did,
 so an engine with a prefix cache computes the further chunks alone.
+
+Golden feedback: the profiler learns from the most accurate answers (RAGServe §5).
 """
 
 from __future__ import annotations
@@ -22,12 +24,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from ragcache_integrations.core.flows import (
+    Call,
+    Flow,
+    aoutputs,
+    awhole_output,
+    entering,
+    outputs,
+    whole_output,
+)
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
 from .answers import AdaptiveAnswer, AdaptiveCost, Explanation, Why
-from .asker import Asker, ModelAnswer, ModelRequest, add_usage
+from .asker import Asker, ChangedAsker, ModelRequest, add_usage
 from .choice import (
     DEFAULT_PROFILE,
     BestFit,
@@ -46,10 +57,10 @@ from .choice import (
     next_step,
     pruned_space,
 )
-from .golden import GOLDEN_CONFIG, GoldenFeedback
-from .profile import LLMProfiler, ProfileEstimate, Profiler, failed_estimate
+from .profile import Example, LLMProfiler, ProfileEstimate, Profiler, failed_estimate
 from .settings import AdaptiveSettings
 from .synthesis import (
+    SEPARATOR,
     Answered,
     SynthesisSettings,
     astream_synthesis,
@@ -61,15 +72,15 @@ from .synthesis import (
 from .types import SynthesisConfig, Synthesised
 
 __all__ = [
+    "GOLDEN_CONFIG",
     "AdaptivePipeline",
+    "GoldenFeedback",
     "Job",
     "Profiled",
     "Retrieve",
     "after",
-    "apieces_of",
     "inner_asker",
     "late_profile",
-    "pieces_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -157,37 +168,173 @@ def after(answer: Synthesised, earlier: Sequence[Synthesised]) -> Synthesised:
     )
 
 
-def pieces_of(answer: Synthesised) -> Generator[str | Synthesised]:
-    """Yield a whole answer as a stream does: its text, then itself."""
-    yield answer.text
-    yield answer
-
-
-async def apieces_of(answer: Synthesised) -> AsyncGenerator[str | Synthesised]:
-    """Async version of :func:`pieces_of`."""
-    yield answer.text
-    yield answer
-
-
 def inner_asker(asker: Asker) -> Asker:
     """Return a model whose answers may turn out to be none, so that they are not streamed."""
-    return cast("Asker", _Inner(asker))
+    return cast("Asker", ChangedAsker(asker, partial(replace, inner=True)))
 
 
-class _Inner:
-    """Marks the requests of ``synthesise`` and ``asynthesise``, which make no others than these."""
+GOLDEN_CONFIG = SynthesisConfig("map_reduce", 30, 225)
+"""The most expensive configuration: 30 chunks, summaries of 300 tokens (RAGServe §5)."""
 
-    def __init__(self, asker: Asker) -> None:
-        self._asker = asker
+IDLE_POLL_SECONDS = 0.1
+MAX_WAIT_SECONDS = 60.0
+"""If the model is not idle within this time the question is skipped; others will follow."""
 
-    def ask(self, request: ModelRequest) -> ModelAnswer:
-        return self._asker.ask(replace(request, inner=True))
 
-    async def aask(self, request: ModelRequest) -> ModelAnswer:
-        return await self._asker.aask(replace(request, inner=True))
+@dataclass(eq=False, kw_only=True)
+class GoldenFeedback:
+    """Answers some questions again with the golden configuration, and teaches the profiler.
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._asker, name)
+    It works in the background while the model is idle, one question at a time and one call after
+    another. Thread-safe.
+
+    Args:
+        asker: The model that answers.
+        profiler: The profiler that learns.
+        every: One in this many questions is answered again; 30 in RAGServe.
+        token_budget: The most tokens, of prompts and answers, to spend over this object's life.
+        is_idle: Returns whether the model is idle.
+        settings: The settings of the answers that users see.
+
+    Attributes:
+        spent_tokens: Tokens spent so far.
+    """
+
+    asker: Asker
+    profiler: LLMProfiler
+    every: int
+    token_budget: int
+    is_idle: Callable[[], bool]
+    settings: SynthesisSettings
+    spent_tokens: int = field(default=0, init=False)
+    _lock: Any = field(default_factory=make_lock, init=False)
+    _questions: int = field(default=0, init=False)
+    _worker: threading.Thread | None = field(default=None, init=False)
+    _stopping: threading.Event = field(default_factory=threading.Event, init=False)
+
+    def __post_init__(self) -> None:
+        # A user's question that comes meanwhile waits for one call at most.
+        self.settings = replace(self.settings, max_concurrency=1)
+        renew_after_fork(self)
+
+    def _after_fork(self) -> None:
+        stopped, self._worker, self._stopping = self._stopping, None, threading.Event()
+        if stopped.is_set():
+            self._stopping.set()
+
+    def is_due(self) -> bool:
+        """Count a question, and return whether to learn from it."""
+        with self._lock:
+            self._questions += 1
+            return (
+                self._questions % self.every == 0
+                and self.spent_tokens < self.token_budget
+                and self._worker is None
+                and not self._stopping.is_set()
+            )
+
+    def start(self, question: str, chunks: Sequence[PromptDocument]) -> bool:
+        """Learn from a question in the background.
+
+        Args:
+            question: The question.
+            chunks: The chunks retrieved for it, the most relevant first; 30 are read.
+
+        Returns:
+            Whether a thread was started: not while another question is being learnt from, not
+            without chunks, and not after :meth:`stop`. The thread skips a question that would take
+            more tokens than are left of the budget.
+        """
+        chunks = tuple(chunks[: GOLDEN_CONFIG.num_chunks])
+        with self._lock:
+            if self._worker is not None or self._stopping.is_set() or not chunks:
+                return False
+            self._worker = threading.Thread(
+                target=self._run, args=(question, chunks), name="ragcache-golden", daemon=True
+            )
+            worker = self._worker
+        try:
+            worker.start()
+        except RuntimeError:  # the interpreter is shutting down
+            self._worker = None
+            return False
+        return True
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait at most ``timeout`` seconds for the current question; whether it is finished."""
+        worker = self._worker
+        if worker is not None:
+            worker.join(timeout)
+        return self._worker is None
+
+    def stop(self) -> None:
+        """Start no more questions, and end the current one after the call that is under way."""
+        self._stopping.set()
+
+    def _run(self, question: str, chunks: Sequence[PromptDocument]) -> None:
+        try:
+            if self._wait_until_idle():
+                self._learn(question, chunks)
+        except Exception as error:  # noqa: BLE001 - no caller waits for it
+            logger.info("nothing learnt from %r: %s: %s", question, type(error).__name__, error)
+        finally:
+            self._worker = None
+
+    def _wait_until_idle(self) -> bool:
+        deadline = time.monotonic() + MAX_WAIT_SECONDS
+        while not self.is_idle():
+            if time.monotonic() > deadline or self._stopping.wait(IDLE_POLL_SECONDS):
+                return False
+        return not self._stopping.is_set()
+
+    def _learn(self, question: str, chunks: Sequence[PromptDocument]) -> None:
+        expected = self._cost(question, chunks)
+        review = self.profiler.review_tokens(question) + self._answer_tokens
+        if self.spent_tokens + expected + review > self.token_budget:
+            logger.info(
+                "nothing learnt from %r: it would take %d tokens", question, expected + review
+            )
+            return
+        asker = cast("Asker", ChangedAsker(self.asker, self._unless_stopped))
+        try:
+            answer = synthesise(asker, question, chunks, GOLDEN_CONFIG, self.settings)
+        except Exception:
+            self.spent_tokens += expected  # some of its calls may have been answered
+            raise
+        self.spent_tokens += answer.usage.total_tokens if answer.usage else expected
+        if found_nothing(answer.text) or self._stopping.is_set():
+            return  # it teaches nothing, or nobody any more
+        estimate = self.profiler.review(question, answer.text)
+        usage = estimate.usage
+        most = self.profiler.review_tokens(question, answer.text)
+        self.spent_tokens += usage.total_tokens if usage else most
+        if estimate.profile is None:
+            return
+        self.profiler.learn(Example(question, answer.text, estimate.profile))
+
+    def _unless_stopped(self, request: ModelRequest) -> ModelRequest:
+        if self._stopping.is_set():
+            msg = "it was closed meanwhile"
+            raise _StoppedError(msg)
+        return request
+
+    @property
+    def _answer_tokens(self) -> int:
+        return self.settings.max_tokens or self.asker.limits().answer_tokens
+
+    def _cost(self, question: str, chunks: Sequence[PromptDocument]) -> int:
+        """The most tokens that the golden configuration takes."""
+        count, prompts = self.asker.count_prompt, self.settings.prompts
+        words = GOLDEN_CONFIG.intermediate_length or 1
+        mappers = sum(count(prompts.map(question, (chunk,), words)) for chunk in chunks)
+        # Each summary is generated, then read with the separator after it.
+        separator = self.asker.count_tokens(SEPARATOR)
+        summaries = len(chunks) * (2 * GOLDEN_CONFIG.summary_tokens + separator)
+        return mappers + summaries + count(prompts.combine(question, ())) + self._answer_tokens
+
+
+class _StoppedError(Exception):
+    """Golden feedback was stopped between two calls."""
 
 
 MAX_READER_SHARE = 0.1
@@ -274,27 +421,15 @@ class AdaptivePipeline:
             RAGCacheError: The model failed.
             Exception: ``retrieve`` raised it.
         """
-        job = self._prepare(question, retrieve, asker)
-        try:
-            answer = self._read_less(job, asker)
-            if answer is None:
-                answer = synthesise(*self._synthesis_arguments(job, asker))
-            return self._finish(job, answer)
-        finally:
-            self._leave(job)
+        answer: AdaptiveAnswer = whole_output(self._flow(question, retrieve, asker))
+        return answer
 
     async def aanswer(
         self, question: str, retrieve: Retrieve, asker: Asker | None = None
     ) -> AdaptiveAnswer:
         """Async version of :meth:`answer`; cancelling it cancels the profile and all calls."""
-        job = await self._aprepare(question, retrieve, asker)
-        try:
-            answer = await self._aread_less(job, asker)
-            if answer is None:
-                answer = await asynthesise(*self._synthesis_arguments(job, asker))
-            return self._finish(job, answer)
-        finally:
-            self._leave(job)
+        answer: AdaptiveAnswer = await awhole_output(self._flow(question, retrieve, asker))
+        return answer
 
     def stream(
         self, question: str, retrieve: Retrieve, asker: Asker | None = None
@@ -311,43 +446,48 @@ class AdaptivePipeline:
         Yields:
             The chosen configuration; then the pieces of the answer; then the complete answer.
         """
-        job = self._prepare(question, retrieve, asker)
-        try:
-            answer = self._read_less(job, asker)
-            with job.timing_reader():
-                yield job.explanation
-            if answer is None:
-                stream = stream_synthesis(*self._synthesis_arguments(job, asker))
-            else:
-                stream = pieces_of(answer)
-            with closing(stream) as pieces:
-                for piece in pieces:
-                    output = piece if isinstance(piece, str) else self._finish(job, piece)
-                    with job.timing_reader():
-                        yield output
-        finally:
-            self._leave(job)
+        return outputs(self._flow(question, retrieve, asker, streamed=True))
 
-    async def astream(
+    def astream(
         self, question: str, retrieve: Retrieve, asker: Asker | None = None
     ) -> AsyncGenerator[Explanation | str | AdaptiveAnswer]:
         """Async version of :meth:`stream`."""
-        job = await self._aprepare(question, retrieve, asker)
+        return aoutputs(self._flow(question, retrieve, asker, streamed=True))
+
+    def _flow(
+        self, question: str, retrieve: Retrieve, asker: Asker | None, *, streamed: bool = False
+    ) -> Flow:
+        arguments = (question, retrieve, asker)
+        job = yield Call(partial(self._prepare, *arguments), partial(self._aprepare, *arguments))
         try:
-            answer = await self._aread_less(job, asker)
-            with job.timing_reader():
-                yield job.explanation
-            if answer is None:
-                stream = astream_synthesis(*self._synthesis_arguments(job, asker))
-            else:
-                stream = apieces_of(answer)
-            async with aclosing(stream) as pieces:
-                async for piece in pieces:
-                    output = piece if isinstance(piece, str) else self._finish(job, piece)
-                    with job.timing_reader():
-                        yield output
+            answer = yield from self._read_less(job, asker)
+            if streamed:
+                with job.timing_reader():
+                    yield job.explanation
+            if answer is None and streamed:
+                answer = yield from self._pieces(job, asker)
+            elif answer is None:
+                asked = self._synthesis_arguments(job, asker)
+                answer = yield Call(partial(synthesise, *asked), partial(asynthesise, *asked))
+            elif streamed:
+                with job.timing_reader():
+                    yield answer.text
+            yield self._finish(job, answer)
         finally:
             self._leave(job)
+
+    def _pieces(self, job: Job, asker: Asker | None) -> Generator[Any, Any, Synthesised]:
+        """Yield the pieces of an answer while it is made; returns it at the end."""
+        asked = self._synthesis_arguments(job, asker)
+        stream, astream = stream_synthesis(*asked), astream_synthesis(*asked)
+        yield entering(closing(stream), aclosing(astream))
+        while isinstance(
+            piece := (yield Call(partial(next, stream), partial(anext, astream))), str
+        ):
+            with job.timing_reader():
+                yield piece
+        answer: Synthesised = piece
+        return answer
 
     def close(self) -> None:
         """Stop learning in the background. Idempotent."""
@@ -373,7 +513,7 @@ class AdaptivePipeline:
         except FutureTimeoutError:
             job.profiled = late_profile(job)
         job.estimated = time.perf_counter()
-        self._decide(job, self._read_load(job))
+        self._choosing(job, partial(self._decide, job))
         return job
 
     async def _aprepare(self, question: str, retrieve: Retrieve, asker: Asker | None) -> Job:
@@ -412,11 +552,12 @@ class AdaptivePipeline:
 
     # What to read
 
-    def _read_load(self, job: Job) -> Load:
-        return self._get_environment().load.read() if self._reads_load(job) else None
+    def _choosing(self, job: Job, choose: Callable[[Load], Chosen]) -> Chosen:
+        """Read the load, and choose."""
+        return choose(self._get_environment().load.read() if self._reads_load(job) else None)
 
     async def _achoosing(self, job: Job, choose: Callable[[Load], Chosen]) -> Chosen:
-        """Read the load, and choose in a thread."""
+        """Async version of :meth:`_choosing`; chooses in a thread."""
         load: Load = None
         if self._reads_load(job):
             environment = await asyncio.to_thread(self._get_environment)
@@ -581,27 +722,21 @@ class AdaptivePipeline:
         asking = inner_asker(model) if inner else model
         return asking, job.question, job.chunks, job.config, self._synthesis, job.known
 
-    def _read_less(self, job: Job, asker: Asker | None) -> Synthesised | None:
+    def _read_less(self, job: Job, asker: Asker | None) -> Generator[Any, Any, Synthesised | None]:
         """Answer step by step; ``None`` where the most is to be read next, maybe as a stream."""
         while job.is_step:
-            answer = synthesise(*self._synthesis_arguments(job, asker, inner=True))
+            asked = self._synthesis_arguments(job, asker, inner=True)
+            answer = yield Call(partial(synthesise, *asked), partial(asynthesise, *asked))
             job.answered = time.perf_counter()
             self._learn_pace(job)
             if not found_nothing(answer.text):
                 return answer
-            if not self._reads_on(job, answer, self._read_load(job)):
-                return answer
-        return None
-
-    async def _aread_less(self, job: Job, asker: Asker | None) -> Synthesised | None:
-        """Async version of :meth:`_read_less`."""
-        while job.is_step:
-            answer = await asynthesise(*self._synthesis_arguments(job, asker, inner=True))
-            job.answered = time.perf_counter()
-            self._learn_pace(job)
-            if not found_nothing(answer.text):
-                return answer
-            if not await self._achoosing(job, partial(self._reads_on, job, answer)):
+            reads_on = partial(self._reads_on, job, answer)
+            if not (
+                yield Call(
+                    partial(self._choosing, job, reads_on), partial(self._achoosing, job, reads_on)
+                )
+            ):
                 return answer
         return None
 
@@ -689,8 +824,8 @@ class AdaptivePipeline:
             msg = f"golden_every needs a profiler that learns, an LLMProfiler, got {kind}"
             raise ConfigurationError(msg)
         return GoldenFeedback(
-            self._asker,
-            learner,
+            asker=self._asker,
+            profiler=learner,
             every=settings.golden_every,
             token_budget=settings.golden_token_budget,
             is_idle=self._is_idle,

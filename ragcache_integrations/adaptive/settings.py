@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ragcache_integrations.core.checks import check_choice, check_int, check_number, check_seconds
+from ragcache_integrations.core.checks import (
+    check_choice,
+    check_int,
+    check_number,
+    check_seconds,
+    or_none,
+)
 from ragcache_integrations.errors import ConfigurationError
 
 from .choice import LEEWAY, Held
@@ -90,18 +96,14 @@ class AdaptiveSettings:
         check_number("min_confidence", self.min_confidence, 0, 1)
         check_number("profile_timeout", self.profile_timeout, 0, above=True, unit="seconds")
         check_seconds("latency_budget", self.latency_budget)
-        if self.golden_every is not None:
-            check_int("golden_every", self.golden_every, 1, also="None")
+        or_none(check_int)("golden_every", self.golden_every, 1, also="None")
         check_int("golden_token_budget", self.golden_token_budget, 1)
 
     @property
     def held(self) -> Held:
         """The knobs that do not depend on the question."""
-        return Held(
-            method=self.method,
-            num_chunks=self.num_chunks,
-            intermediate_length=self.intermediate_length,
-        )
+        length = self.intermediate_length
+        return Held(method=self.method, num_chunks=self.num_chunks, intermediate_length=length)
 
     @property
     def most_chunks(self) -> int:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ragcache_integrations.core.checks import check_choice, check_int, is_whole
+from ragcache_integrations.core.checks import check_choice, check_field, check_int, is_whole
 from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.errors import ConfigurationError
 
@@ -52,7 +52,7 @@ class SynthesisConfig:
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, get_args(Synthesis))
-        object.__setattr__(self, "num_chunks", check_int("num_chunks", self.num_chunks, 1))
+        check_field(self, check_int, "num_chunks", 1)
         length = self.intermediate_length
         if self.method != "map_reduce":
             if length is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from langchain_core.documents import Document
@@ -36,6 +37,15 @@ from ragcache_integrations.adaptive.asker import (
     count_texts,
 )
 from ragcache_integrations.core.checks import check_type
+from ragcache_integrations.core.flows import (
+    Call,
+    Each,
+    Flow,
+    aoutputs,
+    awhole_output,
+    outputs,
+    whole_output,
+)
 from ragcache_integrations.core.generation import TokenLogprob
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
@@ -48,7 +58,6 @@ from ragcache_integrations.prompts.langchain import (
 from ragcache_integrations.retrievers.sharing import Rebuildable
 
 from .askers import MAX_TOKENS_NAMES, limit_argument, own_arguments, usage_of
-from .flows import Flow, aclosed, aoutputs, awhole_output, closed, outputs, whole_output
 
 __all__ = [
     "INNER_TAG",
@@ -326,45 +335,48 @@ class LangChainAsker:
 
     def ask(self, request: ModelRequest) -> ModelAnswer:
         """Answer a request."""
-        arguments = self._arguments(request)
-        if isinstance(self._model.inner, BaseLLM):
-            # invoke() would only return the text.
-            prompt = self._completion(request.prompt)
-            result = self._model.inner.generate_prompt([prompt], **self._run(request), **arguments)
-            return _answer(result.generations[0][0])
-        messages = self._messages(request.prompt)
-        return _answer(self._model.outer.invoke(messages, self._config_of(request), **arguments))
+        answer: ModelAnswer = whole_output(self._asking(request))
+        return answer
 
     async def aask(self, request: ModelRequest) -> ModelAnswer:
         """Async version of :meth:`ask`."""
-        arguments = self._arguments(request)
-        if isinstance(self._model.inner, BaseLLM):
-            prompt = self._completion(request.prompt)
-            result = await self._model.inner.agenerate_prompt(
-                [prompt], **self._run(request), **arguments
-            )
-            return _answer(result.generations[0][0])
-        messages = self._messages(request.prompt)
-        config = self._config_of(request)
-        return _answer(await self._model.outer.ainvoke(messages, config, **arguments))
+        answer: ModelAnswer = await awhole_output(self._asking(request))
+        return answer
 
     def stream(self, request: ModelRequest) -> Generator[ModelAnswer]:
         """Answer a request in pieces; those of models that complete text have only text."""
-        value = self._input(request.prompt)
-        config = self._config_of(request)
-        stream: Any = self._model.outer.stream(value, config, **self._arguments(request))
-        with closed(stream) as chunks:
-            for chunk in chunks:
-                yield _answer(chunk)
+        return outputs(self._streaming(request))
 
-    async def astream(self, request: ModelRequest) -> AsyncGenerator[ModelAnswer]:
+    def astream(self, request: ModelRequest) -> AsyncGenerator[ModelAnswer]:
         """Async version of :meth:`stream`."""
-        value = self._input(request.prompt)
-        config = self._config_of(request)
-        stream: Any = self._model.outer.astream(value, config, **self._arguments(request))
-        async with aclosed(stream) as chunks:
-            async for chunk in chunks:
-                yield _answer(chunk)
+        return aoutputs(self._streaming(request))
+
+    def _asking(self, request: ModelRequest) -> Flow:
+        llm, arguments = self._model.inner, self._arguments(request)
+        if isinstance(llm, BaseLLM):
+            # invoke() would only return the text.
+            prompts, run = [self._completion(request.prompt)], self._run(request)
+            result = yield Call(
+                partial(llm.generate_prompt, prompts, **run, **arguments),
+                partial(llm.agenerate_prompt, prompts, **run, **arguments),
+            )
+            yield _answer(result.generations[0][0])
+        else:
+            given = (self._messages(request.prompt), self._config_of(request))
+            invoke, ainvoke = self._model.outer.invoke, self._model.outer.ainvoke
+            message = yield Call(
+                partial(invoke, *given, **arguments), partial(ainvoke, *given, **arguments)
+            )
+            yield _answer(message)
+
+    def _streaming(self, request: ModelRequest) -> Flow:
+        outer, arguments = self._model.outer, self._arguments(request)
+        given = (self._input(request.prompt), self._config_of(request))
+        yield Each(
+            partial(outer.stream, *given, **arguments),
+            partial(outer.astream, *given, **arguments),
+            _answer,
+        )
 
     def limits(self) -> Limits:
         """The most tokens that the model reads and writes."""

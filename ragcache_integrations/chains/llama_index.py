@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing, contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -50,6 +50,7 @@ from ragcache_integrations.adaptive import (
 )
 from ragcache_integrations.adaptive.asker import DEFAULT_ANSWER_TOKENS, count_texts
 from ragcache_integrations.core.checks import check_type
+from ragcache_integrations.core.flows import Call, Each, Flow, aoutputs, outputs
 from ragcache_integrations.core.generation import TokenLogprob
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.errors import ConfigurationError
@@ -58,7 +59,6 @@ from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.prompts.rendering import completion_text
 
 from .askers import limit_argument, own_arguments, usage_of
-from .flows import Each, Flow, aoutputs, outputs
 
 __all__ = [
     "Answer",
@@ -358,7 +358,7 @@ class LlamaIndexAsker:
     def ask(self, request: ModelRequest) -> ModelAnswer:
         """Answer a request."""
         arguments = self._arguments(request)
-        if self._llm.metadata.is_chat_model:
+        if self._is_chat():
             return _answer(self._llm.chat(self._messages(request.prompt), **arguments))
         return _answer(self._llm.complete(self._text(request.prompt), **arguments))
 
@@ -371,31 +371,29 @@ class LlamaIndexAsker:
 
     def stream(self, request: ModelRequest) -> Generator[ModelAnswer]:
         """Answer a request in pieces; closing the generator aborts the request."""
-        arguments = self._arguments(request)
-        stream: Any = (
-            self._llm.stream_chat(self._messages(request.prompt), **arguments)
-            if self._llm.metadata.is_chat_model
-            else self._llm.stream_complete(self._text(request.prompt), **arguments)
-        )
-        last = None
-        with closing(stream) as responses:
-            for last in responses:
-                yield _piece(last)
-        yield _end(last)
+        return outputs(self._streaming(request))
 
-    async def astream(self, request: ModelRequest) -> AsyncGenerator[ModelAnswer]:
+    def astream(self, request: ModelRequest) -> AsyncGenerator[ModelAnswer]:
         """Async version of :meth:`stream`."""
+        return aoutputs(self._streaming(request))
+
+    def _streaming(self, request: ModelRequest) -> Flow:
         arguments = self._arguments(request)
-        stream: Any = (
-            await self._llm.astream_chat(self._messages(request.prompt), **arguments)
-            if await self._ais_chat()
-            else await self._llm.astream_complete(self._text(request.prompt), **arguments)
-        )
-        last = None
-        async with aclosing(stream) as responses:
-            async for last in responses:
-                yield _piece(last)
-        yield _end(last)
+        llm, asked, methods = self._llm, self._text, ("stream_complete", "astream_complete")
+        if (yield Call(self._is_chat, self._ais_chat)):
+            asked, methods = self._messages, ("stream_chat", "astream_chat")
+        given = asked(request.prompt)
+        stream, astream = (partial(getattr(llm, name), given, **arguments) for name in methods)
+        last: Any = None
+
+        def piece(response: Any) -> ModelAnswer:
+            nonlocal last
+            last = response
+            return ModelAnswer(response.delta or "", _logprobs(response.logprobs))
+
+        yield Each(stream, astream, piece)
+        # The usage from the last piece: some LLMs repeat it on every piece.
+        yield ModelAnswer("", usage=None if last is None else _usage(last))
 
     def limits(self) -> Limits:
         """The most tokens that the LLM reads and writes."""
@@ -416,6 +414,9 @@ class LlamaIndexAsker:
         if self._own is not None:
             return before + EngineAsker(backend_of(self._own)).count_prompt(prompt)
         return before + count_texts(prompt, self.count_tokens)
+
+    def _is_chat(self) -> bool:
+        return self._llm.metadata.is_chat_model
 
     async def _ais_chat(self) -> bool:
         if self._own is not None:
@@ -453,15 +454,6 @@ def _answer(response: ChatResponse | CompletionResponse) -> ModelAnswer:
     else:
         text = response.message.content or ""
     return ModelAnswer(text, _logprobs(response.logprobs), _usage(response))
-
-
-def _piece(response: ChatResponse | CompletionResponse) -> ModelAnswer:
-    return ModelAnswer(response.delta or "", _logprobs(response.logprobs))
-
-
-def _end(last: ChatResponse | CompletionResponse | None) -> ModelAnswer:
-    """The usage from the last piece: some LLMs repeat it on every piece."""
-    return ModelAnswer("", usage=None if last is None else _usage(last))
 
 
 def _usage(response: ChatResponse | CompletionResponse) -> Any:

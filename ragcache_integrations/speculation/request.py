@@ -114,6 +114,7 @@ class _Tally:
     events: list[SpeculationEvent] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Request(Generic[Document]):
     """Algorithm 2 of RAGCache §5.3 for one request. Belongs to one event loop.
 
@@ -125,23 +126,15 @@ class Request(Generic[Document]):
         timeout: Seconds for the whole answer.
     """
 
-    def __init__(
-        self,
-        shared: Shared,
-        prompt_of: Callable[[tuple[Document, ...]], Prompt],
-        options: SamplingOptions | None,
-        namespace: str = "",
-        timeout: float | None = None,
-    ) -> None:
-        self._shared = shared
-        self._prompt_of = prompt_of
-        self._options = options
-        self._namespace = namespace
-        self._timeout = timeout
-        self._began = time.perf_counter()
-        self._numbers = 0
-        self._tally = _Tally()
-        self._tasks: set[asyncio.Task[GenerationChunk | None]] = set()
+    shared: Shared
+    prompt_of: Callable[[tuple[Document, ...]], Prompt]
+    options: SamplingOptions | None
+    namespace: str = ""
+    timeout: float | None = None
+    _began: float = field(default_factory=time.perf_counter, init=False)
+    _numbers: int = field(default=0, init=False)
+    _tally: _Tally = field(default_factory=_Tally, init=False)
+    _tasks: set[asyncio.Task[GenerationChunk | None]] = field(default_factory=set, init=False)
 
     # What happened
 
@@ -171,7 +164,7 @@ class Request(Generic[Document]):
         """
         current: Guess | None = None
         stage: StageOfDocuments[Document] | None = None
-        scope = asyncio.timeout(self._timeout)
+        scope = asyncio.timeout(self.timeout)
         try:
             async with scope, iterating(stages) as iterator:
                 async for stage in iterator:
@@ -202,11 +195,11 @@ class Request(Generic[Document]):
         documents = tuple(stage.documents)
         if stage.final:
             self._tally.search_seconds = seconds
-            return self._conclude(self._prompt_of(documents), current)
-        if not self._shared.speculate or not documents:
+            return self._conclude(self.prompt_of(documents), current)
+        if not self.shared.speculate or not documents:
             return current
         try:
-            prompt = self._prompt_of(documents)
+            prompt = self.prompt_of(documents)
         except Exception as error:  # noqa: BLE001 - whatever: only the final documents must do
             logger.debug("no guess from stage %d: %r", self._tally.stages, error)
             return current
@@ -232,7 +225,7 @@ class Request(Generic[Document]):
 
     def _start(self, prompt: Prompt, *, certain: bool) -> Guess:
         self._numbers += 1
-        guess = Guess(self._numbers, prompt, self._shared.pool, certain=certain)
+        guess = Guess(self._numbers, prompt, self.shared.pool, certain=certain)
         if certain:  # at once: other requests' guesses shall see it
             guess.entered = guess.enter()
         task = asyncio.ensure_future(self._work(guess))
@@ -249,15 +242,15 @@ class Request(Generic[Document]):
             task.exception()  # a guess that failed is not worth a warning
 
     async def _work(self, guess: Guess) -> GenerationChunk | None:
-        shared = self._shared
+        shared = self.shared
         try:
             if not guess.entered:
                 await self._admit(guess)
             alone = len(shared.pool) == 1
             stream: AsyncGenerationStream = await shared.engine.astream(
                 guess.prompt,
-                self._options,
-                namespace=self._namespace,
+                self.options,
+                namespace=self.namespace,
                 timeout=self._time_left(),
             )
             guess.stream = stream
@@ -276,14 +269,14 @@ class Request(Generic[Document]):
 
     async def _admit(self, guess: Guess) -> None:
         """Enter the pool as soon as there is room (algorithm 2, line 9)."""
-        pool, capacity = self._shared.pool, self._shared.capacity
+        pool, capacity = self.shared.pool, self.shared.capacity
         departures = pool.departures
         while not guess.enter(capacity.batch_size):
             self._hold_back(guess)
             await pool.departure(departures)
             departures = pool.departures
         # The engine knows the others, too: requests that came past this speculator.
-        while not capacity.has_room(await self._shared.engine.aload()):
+        while not capacity.has_room(await self.shared.engine.aload()):
             self._hold_back(guess)
             await asyncio.sleep(POLL_SECONDS)
         guess.entered = True
@@ -312,7 +305,7 @@ class Request(Generic[Document]):
         if first is not None and first.usage is not None:
             return first.usage.prompt_tokens - first.usage.cached_tokens
         seconds = time.perf_counter() - self._began - guess.submitted
-        return self._shared.capacity.pace.computed_in(seconds, guess.stream.prompt_tokens)
+        return self.shared.capacity.pace.computed_in(seconds, guess.stream.prompt_tokens)
 
     async def _settle(self, current: Guess | None) -> None:
         """Wait until what was aborted has ended: a few turns of the event loop."""
@@ -323,12 +316,12 @@ class Request(Generic[Document]):
     # Time
 
     def _time_left(self) -> float | None:
-        if self._timeout is None:
+        if self.timeout is None:
             return None
-        left = self._timeout - (time.perf_counter() - self._began)
+        left = self.timeout - (time.perf_counter() - self._began)
         if left <= 0:
             raise self._timed_out()
         return left
 
     def _timed_out(self) -> GenerationTimeoutError:
-        return GenerationTimeoutError(f"no complete answer within {self._timeout:g} s")
+        return GenerationTimeoutError(f"no complete answer within {self.timeout:g} s")

@@ -1,9 +1,16 @@
 """The best configuration that fits the free memory: candidates, load, reservations."""
 
-from .best_fit import BestFit, Choice, ChunkFacts, Measures, Situation, next_step
+from .best_fit import (
+    BestFit,
+    Choice,
+    ChunkFacts,
+    Measures,
+    Reservations,
+    Situation,
+    next_step,
+)
 from .load import EngineLoadSource, LoadSource, MemoryLoad, MetricsLoadSource
 from .mapping import DEFAULT_PROFILE, LEEWAY, Held, PrunedSpace, RecentSpaces, pruned_space
-from .reservations import Reservations
 from .resources import CachedChunks, LoadReader, Resources, Seen, resources_of
 
 __all__ = [

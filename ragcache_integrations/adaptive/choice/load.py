@@ -12,7 +12,7 @@ from http.client import HTTPException
 from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 
-from ragcache_integrations.core.checks import check_int
+from ragcache_integrations.core.checks import check_int, or_none
 from ragcache_integrations.engine.protocol import EngineLoad
 from ragcache_integrations.errors import (
     ConfigurationError,
@@ -134,13 +134,11 @@ class MetricsLoadSource:
         if parts.scheme not in {"http", "https"} or not parts.netloc:
             msg = f"the address must begin with http:// or https://, got {base_url!r}"
             raise ConfigurationError(msg)
-        if total_kv_tokens is not None:
-            total_kv_tokens = check_int(
-                "total_kv_tokens", total_kv_tokens, 1, unit="tokens", also="None"
-            )
         path = re.sub(r"/v1/?$", "", parts.path).rstrip("/")
         self.url = urlunsplit((parts.scheme, parts.netloc, f"{path}/metrics", "", ""))
-        self._total = total_kv_tokens
+        self._total = or_none(check_int)(
+            "total_kv_tokens", total_kv_tokens, 1, unit="tokens", also="None"
+        )
         self._timeout = timeout
 
     def read(self) -> MemoryLoad:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
@@ -59,6 +59,7 @@ class Seen(Generic[Value]):
     ended: float
 
 
+@dataclass(eq=False)
 class Latest(Generic[Value]):
     """Reads a value in its own thread, once for all callers at the same time. Thread-safe.
 
@@ -74,24 +75,18 @@ class Latest(Generic[Value]):
             ``patience``. If it is older, or there is none, callers wait for the reading to end.
     """
 
-    def __init__(
-        self,
-        look: Callable[[], Value],
-        name: str,
-        *,
-        again_after: float = 0.0,
-        patience: float = 0.01,
-        fresh: float = 1.0,
-    ) -> None:
-        self._do_look = look
-        self._name = name
-        self._again_after = again_after
-        self._patience = patience
-        self._fresh = fresh
-        self._lock = make_lock()
-        self._look: Future[None] | None = None
-        self._began = 0.0
-        self._seen: Seen[Value] | None = None
+    look: Callable[[], Value]
+    name: str
+    _: KW_ONLY
+    again_after: float = 0.0
+    patience: float = 0.01
+    fresh: float = 1.0
+    _lock: Any = field(default_factory=make_lock, init=False)
+    _look: Future[None] | None = field(default=None, init=False)
+    _began: float = field(default=0.0, init=False)
+    _seen: Seen[Value] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
@@ -122,26 +117,26 @@ class Latest(Generic[Value]):
 
     def _wait(self) -> float | None:
         seen = self._seen
-        stale = seen is None or time.monotonic() > seen.ended + self._fresh
-        return None if stale else self._patience
+        stale = seen is None or time.monotonic() > seen.ended + self.fresh
+        return None if stale else self.patience
 
     def _latest_look(self) -> Future[None]:
         """The current or last reading; a new one if it is time."""
         with self._lock:
             now = time.monotonic()
-            if self._look is None or (self._look.done() and now >= self._began + self._again_after):
+            if self._look is None or (self._look.done() and now >= self._began + self.again_after):
                 self._began = now
                 self._look = Future()
                 self._look.set_running_or_notify_cancel()
                 threading.Thread(
-                    target=self._see, args=(self._look,), name=self._name, daemon=True
+                    target=self._see, args=(self._look,), name=self.name, daemon=True
                 ).start()
             return self._look
 
     def _see(self, look: Future[None]) -> None:
         began = time.monotonic()
         try:
-            self._seen = Seen(self._do_look(), began, time.monotonic())
+            self._seen = Seen(self.look(), began, time.monotonic())
         except BaseException as error:  # noqa: BLE001 - raised to the callers
             look.set_exception(error)
         else:

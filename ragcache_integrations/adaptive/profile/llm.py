@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from ragcache_integrations.adaptive.asker import Asker, ModelAnswer, ModelRequest
-from ragcache_integrations.core.checks import check_int
+from ragcache_integrations.core.checks import check_int, or_none
+from ragcache_integrations.core.flows import Call, Flow, awhole_output, whole_output
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.prompt import Message, Prompt
 from ragcache_integrations.errors import ConfigurationError, ServerResponseError
@@ -108,11 +110,11 @@ class LLMProfiler:
         if not isinstance(corpus, str) or "\n" in corpus.strip():
             msg = f"corpus must be one line of text, got {corpus!r:.200}"
             raise ConfigurationError(msg)
-        if chunk_size is not None:
-            chunk_size = check_int("chunk_size", chunk_size, 1, unit="tokens", also="None")
         self._asker = asker
         self._corpus = corpus.strip()
-        self._chunk_size = chunk_size
+        self._chunk_size = or_none(check_int)(
+            "chunk_size", chunk_size, 1, unit="tokens", also="None"
+        )
         self._lock = make_lock()
         self._examples: tuple[Example, ...] = ()
         self._grammar = True
@@ -145,11 +147,13 @@ class LLMProfiler:
 
     def profile(self, question: str) -> ProfileEstimate:
         """Estimate a question's profile."""
-        return self._estimate(self._prompt(question))
+        estimate: ProfileEstimate = whole_output(self._estimating(self._prompt(question)))
+        return estimate
 
     async def aprofile(self, question: str) -> ProfileEstimate:
         """Async version of :meth:`profile`; cancelling it cancels the call."""
-        return await self._aestimate(self._prompt(question))
+        estimate: ProfileEstimate = await awhole_output(self._estimating(self._prompt(question)))
+        return estimate
 
     def review(self, question: str, answer: str) -> ProfileEstimate:
         """Ask for the profile that would have fitted, now that the most accurate answer is known.
@@ -158,11 +162,15 @@ class LLMProfiler:
             question: The question.
             answer: The answer of the golden configuration.
         """
-        return self._estimate(self._prompt(question, answer))
+        flow = self._estimating(self._prompt(question, answer))
+        estimate: ProfileEstimate = whole_output(flow)
+        return estimate
 
     async def areview(self, question: str, answer: str) -> ProfileEstimate:
         """Async version of :meth:`review`."""
-        return await self._aestimate(self._prompt(question, answer))
+        flow = self._estimating(self._prompt(question, answer))
+        estimate: ProfileEstimate = await awhole_output(flow)
+        return estimate
 
     def review_tokens(self, question: str, answer: str = "") -> int:
         """Return the most tokens that :meth:`review` takes."""
@@ -203,33 +211,22 @@ class LLMProfiler:
             inner=True,
         )
 
-    def _estimate(self, prompt: Prompt) -> ProfileEstimate:
+    def _estimating(self, prompt: Prompt) -> Flow:
         try:
             request = self._request(prompt)
             try:
-                answer = self._asker.ask(request)
+                answer = yield self._asking(request)
             except _REFUSALS as error:
                 if request.json_schema is None or not _refuses(error):
                     raise
-                answer = self._asker.ask(replace(request, json_schema=None))
+                answer = yield self._asking(replace(request, json_schema=None))
                 self._note_no_grammar(error)
-            return self._read(answer)
+            yield self._read(answer)
         except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
-            return failed_estimate("llm", error)
+            yield failed_estimate("llm", error)
 
-    async def _aestimate(self, prompt: Prompt) -> ProfileEstimate:
-        try:
-            request = self._request(prompt)
-            try:
-                answer = await self._asker.aask(request)
-            except _REFUSALS as error:
-                if request.json_schema is None or not _refuses(error):
-                    raise
-                answer = await self._asker.aask(replace(request, json_schema=None))
-                self._note_no_grammar(error)
-            return self._read(answer)
-        except Exception as error:  # noqa: BLE001 - a profile must not cost the user the answer
-            return failed_estimate("llm", error)
+    def _asking(self, request: ModelRequest) -> Call:
+        return Call(partial(self._asker.ask, request), partial(self._asker.aask, request))
 
     def _note_no_grammar(self, error: Exception) -> None:
         """Leave the grammar out from now on: it was refused, and its lack was not."""

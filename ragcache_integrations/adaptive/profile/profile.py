@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.checks import (
     check_choice,
+    check_field,
     check_flag,
     check_int,
     check_number,
@@ -319,9 +320,8 @@ class QueryProfile:
 
     def __post_init__(self) -> None:
         check_choice("complexity", self.complexity, COMPLEXITIES)
-        joint = check_flag("joint_reasoning", self.joint_reasoning)
-        object.__setattr__(self, "joint_reasoning", joint)
-        object.__setattr__(self, "pieces", check_int("pieces", self.pieces, 1, MAX_PIECES))
+        check_field(self, check_flag, "joint_reasoning")
+        check_field(self, check_int, "pieces", 1, MAX_PIECES)
         words = self.summary_words
         if not isinstance(words, Sequence) or len(words) != 2 or not all(map(is_whole, words)):  # noqa: PLR2004 - a range
             msg = f"summary_words must be two whole numbers, got {words!r}"

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import aclosing, closing
+from functools import partial
 
 from ragcache_integrations.adaptive.asker import Asker, ModelAnswer, ModelRequest, join_answers
 from ragcache_integrations.adaptive.types import SynthesisConfig, Synthesised
+from ragcache_integrations.core.flows import (
+    Call,
+    Each,
+    Flow,
+    aoutputs,
+    awhole_output,
+    in_thread,
+    outputs,
+    whole_output,
+)
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.core.threads import map_in_threads
 
@@ -43,12 +53,9 @@ def synthesise(
         PromptTooLongError: Question and instructions alone fill the context window.
         RAGCacheError: The model failed; the error of the first of concurrent calls to fail.
     """
-    job = _job(asker, question, chunks, config, settings, answered)
-    plan, most = job.plan(), job.settings.max_concurrency
-    state = _advance(plan, None)
-    while isinstance(state, Round):
-        state = _advance(plan, _ask_all(asker, state.requests, most))
-    return state
+    flow = _flow(asker, question, chunks, config, settings, answered)
+    result: Synthesised = whole_output(flow)
+    return result
 
 
 async def asynthesise(
@@ -60,13 +67,9 @@ async def asynthesise(
     answered: Answered | None = None,
 ) -> Synthesised:
     """Async version of :func:`synthesise`. Cancelling it cancels all calls."""
-    job = _job(asker, question, chunks, config, settings, answered)
-    plan, most = job.plan(), job.settings.max_concurrency
-    state = await _aadvance(plan, None)
-    while isinstance(state, Round):
-        answers = await _aask_all(asker, state.requests, most)
-        state = await _aadvance(plan, answers)
-    return state
+    flow = _flow(asker, question, chunks, config, settings, answered)
+    result: Synthesised = await awhole_output(flow)
+    return result
 
 
 def stream_synthesis(
@@ -95,28 +98,10 @@ def stream_synthesis(
         The pieces of the answer; then the result of :func:`synthesise`, whose text is stripped of
         leading and trailing white space.
     """
-    job = _job(asker, question, chunks, config, settings, answered)
-    plan, most = job.plan(), job.settings.max_concurrency
-    streamed = False
-    state = _advance(plan, None)
-    while isinstance(state, Round):
-        if not state.final:
-            state = _advance(plan, _ask_all(asker, state.requests, most))
-            continue
-        received: list[ModelAnswer] = []
-        with closing(asker.stream(state.requests[0])) as pieces:
-            for piece in pieces:
-                received.append(piece)
-                if piece.text:
-                    yield piece.text
-        streamed = True
-        state = _advance(plan, [join_answers(received)])
-    if not streamed and state.text:
-        yield state.text
-    yield state
+    return outputs(_flow(asker, question, chunks, config, settings, answered, streamed=True))
 
 
-async def astream_synthesis(
+def astream_synthesis(
     asker: Asker,
     question: str,
     chunks: Sequence[PromptDocument],
@@ -125,38 +110,42 @@ async def astream_synthesis(
     answered: Answered | None = None,
 ) -> AsyncGenerator[str | Synthesised]:
     """Async version of :func:`stream_synthesis`."""
-    job = _job(asker, question, chunks, config, settings, answered)
-    plan, most = job.plan(), job.settings.max_concurrency
-    streamed = False
-    state = await _aadvance(plan, None)
-    while isinstance(state, Round):
-        if not state.final:
-            answers = await _aask_all(asker, state.requests, most)
-            state = await _aadvance(plan, answers)
-            continue
-        received: list[ModelAnswer] = []
-        async with aclosing(asker.astream(state.requests[0])) as pieces:
-            async for piece in pieces:
-                received.append(piece)
-                if piece.text:
-                    yield piece.text
-        streamed = True
-        state = await _aadvance(plan, [join_answers(received)])
-    if not streamed and state.text:
-        yield state.text
-    yield state
+    return aoutputs(_flow(asker, question, chunks, config, settings, answered, streamed=True))
 
 
-def _job(
+def _flow(
     asker: Asker,
     question: str,
     chunks: Sequence[PromptDocument],
     config: SynthesisConfig,
     settings: SynthesisSettings | None,
     answered: Answered | None,
-) -> Answering:
+    *,
+    streamed: bool = False,
+) -> Flow:
+    """Answer a question; the outputs are the pieces of a streamed answer, and its result."""
+    settings = settings or SynthesisSettings()
     known = {} if answered is None else answered
-    return Answering(asker, question, chunks, config, settings or SynthesisSettings(), known)
+    plan = Answering(asker, question, chunks, config, settings, known).plan()
+    received: list[ModelAnswer] = []
+
+    def text(piece: ModelAnswer) -> str | None:
+        received.append(piece)
+        return piece.text or None
+
+    answers: list[ModelAnswer] | None = None
+    # In a thread: a plan counts tokens, and may start the engine or ask a server for its window.
+    while isinstance(state := (yield in_thread(_advance, plan, answers)), Round):
+        if streamed and state.final:
+            asked = state.requests[0]
+            yield Each(partial(asker.stream, asked), partial(asker.astream, asked), text)
+            answers = [join_answers(received)]
+        else:
+            asking = (asker, state.requests, settings.max_concurrency)
+            answers = yield Call(partial(_ask_all, *asking), partial(_aask_all, *asking))
+    if streamed and not received and state.text:
+        yield state.text
+    yield state
 
 
 def _advance(plan: Plan, answers: Sequence[ModelAnswer] | None) -> Round | Synthesised:
@@ -165,11 +154,6 @@ def _advance(plan: Plan, answers: Sequence[ModelAnswer] | None) -> Round | Synth
     except StopIteration as stop:
         result: Synthesised = stop.value
         return result
-
-
-async def _aadvance(plan: Plan, answers: Sequence[ModelAnswer] | None) -> Round | Synthesised:
-    # In a thread: a plan counts tokens, and may start the engine or ask a server for its window.
-    return await asyncio.to_thread(_advance, plan, answers)
 
 
 def _ask_all(

@@ -22,12 +22,14 @@ from ragcache_integrations.adaptive import (
     SynthesisConfig,
     SynthesisPrompts,
 )
-from ragcache_integrations.adaptive.choice import Resources, resources_of
+from ragcache_integrations.adaptive.choice import resources_of
 from ragcache_integrations.adaptive.settings import Mode
 from ragcache_integrations.chains.synthesis import AnswerArguments, AnswerKnobs
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.knobs import settings_of
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.handover import backend_of
+from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.retrievers.sharing import Identity, SharedState
 
 __all__ = [
@@ -111,24 +113,17 @@ class AdaptiveKnobs(AnswerKnobs):
     def _make_pipeline(
         self,
         asker: Asker,
-        *,
-        profiler_asker: Asker,
         prompts: SynthesisPrompts,
-        embed: Callable[[str], Any] | None,
-        backend: Callable[[], object],
-        namespace: str,
-        profilers: tuple[LLMProfiler | None, Profiler | None] | None = None,
+        own: LLMKnobs | None,
+        profilers: tuple[LLMProfiler | None, Profiler | None],
     ) -> AdaptivePipeline:
         """Make the pipeline with these settings.
 
         Args:
             asker: The model that answers.
-            profiler_asker: The model that profiles.
             prompts: The prompts of the synthesis.
-            embed: Returns a question's embedding; ``None`` if profiles are not cached.
-            backend: Returns the backend that answers; ``None`` for other models than ours.
-            namespace: Tenant of the questions.
-            profilers: The profiler that learns and the one that is used; ``None`` makes them.
+            own: The LLM object that answers; ``None`` for other models than ours.
+            profilers: The profiler that learns and the one that is used.
 
         Raises:
             ConfigurationError: Settings contradict each other.
@@ -137,18 +132,14 @@ class AdaptiveKnobs(AnswerKnobs):
         if load is not None and not (hasattr(load, "read") and hasattr(load, "aread")):
             msg = f"load must be an address or have read and aread, got {type(load).__name__}"
             raise ConfigurationError(msg)
-
-        def resources() -> Resources:
-            return resources_of(backend(), load)
-
-        teaches, profiler = profilers or self._profilers(profiler_asker, embed)
+        teaches, profiler = profilers
         return AdaptivePipeline(
             asker,
             profiler,
             settings_of(AdaptiveSettings, self),
             self._settings_with(prompts),
-            resources=resources,
-            namespace=namespace,
+            resources=lambda: resources_of(None if own is None else backend_of(own), load),
+            namespace="" if own is None else own.namespace,
             teaches=teaches,
         )
 

@@ -25,7 +25,6 @@ from ragcache_integrations.adaptive import (
     draft_corpus,
 )
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
-from ragcache_integrations.chains.flows import Call, Each, Flow
 from ragcache_integrations.chains.langchain import (
     LangChainAsker,
     LangChainModel,
@@ -36,8 +35,8 @@ from ragcache_integrations.chains.langchain import (
     read_question,
     unbound,
 )
+from ragcache_integrations.core.flows import Call, Each, Flow
 from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.llms.handover import backend_of
 from ragcache_integrations.retrievers.sharing import Identity
 
 from .knobs import (
@@ -108,7 +107,7 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
         """Make the pipeline."""
         super().model_post_init(context)
         self._model = self._model_of(self.llm)
-        own, embeddings = self._model.own, self.embeddings
+        embeddings = self.embeddings
         embed = None if embeddings is None else embeddings.embed_query
         asker = LangChainAsker(self._model_of(self.profiler_llm or self.llm))
         parts = (Identity(self.profiler_llm or self.llm), Identity(embeddings))
@@ -121,13 +120,7 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
         self._pipeline = self._pipelines.get(
             (Identity(self.llm), *parts, self.prompts, *self._values()),
             lambda: self._make_pipeline(
-                LangChainAsker(self._model),
-                profiler_asker=asker,
-                prompts=self.prompts,
-                embed=embed,
-                backend=lambda: None if own is None else backend_of(own),
-                namespace="" if own is None else own.namespace,
-                profilers=profilers,
+                LangChainAsker(self._model), self.prompts, self._model.own, profilers
             ),
         )
 

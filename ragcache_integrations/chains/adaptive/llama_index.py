@@ -23,16 +23,15 @@ from ragcache_integrations.adaptive import (
     draft_corpus,
 )
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
-from ragcache_integrations.chains.flows import Call, Flow, aoutputs, outputs
 from ragcache_integrations.chains.llama_index import (
     Answer,
     LlamaIndexAsker,
     RetrieverEngine,
     texts_before,
 )
+from ragcache_integrations.core.flows import Call, Flow, aoutputs, outputs
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.llms.handover import backend_of
 from ragcache_integrations.llms.knobs import LLMKnobs
 
 from .knobs import AdaptiveArguments, AdaptiveKnobs
@@ -109,13 +108,10 @@ class AdaptiveQueryEngine(RetrieverEngine):
         self._prompts = prompts
         self._profiler_asker = LlamaIndexAsker(profiler_llm or self._llm)
         own = self._llm if isinstance(self._llm, LLMKnobs) else None
+        embed = None if embeddings is None else embeddings.get_query_embedding
+        profilers = adaptive_knobs._profilers(self._profiler_asker, embed)  # noqa: SLF001 - for the adapters
         self._pipeline = adaptive_knobs._make_pipeline(  # noqa: SLF001 - for the adapters
-            LlamaIndexAsker(self._llm),
-            profiler_asker=self._profiler_asker,
-            prompts=prompts,
-            embed=None if embeddings is None else embeddings.get_query_embedding,
-            backend=lambda: None if own is None else backend_of(own),
-            namespace="" if own is None else own.namespace,
+            LlamaIndexAsker(self._llm), prompts, own, profilers
         )
         super().__init__(
             retriever, node_postprocessors, streaming=streaming, callback_manager=callback_manager

@@ -14,7 +14,7 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ragcache_integrations.chains.flows import Call, Flow, in_thread
+from ragcache_integrations.core.flows import Call, Flow, in_thread
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.prompt import Message, RenderedPrompt
 from ragcache_integrations.core.prompt import Prompt as EnginePrompt

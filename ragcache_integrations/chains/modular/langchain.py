@@ -14,8 +14,8 @@ from langchain_core.runnables.utils import AddableDict
 from pydantic import Field, PrivateAttr, SkipValidation, model_validator
 from typing_extensions import override
 
-from ragcache_integrations.chains.flows import Each, Flow, aoutputs, entering, outputs
 from ragcache_integrations.chains.langchain import StreamedRunnable, chunk_piece
+from ragcache_integrations.core.flows import Each, Flow, aoutputs, entering, outputs
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain.errors import langchain_errors
 from ragcache_integrations.llms.langchain.models import ChatRAGCache

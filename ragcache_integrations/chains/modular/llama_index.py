@@ -13,8 +13,8 @@ from llama_index.core.llms import LLM, ChatMessage, MessageRole
 from llama_index.core.schema import QueryBundle
 from llama_index.core.settings import Settings
 
-from ragcache_integrations.chains.flows import Call, Flow, aoutputs, entering, outputs
 from ragcache_integrations.chains.llama_index import Answer, PendingResponse, QueryEngine, deltas
+from ragcache_integrations.core.flows import Call, Flow, aoutputs, entering, outputs
 from ragcache_integrations.llms.handover import abackend_of, backend_of
 from ragcache_integrations.prompts.pml import Prompt
 

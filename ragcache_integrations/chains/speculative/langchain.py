@@ -15,7 +15,6 @@ from langchain_core.runnables.utils import AddableDict
 from pydantic import PrivateAttr
 from typing_extensions import override
 
-from ragcache_integrations.chains.flows import Call, Each, Flow
 from ragcache_integrations.chains.langchain import (
     BoundRunnable,
     StreamedRunnable,
@@ -24,6 +23,7 @@ from ragcache_integrations.chains.langchain import (
     read_question,
     unbound,
 )
+from ragcache_integrations.core.flows import Call, Each, Flow
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.handover import answered_by, arguments_of, marked

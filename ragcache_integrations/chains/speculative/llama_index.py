@@ -17,13 +17,13 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
-from ragcache_integrations.chains.flows import Call, Each, Flow, entering
 from ragcache_integrations.chains.llama_index import (
     Answer,
     RetrieverEngine,
     check_retriever,
     deltas,
 )
+from ragcache_integrations.core.flows import Call, Each, Flow, entering
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.llms.handover import answered_by, arguments_of, marked

@@ -24,7 +24,6 @@ from ragcache_integrations.adaptive import (
     synthesise,
 )
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
-from ragcache_integrations.chains.flows import Call, Each, Flow
 from ragcache_integrations.chains.langchain import (
     LangChainAsker,
     LangChainModel,
@@ -34,6 +33,7 @@ from ragcache_integrations.chains.langchain import (
     marked_documents,
 )
 from ragcache_integrations.core.checks import check_choice, check_type
+from ragcache_integrations.core.flows import Call, Each, Flow
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.sharing import Identity
 

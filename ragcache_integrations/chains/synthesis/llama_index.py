@@ -29,7 +29,6 @@ from ragcache_integrations.adaptive import (
     synthesise,
 )
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
-from ragcache_integrations.chains.flows import Flow, aoutputs, outputs
 from ragcache_integrations.chains.llama_index import (
     CopiedBySettings,
     LlamaIndexAsker,
@@ -37,6 +36,7 @@ from ragcache_integrations.chains.llama_index import (
 )
 from ragcache_integrations.core.blocks import context_value
 from ragcache_integrations.core.checks import unknown_name
+from ragcache_integrations.core.flows import Flow, aoutputs, outputs
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError

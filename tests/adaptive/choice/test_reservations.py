@@ -6,12 +6,13 @@ import pytest
 
 from ragcache_integrations.adaptive import BestFit, MemoryLoad, QueryProfile, pruned_space
 from ragcache_integrations.adaptive.choice.best_fit import (
+    ARRIVAL_SECONDS,
     Choice,
     ChunkFacts,
     PromptSizes,
+    Reservations,
     Situation,
 )
-from ragcache_integrations.adaptive.choice.reservations import ARRIVAL_SECONDS, Reservations
 
 SIZES = PromptSizes(stuff=60, mapper=70, reduce=50, rerank=40, answer=30)
 SPACE = pruned_space(QueryProfile("low", joint_reasoning=True, pieces=2))

@@ -1,8 +1,8 @@
 """One flow of an answer for both kinds of callers, those that block and those that await.
 
 A flow is a generator that asks nobody itself. It yields what is to be done next: a :class:`Call`,
-whose result it is sent; :class:`Each`, a stream whose items become outputs; and anything else is
-an output by itself. :func:`outputs` does these things by blocking, :func:`aoutputs` by awaiting.
+whose result it is sent, or :class:`Each`, a stream whose items become outputs. Anything else that
+it yields is an output. :func:`outputs` does these things by blocking, :func:`aoutputs` by awaiting.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ __all__ = [
     "Call",
     "Each",
     "Flow",
-    "aclosed",
     "aoutputs",
     "awhole_output",
-    "closed",
     "entering",
     "in_thread",
     "outputs",
@@ -77,11 +75,16 @@ def in_thread(function: Callable[..., Any], *arguments: Any) -> Call:
     return Call(partial(function, *arguments), partial(asyncio.to_thread, function, *arguments))
 
 
-def entering(context: Any) -> Call:
-    """Enter a context that is there already, until the flow ends."""
+def entering(context: Any, acontext: Any = None) -> Call:
+    """Enter a context that is there already, until the flow ends.
+
+    Args:
+        context: The context.
+        acontext: That for event loops; ``None`` for the same.
+    """
 
     async def given() -> Any:
-        return context
+        return context if acontext is None else acontext
 
     return Call(lambda: context, given, entered=True)
 
@@ -101,7 +104,7 @@ def outputs(flow: Flow) -> Generator[Any]:
                     continue
                 result = stack.enter_context(result) if step.entered else result
             elif isinstance(step, Each):
-                with closed(step.blocking()) as items:
+                with _closed(step.blocking()) as items:
                     for item in items:
                         if (output := step.output(item)) is not None:
                             yield output
@@ -127,7 +130,7 @@ async def aoutputs(flow: Flow) -> AsyncGenerator[Any]:
             elif isinstance(step, Each):
                 stream = step.awaited()
                 stream = await stream if inspect.isawaitable(stream) else stream
-                async with aclosed(stream) as items:
+                async with _aclosed(stream) as items:
                     async for item in items:
                         if (output := step.output(item)) is not None:
                             yield output
@@ -153,13 +156,13 @@ def _advance(go_on: Callable[[Any], Any], value: Any) -> Any:
         return _END
 
 
-def closed(stream: Iterator[Any]) -> Any:
+def _closed(stream: Iterator[Any]) -> Any:
     """A context that closes a stream: the frameworks' iterators mostly are generators."""
     return closing(stream if isinstance(stream, Generator) else (item for item in stream))
 
 
-def aclosed(stream: AsyncIterator[Any]) -> Any:
-    """Async version of :func:`closed`."""
+def _aclosed(stream: AsyncIterator[Any]) -> Any:
+    """Async version of :func:`_closed`."""
     if isinstance(stream, AsyncGenerator):
         return aclosing(stream)
     return aclosing(item async for item in stream)
