@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, Unpack
+from typing import Any, Protocol, TypeVar, Unpack
 
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.generation import (
@@ -21,10 +21,15 @@ from ragcache_integrations.core.generation import (
     GenerationChunk,
     SamplingOptions,
 )
+from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.errors import EngineClosedError
 
-__all__ = ["AsyncChunkStream", "Backend", "BackendSource", "ChunkStream"]
+__all__ = ["AsyncChunkStream", "Backend", "BackendSource", "ChunkStream", "SharedBackends"]
+
+
+Asked_contra = TypeVar("Asked_contra", contravariant=True)
+Given_co = TypeVar("Given_co", covariant=True)
 
 
 class ChunkStream(Iterator[GenerationChunk], Protocol):
@@ -43,6 +48,19 @@ class AsyncChunkStream(Protocol):
 
     async def aclose(self) -> None:
         """Abort the request unless it is complete."""
+
+
+class Method(Protocol[Asked_contra, Given_co]):
+    """A method of a backend that answers."""
+
+    def __call__(
+        self,
+        asked: Asked_contra,
+        /,
+        options: SamplingOptions | None = None,
+        **call: Unpack[CallOptions],
+    ) -> Given_co:
+        """Answer what is asked."""
 
 
 class Backend(Protocol):
@@ -68,52 +86,28 @@ class Backend(Protocol):
     def supports_tools(self) -> bool:
         """Whether the model can be given tools to call, as far as is known."""
 
-    def generate(
-        self,
-        prompt: Prompt,
-        options: SamplingOptions | None = None,
-        **call: Unpack[CallOptions],
-    ) -> Generation:
+    @property
+    def generate(self) -> Method[Prompt, Generation]:
         """Answer a prompt."""
 
-    async def agenerate(
-        self,
-        prompt: Prompt,
-        options: SamplingOptions | None = None,
-        **call: Unpack[CallOptions],
-    ) -> Generation:
+    @property
+    def agenerate(self) -> Method[Prompt, Awaitable[Generation]]:
         """Async version of :meth:`generate`."""
 
-    def generate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        options: SamplingOptions | None = None,
-        **call: Unpack[CallOptions],
-    ) -> Sequence[Generation]:
+    @property
+    def generate_batch(self) -> Method[Sequence[Prompt], Sequence[Generation]]:
         """Answer several prompts together; the answers come in the order of the prompts."""
 
-    async def agenerate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        options: SamplingOptions | None = None,
-        **call: Unpack[CallOptions],
-    ) -> Sequence[Generation]:
+    @property
+    def agenerate_batch(self) -> Method[Sequence[Prompt], Awaitable[Sequence[Generation]]]:
         """Async version of :meth:`generate_batch`."""
 
-    def stream(
-        self,
-        prompt: Prompt,
-        options: SamplingOptions | None = None,
-        **call: Unpack[CallOptions],
-    ) -> ChunkStream:
+    @property
+    def stream(self) -> Method[Prompt, ChunkStream]:
         """Answer a prompt chunk by chunk."""
 
-    async def astream(
-        self,
-        prompt: Prompt,
-        options: SamplingOptions | None = None,
-        **call: Unpack[CallOptions],
-    ) -> AsyncChunkStream:
+    @property
+    def astream(self) -> Method[Prompt, Awaitable[AsyncChunkStream]]:
         """Async version of :meth:`stream`."""
 
     def count_tokens(self, text: str) -> int:
@@ -310,3 +304,74 @@ class BackendSource:
             for key in [key for key, value in _registry.items() if value is shared]:
                 del _registry[key]
             return shared
+
+
+CAPACITY = 16
+"""Backends that are kept for objects still to be made: a key or an address may differ with every
+call, and must not pile up connections."""
+
+
+class SharedBackends:
+    """Keeps what LLM objects were answered by that were made from one another. Thread-safe.
+
+    LangChain makes a new object for every call with ``configurable_fields``. Without sharing, an
+    object with another model would start and end an engine for each call.
+
+    A backend that was made for one of them stays for those made later, until the first object is
+    closed, or all of them are collected. Each object has a source of its own as well, so that a
+    backend is never closed while one that uses it is alive.
+    """
+
+    def __init__(self) -> None:
+        self._lock = make_lock()
+        self._closed = False
+        self._sources: weakref.WeakSet[BackendSource] = weakref.WeakSet()
+        self._kept: Memo[Hashable, BackendSource] = Memo(CAPACITY)
+
+    def source(
+        self,
+        backend: Backend | None = None,
+        *,
+        make: Callable[[], Backend] | None = None,
+        key: Hashable = None,
+        view: Callable[[Any], Backend] | None = None,
+    ) -> BackendSource:
+        """Return a source for another object; a closed one if the first object is closed.
+
+        Args:
+            backend: The user's own backend; see :class:`BackendSource`.
+            make: Makes a backend if the user has none.
+            key: Identifies the backend that ``make`` makes; equal keys share one.
+            view: Wraps the shared backend for this object.
+        """
+        with self._lock:
+            source = BackendSource(backend, make=make, key=key, view=view)
+            if self._closed:
+                source.close()  # it has made nothing, so that this takes no time
+                return source
+            self._sources.add(source)
+            forgotten: list[tuple[Hashable, BackendSource]] = []
+            if backend is None and key not in self._kept:
+                forgotten = self._kept.put(key, BackendSource(make=make, key=key))
+        for _, other in forgotten:
+            other.close()
+        return source
+
+    def release(self, source: BackendSource) -> list[BackendSource]:
+        """Return the sources to close when the object with this source is closed."""
+        with self._lock:
+            self._sources.discard(source)
+            kept = self._kept.get(source.key)
+            others = [other for other in self._sources if other.key == source.key]
+            if kept is None or others:
+                return [source]
+            del self._kept[source.key]
+            return [source, kept]
+
+    def release_all(self) -> list[BackendSource]:
+        """Return the sources to close when the first object is closed."""
+        with self._lock:
+            self._closed = True
+            everything = [*self._sources, *self._kept.values()]
+            self._kept.clear()
+            return everything

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeAlias
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, SkipValidation
 from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_seconds
@@ -17,9 +18,9 @@ from ragcache_integrations.engine.engine import RAGCacheEngine, engine_settings
 from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 
-from .backend import Backend, BackendSource
+from .backend import Backend, BackendSource, SharedBackends
+from .headers import checked_headers
 from .openai import OpenAIServer
-from .shared_backends import SharedBackends
 
 __all__ = [
     "CACHE",
@@ -45,20 +46,10 @@ CACHE = CacheSettings()
 _START_KNOBS = (
     *("kv_cache_gib", "dtype", "chat_template", "tool_parser", "startup_timeout", "vllm_args"),
 )
-_TREE_DEFAULTS = {
-    "knowledge_tree": True,
-    "policy": CACHE.policy,
-    "host_cache_gib": CACHE.host_cache_gib,
-    "reorder_window": CACHE.reorder_window,
-    "cache_depth": CACHE.cache_depth,
-    "frequency_window": CACHE.frequency_window,
-    "reuse": CACHE.reuse,
-    "link_tokens": CACHE.link_tokens,
-    "exact_documents": CACHE.exact_documents,
-    "document_cache_gib": CACHE.document_cache_gib,
-    "disk_cache_gib": CACHE.disk_cache_gib,
-    "disk_cache_dir": CACHE.disk_cache_dir,
-    "quotas": CACHE.quotas,
+_TREE_DEFAULTS = {"knowledge_tree": True} | {
+    field.name: getattr(CACHE, field.name)
+    for field in fields(CACHE)
+    if field.name != "prefill_profile"  # which the engine itself reads
 }
 ENGINE_KNOBS = (*_START_KNOBS, *_TREE_DEFAULTS)
 """Knobs of a local engine besides the model and its context window."""
@@ -79,21 +70,52 @@ Recipe: TypeAlias = tuple[Callable[..., Backend], dict[str, Any]]
 """A function that makes a backend, and its arguments; equal recipes make equal backends."""
 
 
-class BackendKnobs(Protocol):
+def _path_to_text(model: object) -> object:
+    return str(model) if isinstance(model, Path) else model
+
+
+def _check_headers(headers: object) -> object:
+    return None if headers is None else checked_headers(headers, "default_headers")
+
+
+class BackendKnobs(BaseModel):
     """The knobs of an LLM object that are about its backend; ``LLMKnobs`` explains them."""
 
-    engine: Any
-    strategy: Any
-    base_url: str | None
-    api_key: SecretStr | None
-    default_headers: Mapping[str, SecretStr] | None
-    model: str | None
-    tokenizer: str | None
-    max_model_len: int | None
-    max_retries: int
-    dtype: str | None
-    kv_cache_gib: float | None
-    policy: str
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    engine: Annotated[Backend | Literal["modular"] | None, SkipValidation] = Field(
+        default=None, exclude=True
+    )
+    strategy: Annotated[Any, SkipValidation] = None
+    device: str | None = None
+    base_url: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    api_key: SecretStr | None = Field(default=None, exclude=True)
+    default_headers: Annotated[Mapping[str, SecretStr] | None, BeforeValidator(_check_headers)] = (
+        Field(default=None, exclude=True)
+    )
+    model: Annotated[str | None, BeforeValidator(_path_to_text)] = None
+    kv_cache_gib: float | None = Field(default=None, strict=True)
+    max_model_len: int | None = Field(default=None, gt=1, strict=True)
+    dtype: str | None = None
+    knowledge_tree: bool = Field(default=True, strict=True)
+    policy: str = CACHE.policy
+    host_cache_gib: float = Field(default=CACHE.host_cache_gib, strict=True)
+    reorder_window: int | None = Field(default=CACHE.reorder_window, strict=True)
+    cache_depth: int | None = Field(default=CACHE.cache_depth, strict=True)
+    frequency_window: float | None = Field(default=CACHE.frequency_window, strict=True)
+    reuse: str = CACHE.reuse
+    link_tokens: int = Field(default=CACHE.link_tokens, strict=True)
+    exact_documents: int = Field(default=CACHE.exact_documents, strict=True)
+    document_cache_gib: float = Field(default=CACHE.document_cache_gib, strict=True)
+    disk_cache_gib: float = Field(default=CACHE.disk_cache_gib, strict=True)
+    disk_cache_dir: Annotated[str | None, BeforeValidator(_path_to_text)] = CACHE.disk_cache_dir
+    quotas: Mapping[str, float] | None = CACHE.quotas
+    chat_template: str | None = None
+    tool_parser: str | None = None
+    startup_timeout: float | None = Field(default=None, strict=True)
+    vllm_args: Mapping[str, Any] | None = None
+    tokenizer: str | None = Field(default=None, min_length=1)
+    max_retries: int = Field(default=2, ge=0, strict=True)
 
 
 class BackendKind(ABC):

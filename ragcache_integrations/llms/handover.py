@@ -8,9 +8,10 @@ usage).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ragcache_integrations.core.generation import Generation, SamplingOptions
+from ragcache_integrations.core.generation import Generation
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 
 from .backend import (
@@ -76,61 +77,52 @@ def answered_by(llm: M, prompt: Prompt, stream: Any) -> M:
         stream: Its answer: a stream for sync methods or one for async methods, depending on which
             will be called.
     """
+    replay: Any = _Replay(backend_of(llm), prompt, stream)
     copy = llm.model_copy()
-    copy._source = BackendSource(_Replay(backend_of(llm), prompt, stream))  # noqa: SLF001 - as above
+    copy._source = BackendSource(replay)  # noqa: SLF001 - as above
     return copy
 
 
+@dataclass
 class _Replay:
     """A backend in front of another one, with one running answer."""
 
-    def __init__(self, backend: Backend, prompt: Prompt, stream: Any) -> None:
-        self._backend = backend
-        self._prompt = prompt
-        self._stream: Any = stream
+    backend: Backend
+    prompt: Prompt
+    running: Any
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
+        return getattr(self.backend, name)
 
     def _take(self, prompt: Prompt) -> Any:
         """The running answer if it belongs to this prompt; it is returned once."""
-        if prompt != self._prompt:
+        if prompt != self.prompt:
             return None
-        stream, self._stream = self._stream, None
-        return stream
+        running, self.running = self.running, None
+        return running
 
-    def stream(
-        self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
-    ) -> ChunkStream:
+    def stream(self, prompt: Prompt, *options: Any, **arguments: Any) -> ChunkStream:
         """Return the running answer, or have the backend answer the prompt chunk by chunk."""
-        stream: ChunkStream | None = self._take(prompt)
-        return self._backend.stream(prompt, options, **arguments) if stream is None else stream
+        running: ChunkStream | None = self._take(prompt)
+        return running or self.backend.stream(prompt, *options, **arguments)
 
-    async def astream(
-        self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
-    ) -> AsyncChunkStream:
+    async def astream(self, prompt: Prompt, *options: Any, **arguments: Any) -> AsyncChunkStream:
         """Async version of :meth:`stream`."""
-        stream: AsyncChunkStream | None = self._take(prompt)
-        if stream is None:
-            return await self._backend.astream(prompt, options, **arguments)
-        return stream
+        running: AsyncChunkStream | None = self._take(prompt)
+        return running or await self.backend.astream(prompt, *options, **arguments)
 
-    def generate(
-        self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
-    ) -> Generation:
+    def generate(self, prompt: Prompt, *options: Any, **arguments: Any) -> Generation:
         """Return the whole running answer, or have the backend answer the prompt."""
-        stream = self._take(prompt)
-        if stream is None:
-            return self._backend.generate(prompt, options, **arguments)
-        answer: Generation = stream.result().generation
+        running = self._take(prompt)
+        if running is None:
+            return self.backend.generate(prompt, *options, **arguments)
+        answer: Generation = running.result().generation
         return answer
 
-    async def agenerate(
-        self, prompt: Prompt, options: SamplingOptions | None = None, **arguments: Any
-    ) -> Generation:
+    async def agenerate(self, prompt: Prompt, *options: Any, **arguments: Any) -> Generation:
         """Async version of :meth:`generate`."""
-        stream = self._take(prompt)
-        if stream is None:
-            return await self._backend.agenerate(prompt, options, **arguments)
-        answer: Generation = (await stream.aresult()).generation
+        running = self._take(prompt)
+        if running is None:
+            return await self.backend.agenerate(prompt, *options, **arguments)
+        answer: Generation = (await running.aresult()).generation
         return answer

@@ -43,8 +43,12 @@ class HeaderValue(SecretStr):
         return f"**********{hmac.new(_PROCESS_KEY, value, hashlib.sha256).hexdigest()[:16]}"
 
 
-def checked_headers(headers: object) -> dict[str, SecretStr]:
-    """Check the headers of a call.
+def checked_headers(headers: object, argument: str = EXTRA_HEADERS) -> dict[str, SecretStr]:
+    """Check HTTP headers.
+
+    Args:
+        headers: The headers; ``None`` for none.
+        argument: The argument that holds them, for messages.
 
     Raises:
         ConfigurationError: They are no mapping from names to texts of printable ASCII. No value is
@@ -53,16 +57,16 @@ def checked_headers(headers: object) -> dict[str, SecretStr]:
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
-        msg = f"{EXTRA_HEADERS} must be a mapping of names to texts, got {type(headers).__name__}"
+        msg = f"{argument} must be a mapping of names to texts, got {type(headers).__name__}"
         raise ConfigurationError(msg)
     checked = {}
     for name, value in headers.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            msg = f"{EXTRA_HEADERS} holds something that is no name of a header"
+            msg = f"{argument} holds something that is no name of a header"
             raise ConfigurationError(msg)
         text = value.get_secret_value() if isinstance(value, SecretStr) else value
         if not isinstance(text, str) or not _VALUE.fullmatch(text):
-            msg = f"the value of {name} in {EXTRA_HEADERS} must be a text of printable ASCII"
+            msg = f"the value of {name} in {argument} must be a text of printable ASCII"
             raise ConfigurationError(msg)
         checked[name] = SecretStr(text)
     return checked

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
     SecretStr,
     SkipValidation,
-    StringConstraints,
     model_validator,
 )
 from typing_extensions import override
 
 from ragcache_integrations.core.blocks import AsyncCloseable, Closeable
 from ragcache_integrations.core.checks import check_int, check_seconds, check_text, unknown_name
-from ragcache_integrations.core.generation import SamplingOptions, Usage
+from ragcache_integrations.core.generation import Sampling, SamplingOptions, Usage
 from ragcache_integrations.core.knobs import explained_errors
 from ragcache_integrations.core.prompt import (
     NO_TOOLS,
@@ -40,7 +34,7 @@ from ragcache_integrations.engine.protocol import MOST_URGENT
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS, SEGMENTATIONS, mark_prompt
 
-from .backend import Backend, BackendSource
+from .backend import BackendSource, SharedBackends
 from .backend_kinds import (
     CACHE,
     LOCAL_ENGINE,
@@ -49,101 +43,15 @@ from .backend_kinds import (
     SERVER,
     USER_BACKEND,
     BackendKind,
+    BackendKnobs,
     is_modular,
 )
 from .headers import EXTRA_HEADERS, checked_headers
 from .openai import OpenAIServer, strict_form
-from .shared_backends import SharedBackends
 from .steps import NEXT_STEPS, NO_STEP, STEP, StepHint
 from .structured import RESPONSE_FORMAT, format_arguments
 
-__all__ = ["CALL_NAMES", "LLMKnobs", "Pinning"]
-
-
-if TYPE_CHECKING:
-    from .backend import BackendSource
-
-
-class Pinning:
-    """The methods of an LLM class that pin documents in its engine."""
-
-    if TYPE_CHECKING:
-        namespace: str
-        _source: BackendSource
-
-    def pin(
-        self,
-        documents: Prompt | Iterable[Any],
-        *,
-        ttl: float | None = None,
-        system: str = "",
-        namespace: str | None = None,
-    ) -> Usage:
-        """Keep documents' KV caches in the GPU under any load.
-
-        Args:
-            documents: Documents or nodes of the framework, texts, or a prompt of ours. They stay at
-                one place: after ``system``, in this order.
-            ttl: Seconds; ``None`` until :meth:`unpin`.
-            system: System text before the documents.
-            namespace: The tenant; the object's own if ``None``.
-
-        Raises:
-            ConfigurationError: There would be no room for the longest request, or the tenant's
-                pins would exceed its quota; or this is no local engine with a knowledge tree. A
-                server takes the field ``pin`` of a request.
-        """
-        call = {"ttl": ttl, "system": system, "namespace": self._tenant(namespace)}
-        usage: Usage = _pinning(self._source.get()).pin(documents, **call)
-        return usage
-
-    async def apin(
-        self,
-        documents: Prompt | Iterable[Any],
-        *,
-        ttl: float | None = None,
-        system: str = "",
-        namespace: str | None = None,
-    ) -> Usage:
-        """Async version of :meth:`pin`."""
-        call = {"ttl": ttl, "system": system, "namespace": self._tenant(namespace)}
-        usage: Usage = await _pinning(await self._source.aget()).apin(documents, **call)
-        return usage
-
-    def unpin(
-        self,
-        documents: Prompt | Iterable[Any],
-        *,
-        system: str = "",
-        namespace: str | None = None,
-    ) -> bool:
-        """Let pinned documents be evicted again; whether they were pinned."""
-        call = {"system": system, "namespace": self._tenant(namespace)}
-        return bool(_pinning(self._source.get()).unpin(documents, **call))
-
-    async def aunpin(
-        self,
-        documents: Prompt | Iterable[Any],
-        *,
-        system: str = "",
-        namespace: str | None = None,
-    ) -> bool:
-        """Async version of :meth:`unpin`."""
-        call = {"system": system, "namespace": self._tenant(namespace)}
-        return bool(await _pinning(await self._source.aget()).aunpin(documents, **call))
-
-    def _tenant(self, namespace: str | None) -> str:
-        return self.namespace if namespace is None else namespace
-
-
-def _pinning(backend: Any) -> Any:
-    if not hasattr(backend, "pin"):
-        msg = (
-            f"documents are pinned in a local engine, got {type(backend).__name__}: send the field "
-            "`pin` in a request to `ragcache serve`"
-        )
-        raise ConfigurationError(msg)
-    return backend
+__all__ = ["CALL_NAMES", "LLMKnobs"]
 
 
 DEFAULTS = SamplingOptions()
@@ -155,11 +63,7 @@ NO_MODULAR_TOOLS = (
     "another engine for agents"
 )
 
-PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
-SAMPLING_KNOBS = (
-    *("temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "logprobs"),
-    *PENALTIES,
-)
+SAMPLING_KNOBS = tuple(field.name for field in fields(Sampling) if field.name != "ignore_eos")
 
 # Read at every call, so that they can be assigned; what an engine is made from cannot.
 _ASSIGNABLE = frozenset(
@@ -201,22 +105,7 @@ class _Call:
         return shared | self.reuse | ({"headers": self.headers} if self.headers else {})
 
 
-def _path_to_text(model: object) -> object:
-    return str(model) if isinstance(model, Path) else model
-
-
-def _check_header(value: SecretStr) -> SecretStr:
-    if not re.fullmatch(r"[ -~]*", value.get_secret_value()):
-        msg = "the values of default_headers must be printable ASCII"
-        raise ConfigurationError(msg)
-    return value
-
-
-HeaderName = Annotated[str, StringConstraints(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+\z")]
-SecretHeader = Annotated[SecretStr, AfterValidator(_check_header)]
-
-
-class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
+class LLMKnobs(Closeable, AsyncCloseable, BackendKnobs):
     """The knobs of an LLM class; nothing starts before the first call.
 
     An LLM object has one of four backends: ``engine=``, an engine that you already have;
@@ -331,38 +220,7 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
         extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True
     )
 
-    engine: Annotated[Backend | Literal["modular"] | None, SkipValidation] = Field(
-        default=None, exclude=True
-    )
-    strategy: Annotated[Any, SkipValidation] = None
-    device: str | None = None
-    base_url: str | None = Field(default=None, pattern=r"^https?://\S+$")
-    api_key: SecretStr | None = Field(default=None, exclude=True)
-    default_headers: Mapping[HeaderName, SecretHeader] | None = Field(default=None, exclude=True)
-    model: Annotated[str | None, BeforeValidator(_path_to_text)] = None
-    kv_cache_gib: float | None = Field(default=None, strict=True)
-    max_model_len: int | None = Field(default=None, gt=1, strict=True)
-    dtype: str | None = None
-    knowledge_tree: bool = Field(default=True, strict=True)
-    policy: str = CACHE.policy
-    host_cache_gib: float = Field(default=CACHE.host_cache_gib, strict=True)
-    reorder_window: int | None = Field(default=CACHE.reorder_window, strict=True)
-    cache_depth: int | None = Field(default=CACHE.cache_depth, strict=True)
-    frequency_window: float | None = Field(default=CACHE.frequency_window, strict=True)
-    reuse: str = CACHE.reuse
-    link_tokens: int = Field(default=CACHE.link_tokens, strict=True)
-    exact_documents: int = Field(default=CACHE.exact_documents, strict=True)
-    document_cache_gib: float = Field(default=CACHE.document_cache_gib, strict=True)
-    disk_cache_gib: float = Field(default=CACHE.disk_cache_gib, strict=True)
-    disk_cache_dir: Annotated[str | None, BeforeValidator(_path_to_text)] = CACHE.disk_cache_dir
-    quotas: Mapping[str, float] | None = CACHE.quotas
     find_documents: bool = Field(default=True, strict=True)
-    chat_template: str | None = None
-    tool_parser: str | None = None
-    startup_timeout: float | None = Field(default=None, strict=True)
-    vllm_args: Mapping[str, Any] | None = None
-    tokenizer: str | None = Field(default=None, min_length=1)
-    max_retries: int = Field(default=2, ge=0, strict=True)
     timeout: float | None = Field(default=None, strict=True)
     namespace: str = ""
     step: str = ""
@@ -447,6 +305,70 @@ class LLMKnobs(Pinning, Closeable, AsyncCloseable, BaseModel):
         """Async version of :meth:`close`."""
         for source in self._released():
             await source.aclose()
+
+    def pin(
+        self,
+        documents: Prompt | Iterable[Any],
+        *,
+        ttl: float | None = None,
+        system: str = "",
+        namespace: str | None = None,
+    ) -> Usage:
+        """Keep documents' KV caches in the GPU under any load.
+
+        Args:
+            documents: Documents or nodes of the framework, texts, or a prompt of ours. They stay at
+                one place: after ``system``, in this order.
+            ttl: Seconds; ``None`` until :meth:`unpin`.
+            system: System text before the documents.
+            namespace: The tenant; the object's own if ``None``.
+
+        Raises:
+            ConfigurationError: There would be no room for the longest request, or the tenant's
+                pins would exceed its quota; or this is no local engine with a knowledge tree. A
+                server takes the field ``pin`` of a request.
+        """
+        call = {"ttl": ttl, "system": system, "namespace": self._tenant(namespace)}
+        usage: Usage = _pinning(self._source.get()).pin(documents, **call)
+        return usage
+
+    async def apin(
+        self,
+        documents: Prompt | Iterable[Any],
+        *,
+        ttl: float | None = None,
+        system: str = "",
+        namespace: str | None = None,
+    ) -> Usage:
+        """Async version of :meth:`pin`."""
+        call = {"ttl": ttl, "system": system, "namespace": self._tenant(namespace)}
+        usage: Usage = await _pinning(await self._source.aget()).apin(documents, **call)
+        return usage
+
+    def unpin(
+        self,
+        documents: Prompt | Iterable[Any],
+        *,
+        system: str = "",
+        namespace: str | None = None,
+    ) -> bool:
+        """Let pinned documents be evicted again; whether they were pinned."""
+        call = {"system": system, "namespace": self._tenant(namespace)}
+        return bool(_pinning(self._source.get()).unpin(documents, **call))
+
+    async def aunpin(
+        self,
+        documents: Prompt | Iterable[Any],
+        *,
+        system: str = "",
+        namespace: str | None = None,
+    ) -> bool:
+        """Async version of :meth:`unpin`."""
+        call = {"system": system, "namespace": self._tenant(namespace)}
+        return bool(await _pinning(await self._source.aget()).aunpin(documents, **call))
+
+    def _tenant(self, namespace: str | None) -> str:
+        return self.namespace if namespace is None else namespace
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Make an object with other settings, checked as on construction.
@@ -704,3 +626,13 @@ def _documents(documents: object) -> tuple[PromptDocument, ...]:
             return tuple(marked)
     msg = f"documents must be a list of documents or strings, got {documents!r:.100}"
     raise ConfigurationError(msg)
+
+
+def _pinning(backend: Any) -> Any:
+    if not hasattr(backend, "pin"):
+        msg = (
+            f"documents are pinned in a local engine, got {type(backend).__name__}: send the field "
+            "`pin` in a request to `ragcache serve`"
+        )
+        raise ConfigurationError(msg)
+    return backend

@@ -1,7 +1,8 @@
 """Answers that are to be JSON: by which schema, where the JSON is in them, and whether it is whole.
 
 Under a grammar an answer is JSON alone. Servers without one answer as the model likes: in a fence
-of Markdown, with a sentence before it, or after the thoughts of a model that reasons.
+of Markdown, with a sentence before it, or after the thoughts of a model that reasons. The arguments
+of tool calls are JSON, too.
 """
 
 from __future__ import annotations
@@ -12,10 +13,18 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+from ragcache_integrations.core.prompt import ToolCall
 from ragcache_integrations.engine.schema_limits import INTEGER_DIGITS
 from ragcache_integrations.errors import ConfigurationError, StructuredOutputError
 
-__all__ = ["RESPONSE_FORMAT", "format_arguments", "json_so_far", "whole_json"]
+__all__ = [
+    "RESPONSE_FORMAT",
+    "call_arguments",
+    "call_arguments_so_far",
+    "format_arguments",
+    "json_so_far",
+    "whole_json",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +117,37 @@ def json_so_far(text: str) -> str:
         fence = None if _begins_json(text) else _FENCE.search(text)
         text = text if fence is None else text[fence.end() :]
     return text[: _end_of_json(text, 0)].strip() if _begins_json(text) else ""
+
+
+def call_arguments(call: ToolCall) -> dict[str, Any]:
+    """The arguments of a complete call.
+
+    Raises:
+        StructuredOutputError: They are no JSON object, such as those of an answer that was cut off,
+            or hold text that is no valid Unicode.
+    """
+    problem = "they are another JSON value"
+    try:
+        arguments = json.loads(call.arguments)
+        if isinstance(arguments, dict):
+            # JSON can escape half a character, which no later turn could send back.
+            json.dumps(arguments, ensure_ascii=False).encode()
+            return arguments
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+    msg = (
+        f"the arguments of the call of {call.name!r} are no JSON object: {problem}. If the answer "
+        f"was cut off, raise max_tokens. Got {call.arguments[:200]!r}"
+    )
+    raise StructuredOutputError(msg, call.arguments)
+
+
+def call_arguments_so_far(call: ToolCall) -> dict[str, Any]:
+    """The arguments of a call that may not be complete; empty until they are."""
+    try:
+        return call_arguments(call)
+    except StructuredOutputError:
+        return {}
 
 
 def _find(text: str) -> tuple[str | None, str]:

@@ -21,7 +21,7 @@ from ragcache_integrations.errors import ConfigurationError, EngineClosedError
 from ragcache_integrations.langchain import ChatRAGCache
 from ragcache_integrations.llama_index import RAGCacheLLM
 from ragcache_integrations.llms import backend_kinds as module
-from ragcache_integrations.llms.shared_backends import CAPACITY
+from ragcache_integrations.llms.backend import CAPACITY
 
 from .test_lazy_engine import ARGUMENTS, engine_of
 

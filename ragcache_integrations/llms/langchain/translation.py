@@ -56,11 +56,11 @@ from ragcache_integrations.errors import ConfigurationError, StructuredOutputErr
 from ragcache_integrations.llms.openai import usage_fields
 from ragcache_integrations.llms.structured import (
     RESPONSE_FORMAT,
+    call_arguments,
     format_arguments,
     json_so_far,
     whole_json,
 )
-from ragcache_integrations.llms.tool_calls import call_arguments
 from ragcache_integrations.prompts.langchain import block_document
 
 from .errors import langchain_errors

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from llama_index.core.base.llms.types import (
     CachePoint,
@@ -28,14 +29,14 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
-from llama_index.core.program.utils import FlexibleModel
-from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
+from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import BaseNode, NodeWithScore
 from llama_index.core.tools import BaseTool
-from llama_index.core.types import Model, PydanticProgramMode, TokenAsyncGen
+from llama_index.core.types import PydanticProgramMode
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import override
 
+from ragcache_integrations.core.flows import Call, Each, Flow, aoutputs, outputs
 from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob
 from ragcache_integrations.core.prompt import (
     Message,
@@ -53,8 +54,12 @@ from ragcache_integrations.llms.headers import hides_headers
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.openai import usage_fields
 from ragcache_integrations.llms.steps import StepHint
-from ragcache_integrations.llms.structured import json_so_far, whole_json
-from ragcache_integrations.llms.tool_calls import call_arguments, call_arguments_so_far
+from ragcache_integrations.llms.structured import (
+    call_arguments,
+    call_arguments_so_far,
+    json_so_far,
+    whole_json,
+)
 from ragcache_integrations.prompts.recognition.llama_index import current_run, watch_retrievers
 
 from .steps import workflow_step
@@ -67,6 +72,7 @@ _FIELD = "field"
 """Names, in a ``ThinkingBlock``, the field of a message in which its server takes it back."""
 
 Response = TypeVar("Response", ChatResponse, CompletionResponse)
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 _ROLES = {
     MessageRole.SYSTEM: "system",
@@ -77,6 +83,40 @@ _ROLES = {
     MessageRole.MODEL: "assistant",
     MessageRole.TOOL: "tool",
 }
+
+
+def _with_metadata(method: Method) -> Method:
+    """One of LlamaIndex's methods that read metadata in the event loop: it is at hand by then."""
+
+    @functools.wraps(method)
+    async def prepared(self: RAGCacheLLM, *arguments: Any, **call: Any) -> Any:
+        await self._source.aget()
+        await asyncio.to_thread(lambda: self.metadata)  # may ask a server
+        return await method(self, *arguments, **call)
+
+    return cast("Method", prepared)
+
+
+# An argument through LlamaIndex's programs to our own methods, where an answer's end is known.
+_WHOLE_JSON = "ragcache_whole_json"
+
+
+def _with_grammar(method: Method) -> Method:
+    """One of LlamaIndex's methods for objects of a class, whose answers have a grammar."""
+
+    @functools.wraps(method)
+    def prepared(
+        self: RAGCacheLLM,
+        output_cls: type[BaseModel],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        schema = {"json_schema": output_cls.model_json_schema()}
+        kwargs = {**schema, **(llm_kwargs or {}), _WHOLE_JSON: True}
+        return method(self, output_cls, prompt, kwargs, **prompt_args)
+
+    return cast("Method", prepared)
 
 
 @hides_headers(
@@ -167,7 +207,7 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
     ) -> CompletionResponseGen:
         """Answer a prompt chunk by chunk; closing the generator aborts the request."""
         full_prompt = self._completion_prompt(prompt, formatted, self._source.get())
-        return self._responses(full_prompt, kwargs, self._completion)
+        return outputs(self._responses(full_prompt, kwargs, self._completion))
 
     @llm_completion_callback()
     async def astream_complete(
@@ -175,7 +215,7 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
     ) -> CompletionResponseAsyncGen:
         """Async version of :meth:`stream_complete`."""
         full_prompt = self._completion_prompt(prompt, formatted, await self._source.aget())
-        return self._aresponses(full_prompt, kwargs, self._completion)
+        return aoutputs(self._responses(full_prompt, kwargs, self._completion))
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -195,14 +235,16 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation chunk by chunk; closing the generator aborts the request."""
-        return self._responses(chat_prompt(messages, self.model_name), kwargs, self._chat_response)
+        prompt = chat_prompt(messages, self.model_name)
+        return outputs(self._responses(prompt, kwargs, self._chat_response))
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Async version of :meth:`stream_chat`."""
-        return self._aresponses(chat_prompt(messages, self.model_name), kwargs, self._chat_response)
+        prompt = chat_prompt(messages, self.model_name)
+        return aoutputs(self._responses(prompt, kwargs, self._chat_response))
 
     # Tools
 
@@ -256,72 +298,17 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
             for call in calls
         ]
 
-    # These read metadata in the event loop, so it must be at hand by then.
-
-    @override
-    async def apredict(self, prompt: BasePromptTemplate, **prompt_args: Any) -> str:
-        await self._aload_metadata()
-        answer: str = await super().apredict(prompt, **prompt_args)
-        return answer
-
-    @override
-    async def astream(self, prompt: BasePromptTemplate, **prompt_args: Any) -> TokenAsyncGen:
-        await self._aload_metadata()
-        tokens: TokenAsyncGen = await super().astream(prompt, **prompt_args)
-        return tokens
+    apredict = _with_metadata(FunctionCallingLLM.apredict)
+    astream = _with_metadata(FunctionCallingLLM.astream)
 
     # Structured output: LlamaIndex's own programs, with a grammar that lets no other token through.
 
-    @override
-    def structured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Model:
-        schema_kwargs = _with_schema(output_cls, llm_kwargs)
-        answer: Model = super().structured_predict(output_cls, prompt, schema_kwargs, **prompt_args)
-        return answer
-
-    @override
-    async def astructured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Model:
-        await self._aload_metadata()
-        answer: Model = await super().astructured_predict(
-            output_cls, prompt, _with_schema(output_cls, llm_kwargs), **prompt_args
-        )
-        return answer
-
-    @override
-    def stream_structured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Generator[Model | FlexibleModel, None, None]:
-        return super().stream_structured_predict(
-            output_cls, prompt, _with_schema(output_cls, llm_kwargs), **prompt_args
-        )
-
-    @override
-    async def astream_structured_predict(
-        self,
-        output_cls: type[Model],
-        prompt: PromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> AsyncGenerator[Model | FlexibleModel, None]:
-        await self._aload_metadata()
-        return await super().astream_structured_predict(
-            output_cls, prompt, _with_schema(output_cls, llm_kwargs), **prompt_args
-        )
+    structured_predict = _with_grammar(FunctionCallingLLM.structured_predict)
+    astructured_predict = _with_metadata(_with_grammar(FunctionCallingLLM.astructured_predict))
+    stream_structured_predict = _with_grammar(FunctionCallingLLM.stream_structured_predict)
+    astream_structured_predict = _with_metadata(
+        _with_grammar(FunctionCallingLLM.astream_structured_predict)
+    )
 
     @override
     def _watch_retrievers(self) -> None:
@@ -330,10 +317,6 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
     @override
     def _step_hint(self) -> StepHint:
         return workflow_step()
-
-    async def _aload_metadata(self) -> None:
-        await self._source.aget()
-        await asyncio.to_thread(lambda: self.metadata)  # may ask a server
 
     def _is_chat(self, has_chat_template: bool) -> bool:
         return has_chat_template if self.is_chat_model is None else self.is_chat_model
@@ -354,32 +337,22 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
 
     def _responses(
         self, prompt: Prompt, call: dict[str, Any], respond: Callable[..., Response]
-    ) -> Generator[Response, None, None]:
-        """Yield responses with the text so far, as LlamaIndex wants it."""
+    ) -> Flow:
+        """Respond with the text so far, as LlamaIndex wants it."""
         ready, arguments = self._request(prompt, call)
+        said = _SoFar()
 
-        def responses() -> Generator[Response, None, None]:
-            said = _SoFar()
-            with closing(self._source.get().stream(ready, **arguments)) as chunks:
-                for chunk in chunks:
-                    said.add(chunk)
-                    yield respond(said, chunk, call, chunk.text)
+        def response(chunk: GenerationChunk) -> Response:
+            said.add(chunk)
+            return respond(said, chunk, call, chunk.text)
 
-        return responses()
-
-    def _aresponses(
-        self, prompt: Prompt, call: dict[str, Any], respond: Callable[..., Response]
-    ) -> AsyncGenerator[Response, None]:
-        """Async version of :meth:`_responses`."""
-        ready, arguments = self._request(prompt, call)
-
-        async def responses() -> AsyncGenerator[Response, None]:
-            said = _SoFar()
-            backend = await self._source.aget()
-            async with aclosing(await backend.astream(ready, **arguments)) as chunks:
-                async for chunk in chunks:
-                    said.add(chunk)
-                    yield respond(said, chunk, call, chunk.text)
+        def responses() -> Flow:
+            backend = yield Call(self._source.get, self._source.aget)
+            yield Each(
+                partial(backend.stream, ready, **arguments),
+                partial(backend.astream, ready, **arguments),
+                response,
+            )
 
         return responses()
 
@@ -471,15 +444,6 @@ class _SoFar:
 
 def _refusal(said: Generation | _SoFar) -> dict[str, str]:
     return {_REFUSAL: said.refusal} if said.refusal else {}
-
-
-# An argument through LlamaIndex's programs to our own methods, where an answer's end is known.
-_WHOLE_JSON = "ragcache_whole_json"
-
-
-def _with_schema(output_cls: type[Model], llm_kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    schema = output_cls.model_json_schema()
-    return {"json_schema": schema, **(llm_kwargs or {}), _WHOLE_JSON: True}
 
 
 def _call(arguments: dict[str, Any]) -> dict[str, Any]:

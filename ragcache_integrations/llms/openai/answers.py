@@ -15,10 +15,10 @@ import codecs
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import IncrementalNewlineDecoder, StringIO
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
@@ -316,9 +316,7 @@ class AnswerParser:
             AnswerError: No part has arrived.
         """
         if not self.answered:
-            sent = data if isinstance(data, str) else _dumped(data)
-            msg = f"there is no answer in what it sent: {shortened(sent)}"
-            raise AnswerError(msg)
+            _refuse("there is no answer in what it sent", data)
 
     def read_event(self, name: str, data: str) -> GenerationChunk:
         """Read an event of a stream; arguments beyond its data and errors as for :meth:`read`.
@@ -341,12 +339,10 @@ class AnswerParser:
     def _new_reasoning(self, message: Mapping[str, Any]) -> str:
         """What the model thought, from a field of its own or from parts of the content."""
         for name in _REASONING_FIELDS:
-            text = message.get(name)
-            if isinstance(text, str) and text:
+            if text := _string(message.get(name)):
                 self.reasoning_field = name
                 return text
-        content = message.get("content")
-        return "".join(map(_part_thought, content)) if isinstance(content, list) else ""
+        return "".join(map(_part_thought, _parts(message)))
 
     def _new_calls(self, choice: Mapping[str, Any]) -> tuple[ToolCallPiece, ...]:
         message = _message(choice)
@@ -356,24 +352,19 @@ class AnswerParser:
         if calls is None:
             return ()
         if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
-            msg = f"its tool calls make no sense: {shortened(_dumped(calls))}"
-            raise AnswerError(msg)
+            _refuse("its tool calls make no sense", calls)
         return tuple(map(self._piece, calls))
 
     def _piece(self, call: Mapping[str, Any]) -> ToolCallPiece:
         """A call or a piece of one; servers that send whole calls give them no index."""
-        function = call.get("function")
-        function = function if isinstance(function, Mapping) else {}
-        arguments, name, id_ = function.get("arguments"), function.get("name"), call.get("id")
+        function, id_ = _mapping(call.get("function")), _string(call.get("id"))
+        arguments, name, index = function.get("arguments"), function.get("name"), call.get("index")
         written = arguments if isinstance(arguments, str | None) else _dumped(arguments)
-        id_ = id_ if isinstance(id_, str) else ""
-        index = call.get("index")
         known = self._known_call(index, id_, begins=bool(name))
         if known is not None:
             return ToolCallPiece(known, written or "")
         if not isinstance(name, str) or not name:
-            msg = f"its tool call names no tool: {shortened(_dumped(call))}"
-            raise AnswerError(msg)
+            _refuse("its tool call names no tool", call)
         self._calls.append((index, id_))
         return ToolCallPiece(len(self._calls) - 1, written or "", id_ or new_call_id(), name)
 
@@ -442,6 +433,25 @@ def _dumped(value: object) -> str:
         return str(type(value))
 
 
+def _refuse(problem: str, sent: object) -> NoReturn:
+    msg = f"{problem}: {shortened(sent if isinstance(sent, str) else _dumped(sent))}"
+    raise AnswerError(msg)
+
+
+def _string(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _parts(message: Mapping[str, Any]) -> list[Any]:
+    """The parts of a message's content, if it comes in parts."""
+    content = message.get("content")
+    return content if isinstance(content, list) else []
+
+
 def _parsed(text: str) -> object:
     try:
         return json.loads(text)
@@ -453,9 +463,7 @@ def _object(data: object) -> Mapping[str, Any]:
     value = _parsed(data) if isinstance(data, str) else data
     if isinstance(value, Mapping):
         return value
-    sent = value if isinstance(value, str) else _dumped(value)
-    msg = f"its answer is no JSON object: {shortened(sent)}"
-    raise AnswerError(msg)
+    _refuse("its answer is no JSON object", value)
 
 
 def _first_choice(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -465,8 +473,7 @@ def _first_choice(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None
     if isinstance(choices, list) and isinstance(choices[0], Mapping):
         return choices[0]
-    msg = f"its choices make no sense: {shortened(_dumped(choices))}"
-    raise AnswerError(msg)
+    _refuse("its choices make no sense", choices)
 
 
 def _raise_error(holder: Mapping[str, Any]) -> None:
@@ -500,8 +507,7 @@ def _status(error: object) -> int | None:
 
 def _message(choice: Mapping[str, Any]) -> Mapping[str, Any]:
     """The message of a choice, or what a stream adds to it; empty for a text."""
-    message = choice.get("message") or choice.get("delta")
-    return message if isinstance(message, Mapping) else {}
+    return _mapping(choice.get("message") or choice.get("delta"))
 
 
 def _new_text(choice: Mapping[str, Any]) -> str:
@@ -510,11 +516,9 @@ def _new_text(choice: Mapping[str, Any]) -> str:
         if isinstance(holder, Mapping):
             return _text(holder.get("content"))
         if holder is not None:
-            msg = f"its {name} makes no sense: {shortened(_dumped(holder))}"
-            raise AnswerError(msg)
+            _refuse(f"its {name} makes no sense", holder)
     if "text" not in choice and "finish_reason" not in choice:
-        msg = f"its choice holds no answer: {shortened(_dumped(choice))}"
-        raise AnswerError(msg)
+        _refuse("its choice holds no answer", choice)
     return _text(choice.get("text"))
 
 
@@ -526,8 +530,7 @@ def _text(content: object) -> str:
         return content
     if isinstance(content, list):
         return "".join(map(_part_text, content))
-    msg = f"its content is no text: {shortened(_dumped(content))}"
-    raise AnswerError(msg)
+    _refuse("its content is no text", content)
 
 
 def _part_text(part: object) -> str:
@@ -538,68 +541,51 @@ def _part_text(part: object) -> str:
             return str(part["text"])
         if _is_hidden(part) or part.get("type") == "refusal":
             return ""
-    msg = f"its content holds something else than text: {shortened(_dumped(part))}"
-    raise AnswerError(msg)
+    _refuse("its content holds something else than text", part)
 
 
 def _is_hidden(part: Mapping[str, Any]) -> bool:
-    kind = part.get("type")
-    return isinstance(kind, str) and kind in _HIDDEN_PARTS
+    return _string(part.get("type")) in _HIDDEN_PARTS
 
 
 def _refusal(message: Mapping[str, Any]) -> str:
     """Why the model does not answer, from a field of its own or from parts of the content."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    holders = [message, *(part for part in parts if isinstance(part, Mapping))]
-    texts = [holder.get("refusal") for holder in holders]
-    return "".join(text for text in texts if isinstance(text, str))
+    holders = (message, *map(_mapping, _parts(message)))
+    return "".join(_string(holder.get("refusal")) for holder in holders)
 
 
 def _part_thought(part: object) -> str:
     """The text of a part that holds thoughts, itself or in parts, as Mistral has it."""
-    if not isinstance(part, Mapping) or not _is_hidden(part) or isinstance(part.get("text"), str):
+    part = _mapping(part)
+    if not _is_hidden(part) or isinstance(part.get("text"), str):
         return ""
     thought = part.get("thinking", part.get("reasoning"))
     if isinstance(thought, list):
-        texts = [inner.get("text") for inner in thought if isinstance(inner, Mapping)]
-        return "".join(text for text in texts if isinstance(text, str))
-    return thought if isinstance(thought, str) else ""
+        return "".join(_string(_mapping(inner).get("text")) for inner in thought)
+    return _string(thought)
 
 
 def _usage(answer: Mapping[str, Any], choice: Mapping[str, Any] | None) -> Usage | None:
     """The usage in an answer, which some servers report in the choice or in an extension."""
-    groq = answer.get("x_groq")
-    for holder in (answer, choice, groq):
-        wire = holder.get("usage") if isinstance(holder, Mapping) else None
-        if isinstance(wire, Mapping):
-            prompt = _first_count(wire, "prompt_tokens", "input_tokens")
-            completion = _first_count(wire, "completion_tokens", "output_tokens")
-            if prompt is not None and completion is not None:
-                cached = _cached(wire)
-                known = cached is not None and cached <= prompt
-                return Usage(
-                    prompt,
-                    completion,
-                    cached if cached is not None and known else 0,
-                    cached_known=known,
-                )
+    for holder in (answer, choice, answer.get("x_groq")):
+        wire = _mapping(_mapping(holder).get("usage"))
+        prompt = _first_count(wire.get("prompt_tokens"), wire.get("input_tokens"))
+        completion = _first_count(wire.get("completion_tokens"), wire.get("output_tokens"))
+        if prompt is not None and completion is not None:
+            cached = _cached(wire)
+            known = cached is not None and cached <= prompt
+            return Usage(prompt, completion, (cached or 0) if known else 0, cached_known=known)
     return None
 
 
 def _cached(wire: Mapping[str, Any]) -> int | None:
-    for name in ("prompt_tokens_details", "input_tokens_details"):
-        details = wire.get(name)
-        if isinstance(details, Mapping):
-            count = _count(details.get("cached_tokens"))
-            if count is not None:
-                return count
-    return _first_count(wire, "cached_tokens", "prompt_cache_hit_tokens")
+    details = [_mapping(wire.get(f"{name}_tokens_details")) for name in ("prompt", "input")]
+    counts = (detail.get("cached_tokens") for detail in details)
+    return _first_count(*counts, wire.get("cached_tokens"), wire.get("prompt_cache_hit_tokens"))
 
 
-def _first_count(wire: Mapping[str, Any], *names: str) -> int | None:
-    counts: Iterable[int | None] = (_count(wire.get(name)) for name in names)
-    return next((count for count in counts if count is not None), None)
+def _first_count(*values: object) -> int | None:
+    return next((count for count in map(_count, values) if count is not None), None)
 
 
 def _count(value: object) -> int | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import Any, Unpack
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
+from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.generation import (
     FinishReason,
     Generation,
@@ -19,21 +20,18 @@ from ragcache_integrations.core.generation import (
     SamplingOptions,
     Usage,
 )
-from ragcache_integrations.core.prompt import Prompt, join_calls
+from ragcache_integrations.core.prompt import Prompt, PromptRenderer, join_calls
+from ragcache_integrations.core.threads import map_in_threads
+from ragcache_integrations.engine.serving import ServerFacts, tokenizer_mark
 from ragcache_integrations.errors import (
     ConfigurationError,
     ServerError,
 )
 
 from .answers import AnswerParser, StreamParser
-from .clients import OpenAIClients
-from .handshake import Handshake
-from .requests import RequestBuilder
+from .clients import Handshake, OpenAIClients
 from .token_counting import TokenCounter
-from .wire import Request, ServerCallOptions
-
-if TYPE_CHECKING:
-    import openai
+from .wire import Request, ServerCallOptions, build_request
 
 __all__ = ["OpenAIServer"]
 
@@ -52,10 +50,11 @@ class OpenAIServer:
         print(server.generate(Prompt.rag("How far away is the moon?")).text)
 
     A conversation goes to ``/chat/completions``, raw text to ``/completions``. ``ragcache serve``
-    gets documents as documents, so that their KV caches are kept by document; any other server gets
-    their text. Which server it is, is asked once, before the first request with documents. A
-    namespace is sent as vLLM's ``cache_salt``. Thread-safe, and usable from any number of event
-    loops.
+    gets documents as documents, so that their KV caches are kept by document, and raw text as
+    tokens if the model's tokenizer is known and is the server's. Any other server gets text, and no
+    steps of workflows, on which no answer depends. Which server it is, is asked once, before the
+    first request with documents. A namespace is sent as vLLM's ``cache_salt``. Thread-safe, and
+    usable from any number of event loops.
 
     Args:
         base_url: Address of the server, with its ``/v1``.
@@ -98,7 +97,11 @@ class OpenAIServer:
         self.model = model
         self._max_model_len = max_model_len
         self._clients = OpenAIClients(base_url, api_key, max_retries, default_headers)
-        self._requests = RequestBuilder(model, Handshake(self._clients, base_url), tokenizer)
+        self._handshake = Handshake(self._clients, base_url)
+        self._tokenizer = tokenizer
+        self._lock = make_lock()
+        self._loaded = tokenizer is None
+        self._renderer: PromptRenderer | None = None
         self._tokens = TokenCounter(model, tokenizer)
         self._warned_of_usage = False
 
@@ -135,11 +138,9 @@ class OpenAIServer:
             EngineClosedError: This object was closed.
         """
         parser = AnswerParser(options or SamplingOptions())
-        request = self._requests.build(prompt, parser.options, **call)
+        request = self._build(prompt, parser.options, **call)
         with self._clients.errors_in_words(request.timeout):
-            answer = self._clients.get().post(
-                request.path, cast_to=object, body=request.body, options=_options(request)
-            )
+            answer = self._clients.get().post(**_posted(request))
             chunk = parser.read_whole(answer)
         return _generation(chunk, parser, *self._end(parser, request))
 
@@ -151,12 +152,10 @@ class OpenAIServer:
     ) -> Generation:
         """Async version of :meth:`generate`."""
         parser = AnswerParser(options or SamplingOptions())
-        request = await self._requests.abuild(prompt, parser.options, **call)
+        request = await self._abuild(prompt, parser.options, **call)
         with self._clients.errors_in_words(request.timeout):
             client = await self._clients.aget()
-            answer = await client.post(
-                request.path, cast_to=object, body=request.body, options=_options(request)
-            )
+            answer = await client.post(**_posted(request))
             chunk = parser.read_whole(answer)
         return _generation(chunk, parser, *await self._aend(parser, request))
 
@@ -167,15 +166,9 @@ class OpenAIServer:
         **call: Unpack[ServerCallOptions],
     ) -> list[Generation]:
         """Answer several prompts at once, in their order; raises as :meth:`generate` does."""
-        if not prompts:
-            return []
         generate = partial(self.generate, options=options, **call)
-        # Copies of the caller's context, by which tracing finds the request that this belongs to.
-        contexts = [contextvars.copy_context() for _ in prompts]
-        with ThreadPoolExecutor(min(BATCH_THREADS, len(prompts))) as pool:
-            return list(
-                pool.map(lambda context, prompt: context.run(generate, prompt), contexts, prompts)
-            )
+        # In copies of the caller's context, by which tracing finds the request around this.
+        return map_in_threads(generate, prompts, BATCH_THREADS)
 
     async def agenerate_batch(
         self,
@@ -205,7 +198,7 @@ class OpenAIServer:
         whole must end within the timeout.
         """
         parser = AnswerParser(options or SamplingOptions())
-        request = self._requests.build(prompt, parser.options, **call)
+        request = self._build(prompt, parser.options, **call)
         return self._stream(request.streaming(), parser)
 
     async def astream(
@@ -216,7 +209,7 @@ class OpenAIServer:
     ) -> AsyncGenerator[GenerationChunk]:
         """Async version of :meth:`stream`."""
         parser = AnswerParser(options or SamplingOptions())
-        request = await self._requests.abuild(prompt, parser.options, **call)
+        request = await self._abuild(prompt, parser.options, **call)
         return self._astream(request.streaming(), parser)
 
     def count_tokens(self, text: str) -> int:
@@ -239,18 +232,101 @@ class OpenAIServer:
         """Async version of :meth:`close`."""
         await self._clients.aclose()
 
+    def _build(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions,
+        **call: Unpack[ServerCallOptions],
+    ) -> Request:
+        """Translate a request for the server.
+
+        Raises:
+            ConfigurationError: The prompt holds text that is no valid Unicode, or the server is to
+                reuse documents in a way that it does not know.
+        """
+        facts = self._handshake.ask(call.get("timeout")) if _asks(prompt, call) else None
+        return self._request(prompt, options, facts, **call)
+
+    async def _abuild(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions,
+        **call: Unpack[ServerCallOptions],
+    ) -> Request:
+        """Async version of :meth:`_build`."""
+        facts = await self._handshake.aask(call.get("timeout")) if _asks(prompt, call) else None
+        if facts is None or self._tokenizer is None:
+            return self._request(prompt, options, facts, **call)
+        return await asyncio.to_thread(self._request, prompt, options, facts, **call)
+
+    def _request(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions,
+        facts: ServerFacts | None,
+        *,
+        namespace: str = "",
+        timeout: float | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
+        reuse: str | None = None,
+        link_tokens: int | None = None,
+        priority: int | None = None,
+        step: str = "",
+        next_steps: Mapping[str, int] | None = None,
+    ) -> Request:
+        chosen: dict[str, Any] = {"reuse": reuse, "link_tokens": link_tokens}
+        fields = {name: value for name, value in chosen.items() if value is not None}
+        if facts is None and fields and prompt.documents:
+            msg = f"{' and '.join(fields)} are for `ragcache serve`, which does not answer there"
+            raise ConfigurationError(msg)
+        rendered = None
+        if facts is not None and prompt.documents and prompt.parts:
+            renderer = self._renderer_of(facts)
+            rendered = None if renderer is None else renderer.render(prompt, namespace)
+        request = build_request(
+            self.model,
+            prompt,
+            options,
+            namespace,
+            documents=facts is not None,
+            rendered=rendered,
+        )
+        if facts is None:
+            fields = {}
+        elif step:
+            fields |= {"step": step, "next_steps": dict(next_steps or {})}
+        if priority is not None:
+            fields["priority"] = priority  # vLLM's own field
+        if fields:
+            request = replace(request, body={**request.body, **fields})
+        return replace(request.with_headers(headers), timeout=timeout)
+
+    def _renderer_of(self, facts: ServerFacts) -> PromptRenderer | None:
+        with self._lock:
+            if not self._loaded:
+                self._loaded = True
+                self._renderer = self._load(facts)
+            return self._renderer
+
+    def _load(self, facts: ServerFacts) -> PromptRenderer | None:
+        try:
+            transformers: Any = require("transformers", feature="tokenizer=", extra="tokenizer")
+            renderer = PromptRenderer(transformers.AutoTokenizer.from_pretrained(self._tokenizer))
+        except (ImportError, OSError, ValueError):
+            return None  # counting tokens will tell
+        if tokenizer_mark(renderer.tokenize) == facts.tokenizer:
+            return renderer
+        logger.warning(
+            "the tokenizer %r is not the server's: its tokens are not sent", self._tokenizer
+        )
+        return None
+
     def _stream(self, request: Request, parser: AnswerParser) -> Generator[GenerationChunk]:
         reader = StreamParser(parser, request.timeout)
         with self._clients.errors_in_words(request.timeout):
             kind, _ = self._clients.stream_types
-            with self._clients.get().post(
-                request.path,
-                cast_to=object,
-                body=request.body,
-                options=_options(request),
-                stream=True,
-                stream_cls=kind,
-            ) as events:
+            posted = {**_posted(request), "stream": True, "stream_cls": kind}
+            with self._clients.get().post(**posted) as events:
                 for data in events.response.iter_bytes():
                     yield from reader.feed(data)
                     if reader.done:
@@ -265,14 +341,8 @@ class OpenAIServer:
         with self._clients.errors_in_words(request.timeout):
             _, kind = self._clients.stream_types
             client = await self._clients.aget()
-            async with await client.post(
-                request.path,
-                cast_to=object,
-                body=request.body,
-                options=_options(request),
-                stream=True,
-                stream_cls=kind,
-            ) as events:
+            posted = {**_posted(request), "stream": True, "stream_cls": kind}
+            async with await client.post(**posted) as events:
                 async for data in events.response.aiter_bytes():
                     for chunk in reader.feed(data):
                         yield chunk
@@ -366,6 +436,13 @@ def _last_chunk(parser: AnswerParser, reason: FinishReason, usage: Usage) -> Gen
     )
 
 
-def _options(request: Request) -> openai.RequestOptions:
-    options: openai.RequestOptions = {"headers": request.headers}
-    return options if request.timeout is None else {**options, "timeout": request.timeout}
+def _posted(request: Request) -> dict[str, Any]:
+    """Arguments of the client's method ``post``."""
+    timeout = {} if request.timeout is None else {"timeout": request.timeout}
+    options = {"headers": request.headers, **timeout}
+    return {"path": request.path, "cast_to": object, "body": request.body, "options": options}
+
+
+def _asks(prompt: Prompt, call: ServerCallOptions) -> bool:
+    """Whether a request depends on what the server is."""
+    return bool(prompt.documents or call.get("step"))

@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from ragcache_integrations.core.checks import check_int, check_text, check_type
-from ragcache_integrations.core.generation import CallOptions, SamplingOptions, Usage
+from ragcache_integrations.core.generation import SamplingOptions, Usage
 from ragcache_integrations.core.prompt import (
     TOOL_CHOICES,
     Message,
@@ -39,6 +39,7 @@ from ragcache_integrations.core.prompt import (
 )
 from ragcache_integrations.core.schemas import strict_schema
 from ragcache_integrations.core.texts import content_id
+from ragcache_integrations.engine.protocol import EngineCallOptions
 from ragcache_integrations.engine.serving import content_parts
 from ragcache_integrations.errors import ConfigurationError
 
@@ -162,28 +163,18 @@ _DEFAULTS = SamplingOptions()
 _NO_SALT = re.compile(r"[@/\\\x00\ud800-\udfff]")
 
 
-class ServerCallOptions(CallOptions, total=False):
+class ServerCallOptions(EngineCallOptions, total=False):
     """Arguments of a call to a server besides prompt and options.
 
     ``namespace`` has an effect only on vLLM; ``timeout`` is in seconds for each attempt, the
-    ``openai`` package's ten minutes if ``None``.
+    ``openai`` package's ten minutes if ``None``. ``priority`` is vLLM's own field. The others are
+    for ``ragcache serve``, and are as its options say by default.
 
     Attributes:
         headers: HTTP headers of this request, which override those of all requests.
-        reuse: Where ``ragcache serve`` is to reuse the prompt's documents, ``prefix`` or
-            ``anywhere``; as its options say if ``None``.
-        link_tokens: How many first tokens of each it is to compute with ``anywhere``; the same.
-        priority: vLLM's field: requests with lower numbers go first.
-        step: Name of the step of a workflow that the request is, for ``ragcache serve``.
-        next_steps: Steps that come next, and how many steps are before each.
     """
 
     headers: Mapping[str, SecretStr] | None
-    reuse: str | None
-    link_tokens: int | None
-    priority: int | None
-    step: str
-    next_steps: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
