@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ragcache_integrations.core.threads import in_thread
 
-from .changes import ChangeWatch
 from .files import load_answers, save_answers
 from .flow import AnswerFlow
-from .records import AnswerCodec
 from .types import AnswerStats
 
 __all__ = ["AnswerControls"]
@@ -22,11 +20,6 @@ class AnswerControls:
 
     if TYPE_CHECKING:
         _flow: AnswerFlow[Any]
-        _watch: ChangeWatch
-
-    def _codec(self) -> AnswerCodec[Any]:
-        """Return how answers are written."""
-        raise NotImplementedError  # each framework's cache has its own
 
     def stats(self) -> AnswerStats:
         """Return what was done so far. Touches memory alone."""
@@ -93,8 +86,9 @@ class AnswerControls:
             ConfigurationError: An argument can't be used, or answers are shared (``cache``).
             OSError: The file can't be written. It is as it was.
         """
-        self._flow.check_unshared("save")
-        return save_answers(self._flow.core, path, self._codec(), tag, self._watch.version())
+        flow = self._flow
+        flow.check_unshared("save")
+        return save_answers(flow.core, path, flow.codec, tag, flow.code.version())
 
     async def asave(self, path: str | os.PathLike[str], *, tag: str) -> int:
         """Async version of :meth:`save`."""
@@ -122,8 +116,9 @@ class AnswerControls:
             ConfigurationError: An argument can't be used, or answers are shared (``cache``).
             OSError: The file can't be read.
         """
-        self._flow.check_unshared("load")
-        return load_answers(self._flow.core, path, self._codec(), tag, self._watch.version())
+        flow = self._flow
+        flow.check_unshared("load")
+        return load_answers(flow.core, path, flow.codec, tag, flow.code.version())
 
     async def aload(self, path: str | os.PathLike[str], *, tag: str) -> int:
         """Async version of :meth:`load`."""

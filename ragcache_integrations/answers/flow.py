@@ -21,7 +21,7 @@ from ragcache_integrations.retrievers.keys import (
     normalize_text,
 )
 
-from .changes import ChangeWatch
+from .changes import CHANGED, ChangeWatch
 from .core import AnswerCore, Near
 from .entries import CachedAnswer, Group, Question, Vector, copy_answer
 from .records import AnswerCodec
@@ -182,11 +182,13 @@ class AnswerFlow(Generic[A]):
         core: Keeps the answers and decides.
         same: Whether two answers say the same.
         judge: Asked in the background about answers that are not the same; ``None``: they differ.
-        codec: Turns answers into plain data, for Redis.
-        code: Says whether what answers has changed.
+        codec: Turns answers into plain data, for files and Redis; ``None``: there are neither.
+        code: Says whether what answers has changed: if so, meanwhile, its answer is not kept.
 
     Attributes:
         core: Keeps the answers and decides.
+        codec: As given.
+        code: As given.
         watch: Reads what surrounds each call.
 
     Raises:
@@ -204,6 +206,8 @@ class AnswerFlow(Generic[A]):
         code: ChangeWatch | None = None,
     ) -> None:
         self.core = core
+        self.codec: Any = codec
+        self.code: Any = code
         self.watch = StepWatch(core.knobs.ignores, code)
         self._shared: SharedAnswers[A] | None = None
         server = core.knobs.cache
@@ -319,6 +323,9 @@ class AnswerFlow(Generic[A]):
             lookup: The question, which was looked up before it was answered.
             answer: The answer, which its receiver may change. One that can't be copied is not kept.
         """
+        if self.code is not None and self.code.version() != lookup.question.version:
+            self.leave_out(CHANGED)
+            return
         try:
             copied = copy_answer(answer)
         except Exception:  # noqa: BLE001 - whatever a copy may raise

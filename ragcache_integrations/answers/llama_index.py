@@ -87,7 +87,7 @@ from ragcache_integrations.retrievers.keys import (
 from ragcache_integrations.retrievers.retrieval import checked_results
 
 from . import finish
-from .changes import CHANGED, ChangeWatch
+from .changes import ChangeWatch
 from .controls import AnswerControls
 from .core import AnswerCore
 from .entries import Question, Vector, document_identity
@@ -357,9 +357,9 @@ class AnswerCache(AnswerControls, QueryEngine):
             check_embedded(checked, "embed_model=", embeds=embeds)
         self._namespace = checked.namespace
         same = partial(_same, same_answer or same_text)
-        self._watch = ChangeWatch(query_engine, ("llama_index",))
+        watch = ChangeWatch(query_engine, ("llama_index",))
         asked = None if judge is None else partial(_ask, judge)
-        self._flow = AnswerFlow[_Stored](AnswerCore(checked), same, asked, _CODEC, self._watch)
+        self._flow = AnswerFlow[_Stored](AnswerCore(checked), same, asked, _CODEC, watch)
         self._is_cut = window_of(self._model)
         super().__init__(streaming=False, callback_manager=callback_manager)
 
@@ -525,10 +525,8 @@ class AnswerCache(AnswerControls, QueryEngine):
     async def _put(
         self, way: Way, lookup: Lookup[_Stored], answer: _Stored | None, heard: HeardModels
     ) -> None:
-        """Keep an answer, unless it is none, or a setting changed before it or after it."""
+        """Keep an answer, unless it is none."""
         reason = _UNADDED if answer is None else self._why_none(answer, heard)
-        if reason is None and self._watch.version() != lookup.question.version:
-            reason = CHANGED
         if answer is None or reason is not None:
             self._flow.leave_out(reason)
         else:
@@ -564,9 +562,6 @@ class AnswerCache(AnswerControls, QueryEngine):
         embed = self._embedder(way, bundle)
         embedding = None if embed is None else await way(embed, embed)
         return await way(flow.explain, flow.aexplain, question, embedding)
-
-    def _codec(self) -> AnswerCodec[_Stored]:
-        return _CODEC
 
 
 def _check_engine(engine: object) -> None:

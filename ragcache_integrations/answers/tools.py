@@ -22,7 +22,7 @@ from ragcache_integrations.retrievers.keys import (
     window_of,
 )
 
-from .changes import CHANGED, ChangeWatch
+from .changes import ChangeWatch
 from .core import AnswerCore
 from .entries import Question, Vector
 from .flow import AnswerFlow, Lookup, Way
@@ -128,8 +128,8 @@ class ToolCalls(Generic[R]):
         self._embed = framework.embed
         self._model: Any = model
         self._leaves_out = window_of(model)
-        self._watch = ChangeWatch(tool, framework.modules)
-        self.flow = AnswerFlow[R](AnswerCore(checked), framework.same, code=self._watch)
+        watch = ChangeWatch(tool, framework.modules)
+        self.flow = AnswerFlow[R](AnswerCore(checked), framework.same, code=watch)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return the same: copies of a tool share its results."""
@@ -206,8 +206,6 @@ class ToolCalls(Generic[R]):
     def _kept(self, lookup: Lookup[R], result: R, results: Results[R]) -> R:
         if results.never(result) or not self._may_keep(results, results.content(result)):
             self.flow.leave_out()
-        elif self._watch.version() != lookup.question.version:
-            self.flow.leave_out(CHANGED)
         else:
             self.flow.keep(lookup, result)
         return result

@@ -26,14 +26,13 @@ from langchain_core.runnables import (
 from pydantic import BeforeValidator, ConfigDict, PrivateAttr
 from typing_extensions import override
 
-from ragcache_integrations.answers.changes import CHANGED, ChangeWatch
+from ragcache_integrations.answers.changes import ChangeWatch
 from ragcache_integrations.answers.controls import AnswerControls
 from ragcache_integrations.answers.core import AnswerCore
 from ragcache_integrations.answers.entries import CachedAnswer, Question, Vector
 from ragcache_integrations.answers.finish import why_unkept
 from ragcache_integrations.answers.flow import AWAITING, BLOCKING, AnswerFlow, Lookup, Way, finished
 from ragcache_integrations.answers.knobs import AnswerKnobs, check_embedded
-from ragcache_integrations.answers.records import AnswerCodec
 from ragcache_integrations.answers.types import (
     AnswerExplanation,
     AnswerTrace,
@@ -172,7 +171,6 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
     judge: Annotated[Runnable[Any, Any] | None, BeforeValidator(_as_runnable)] = None
 
     _flow: AnswerFlow[Any] = PrivateAttr()
-    _watch: ChangeWatch = PrivateAttr()
     _is_cut: TextWindow = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
@@ -190,16 +188,16 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         settings = (*map(Identity, (*parts, *functions)), *names, *of_the_cache.values())
         self._is_cut = window_of(_model_of(self.retriever, self.embeddings))
         # One watch for all copies: what one of them has seen is a change for the others, too.
-        self._watch = self.shared_state.core(
+        watch = self.shared_state.core(
             (Identity(self.chain), "watch"), lambda: ChangeWatch(self.chain, WATCHED)
         )
-        self._flow = self.shared_state.core(settings, lambda: self._make_flow(knobs))
+        self._flow = self.shared_state.core(settings, lambda: self._make_flow(knobs, watch))
 
-    def _make_flow(self, knobs: AnswerKnobs) -> AnswerFlow[Any]:
+    def _make_flow(self, knobs: AnswerKnobs, watch: ChangeWatch) -> AnswerFlow[Any]:
         echoed = {self.input_key, self.context_key, self.documents_key}
         same = self.same_answer or partial(same_output, self.answer_key, echoed=echoed)
         judge = None if self.judge is None else partial(judge_outputs, self.judge, self.answer_key)
-        return AnswerFlow(AnswerCore(knobs), same, judge, CODEC, self._watch)
+        return AnswerFlow(AnswerCore(knobs), same, judge, CODEC, watch)
 
     @override
     def invoke(
@@ -326,10 +324,6 @@ class AnswerCache(AnswerControls, Rebuildable, AnswerKnobs, RunnableSerializable
         call = _Call(self, AWAITING, question, ensure_config(config), namespace, kwargs)
         return await call.explain()
 
-    @override
-    def _codec(self) -> AnswerCodec[Any]:
-        return CODEC
-
 
 class _Call:
     """One call of the cache: its question, and what is done with it."""
@@ -358,7 +352,7 @@ class _Call:
         self._context = context_text(turns)
         self._roles, self._form = turns_form(turns)
         self._whole = in_context(self._text, self._context)
-        self._flow, self._watch = cache._flow, cache._watch  # noqa: SLF001 - a call is a part of its cache
+        self._flow = cache._flow  # noqa: SLF001 - a call is a part of its cache
         self.around = self._flow.watch.surroundings(config)
         conversation = next(
             (name for name in self._others if is_conversation(self._others[name])), ""
@@ -537,8 +531,6 @@ class _Call:
             self._flow.leave_out(reason)
         elif names_in(output) & names_in(self._turns) - names_in(self._others):
             self._flow.leave_out(_OTHER_MESSAGES)
-        elif self._watch.version() != self.around.version:
-            self._flow.leave_out(CHANGED)
         else:
             return True
         return False

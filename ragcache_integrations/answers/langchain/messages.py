@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage
@@ -45,26 +45,24 @@ _SHORTEST = 9
 
 def messages_in(value: Any) -> Iterator[BaseMessage | MutableMapping[str, Any]]:
     """Yield the messages that a value holds, in any depth, those that are dicts included."""
-    return _messages(value, _MOST_DEPTH, set())
+    return (part for part in _within(value, _MOST_DEPTH, set()) if _is_message(part))
 
 
-def _messages(
-    value: Any, depth: int, seen: set[int]
-) -> Iterator[BaseMessage | MutableMapping[str, Any]]:
+def _within(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+    """Yield a value and the objects in it, in any depth, but nothing from within messages."""
     if isinstance(value, str | bytes | int | float | Document | None) or id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, BaseMessage) or _is_message(value):
-        yield value
-    elif depth:
+    yield value
+    if depth and not _is_message(value):
         for part in _parts(value):
-            yield from _messages(part, depth - 1, seen)
+            yield from _within(part, depth - 1, seen)
 
 
-def _is_message(value: Any) -> bool:
-    """Whether a dict is a message, as LangGraph takes it for one."""
+def _is_message(value: Any) -> TypeGuard[BaseMessage | MutableMapping[str, Any]]:
+    """Whether a value is a message, or a dict that LangGraph takes for one."""
     if not isinstance(value, dict) or "content" not in value:
-        return False
+        return isinstance(value, BaseMessage)
     kind = value.get("role") or value.get("type")
     return isinstance(kind, str) and kind in _KINDS
 
@@ -141,8 +139,9 @@ def renewed(answer: Any, own: Collection[str] = ()) -> Any:
             _forget_items(message)
         elif isinstance(message, MutableMapping):
             forget_usage(message)
-    for told in _tellers(answer, _MOST_DEPTH):
-        forget_usage(told)
+    for part in _within(answer, _MOST_DEPTH, set()):
+        if isinstance(part, BaseModel) and not isinstance(part, BaseMessage):
+            _unused_result(part)
     return answer
 
 
@@ -230,13 +229,7 @@ def _unused(message: AIMessage) -> None:
     forget_usage(message.additional_kwargs)
 
 
-def _tellers(value: Any, depth: int) -> Iterator[MutableMapping[str, Any]]:
-    """Yield what counts usage in the results of models, which are no messages."""
-    if isinstance(value, BaseModel) and not isinstance(value, BaseMessage | Document):
-        for name in ("llm_output", "generation_info"):
-            told = getattr(value, name, None)
-            if isinstance(told, dict):
-                yield told
-    if depth and not isinstance(value, str | bytes | BaseMessage | Document | None):
-        for part in _parts(value):
-            yield from _tellers(part, depth - 1)
+def _unused_result(result: BaseModel) -> None:
+    """Have the result of a model, which is no message, report that nothing was used for it."""
+    for name in ("llm_output", "generation_info"):
+        forget_usage(getattr(result, name, None))
