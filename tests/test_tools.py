@@ -49,7 +49,7 @@ class TestGains:
     """That the files are up to date is tested with the other generated ones."""
 
     def test_bars_are_as_long_as_the_values(self) -> None:
-        gains = tool("gains_drawing")
+        gains = tool("bench/gain_drawing")
         pairs = [gains.Pair("a < b", 200, 50, "ms"), gains.Pair("worse", 100, 125, "ms")]
         page = ET.fromstring(gains.draw_pairs(pairs))
         bars = page.findall("{*}rect")
@@ -58,7 +58,7 @@ class TestGains:
         assert [bar.attrib["class"] for bar in bars] == ["other", "c0", "other", "bad"]
 
     def test_the_drawings_have_colours_for_dark_pages(self) -> None:
-        gains = tool("gains_drawing")
+        gains = tool("bench/gain_drawing")
         for name in gains.INKS:
             drawing = gains.draw_pairs([gains.Pair("a", 2, 1, "")])
             light, dark = drawing.split("@media (prefers-color-scheme: dark)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tools.gains_cells import Results, command_of, percent, result
+from tools.bench.gain_cells import Results, command_of, percent, result
 from tools.results import link
 
 __all__ = ["AIMS", "METIS", "PROMPT_CACHE", "PROXIMITY", "Aim", "Finding", "equal_quality_table"]

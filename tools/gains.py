@@ -17,9 +17,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tools.bench.gain_cells import Gain, Results, command_of, percent, printed, result, times
+from tools.bench.gain_drawing import Badge, Pair, draw_badges, draw_pairs
 from tools.equal_quality import METIS, PROMPT_CACHE, PROXIMITY, equal_quality_table
-from tools.gains_cells import Gain, Results, command_of, percent, printed, result, times
-from tools.gains_drawing import Badge, Pair, draw_badges, draw_pairs
 from tools.peers import ONCE_ANSWERED, PEERS
 from tools.results import FOLDER, link, saved
 
@@ -300,7 +300,11 @@ GAINS = [
     ),
     Gain("per-query configuration, gradual", METIS, _gradual),
     Gain("modular attention", "modular --sizes '4 x 256' '6 x 512'", _modular),
-    Gain("routing", "replicas --only questions --seeds 3 --requests 60 --load 0.8", _replicas),
+    Gain(
+        "routing",
+        "servers/replicas --only questions --seeds 3 --requests 60 --load 0.8",
+        _replicas,
+    ),
 ]
 
 

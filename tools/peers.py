@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.gains_cells import Gain, percent, times
+from tools.bench.gain_cells import Gain, percent, times
 
 TREE = "knowledge_tree --only ttft --points 'host 0%' --requests 100"
 TIERS = "knowledge_tree --only ttft"

@@ -1,7 +1,7 @@
 """The bundled sample of Natural Questions: real questions over real Wikipedia passages.
 
 It lets the demo, the tests and the examples run offline. ``data/ATTRIBUTION.md`` names its sources
-and its licence, CC BY-SA 3.0; ``tools/make_sample.py`` in the repository made it.
+and its licence, CC BY-SA 3.0; ``tools/samples/make_sample.py`` in the repository made it.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def quick_scripts(folder: Path) -> dict[str, Path]:
     """Return the benchmarks of a folder that take ``--quick``, by name."""
     return {
         path.stem: path
-        for path in sorted(folder.glob("*.py"))
+        for path in sorted([*folder.glob("*.py"), *folder.glob("servers/*.py")])
         if '"--quick"' in path.read_text(encoding="utf-8")
     }
 

@@ -1,6 +1,6 @@
 """The engine's process dies, hangs or does not come up, and its requests are answered all the same.
 
-The same at full size, and with figures: ``benchmarks/faults.py``.
+The same at full size, and with figures: ``benchmarks/servers/faults.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What no honest client sends, in the small; ``benchmarks/hostile.py`` sends ten thousand."""
+"""What no honest client sends, in the small; ``servers/hostile.py`` of the benchmarks sends more."""
 
 from __future__ import annotations
 

@@ -26,6 +26,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import parts  # noqa: F401 - says which model computes
 
 from ragcache_integrations.core.generation import SamplingOptions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import replicas_simulator as script
+from servers import replicas_simulator as script
 
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from ragcache_workbench.simulation import Trace, TraceRequest, simulate_replicas

@@ -1,6 +1,6 @@
 """Make the evaluation's bundled sample out of the full data sets.
 
-    python tools/make_eval_sample.py SOURCE
+    python tools/samples/make_eval_sample.py SOURCE
 
 SOURCE holds ``mmlu/SUBJECT_{dev,test}.csv``, ``pubmedqa/pubmedqa.json``, ``qmsum/val.jsonl.gz``,
 ``squad/dev-v2.0.json`` and ``tatqa/tatqa_dataset_dev.json``, or some of them; ATTRIBUTION.md beside
@@ -27,7 +27,7 @@ ARTICLES = ("Black_Death", "Prime_number")
 """Articles of SQuAD that the bundled reader has not learnt from."""
 PARAGRAPHS = 20
 """Of each article."""
-DATA = Path(__file__).parent.parent / "workbench" / "ragcache_workbench" / "evaluation" / "data"
+DATA = Path(__file__).parents[2] / "workbench" / "ragcache_workbench" / "evaluation" / "data"
 
 Row = dict[str, Any]
 

@@ -16,6 +16,9 @@ import sys
 import time
 import urllib.request
 from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from parts.servers.servers import Server
 from parts.stats.tables import Cell, print_table

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from parts.servers.routers import BALANCE_FACTOR, ROUTERS, Route, installed, route
 from parts.servers.servers import Server, start_together
 from parts.stats.intervals import median_ratio

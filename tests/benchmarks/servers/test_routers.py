@@ -27,7 +27,7 @@ from parts.servers.routers import (
     vllm_router_arguments,
 )
 
-DOCS = Path(__file__).parents[2] / "docs" / "scaling.md"
+DOCS = Path(__file__).parents[3] / "docs" / "scaling.md"
 REPLICAS = ["10.0.0.1:8000", "10.0.0.2:8000"]
 KEYS = [f"{number:016x}" for number in range(40)]
 

@@ -29,9 +29,13 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from parts.servers.process_watch import ProcessWatch, Reading, trend
 from parts.servers.servers import Server
 from parts.stats.intervals import median_ratio

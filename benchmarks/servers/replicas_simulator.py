@@ -7,9 +7,9 @@ a Poisson process at shares of the rate that the replicas bear in turns. The fir
 warm up and are not counted. No model runs.
 
 The hit rate is the share of prompt tokens that are cached. TTFT ratios are in turns over the other
-way, of means; intervals draw the seeds again. At last two replicas get as many requests as in the
-recorded run of ``benchmarks/replicas.py``, whose figures stand next to the simulated ones. The last
-line is one JSON object.
+way, of means; intervals draw the seeds again. At last two replicas get as many requests as in
+the recorded run of ``benchmarks/servers/replicas.py``, and its figures are printed next to the
+simulated ones. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from parts.stats.intervals import mean_ratio
 from parts.stats.tables import print_table
 from parts.traffic.traces import document_stream, sampled_lengths
@@ -37,9 +41,9 @@ from ragcache_workbench.simulation.replicas import (
 )
 from ragcache_workbench.simulation.traces import Trace
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROFILE = ROOT / "benchmarks" / "recorded" / "prefill_profile.json"
-ENGINES = ROOT / "docs" / "results" / "replicas-only-questions-seeds-3-requests-60-load-0.8.json"
+ENGINES = ROOT / "docs/results/servers-replicas-only-questions-seeds-3-requests-60-load-0.8.json"
 """The recorded run of real engines, whose settings the last part repeats."""
 ENGINES_REPLICAS, ENGINES_REQUESTS, ENGINES_WARM_UP, ENGINES_LOAD = 2, 60, 60, 0.8
 

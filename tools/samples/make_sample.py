@@ -1,6 +1,6 @@
 """Make the bundled sample out of the full Natural Questions selection.
 
-    python tools/make_sample.py SOURCE
+    python tools/samples/make_sample.py SOURCE
 
 SOURCE holds ``passages.jsonl.gz`` and ``questions.jsonl``; ATTRIBUTION.md beside the sample says
 where they come from. The same source always gives the same bytes.
@@ -19,7 +19,7 @@ from typing import Any
 
 NUM_QUESTIONS = 300
 NUM_DISTRACTORS = 900
-DATA = Path(__file__).parent.parent / "ragcache_integrations" / "resources" / "data"
+DATA = Path(__file__).parents[2] / "ragcache_integrations" / "resources" / "data"
 
 Row = dict[str, Any]
 
