@@ -6,54 +6,29 @@ import argparse
 import json
 import shlex
 import sys
-import tomllib
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.cli.options import add_json
 from ragcache_integrations.errors import ConfigurationError
 
-from .shared import imported
+from . import shared
+from .shared import WORDS, add_command, imported, table
 
 __all__ = ["add_eval", "add_options", "read_options"]
 
-
-def _table(path: str) -> dict[str, dict[str, Any]]:
-    """Read a table of this distribution, without importing what it is for, which takes a while."""
-    return tomllib.loads(files("ragcache_workbench").joinpath(path).read_text("utf-8"))
-
-
-DATASETS = _table("evaluation/datasets/published.toml")
-_WORDS = _table("commands/eval.toml")
-FLAGS, PARTS = _WORDS["flags"], _WORDS["parts"]
+DATASETS = table("evaluation/datasets/published.toml")
+FLAGS, PARTS = WORDS["eval"]["flags"], WORDS["eval"]["parts"]
 """Settings that have a flag of their own; all have a name for --set and --sweep."""
 
 
 def add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the command line."""
-    parser = commands.add_parser(
-        "eval",
-        help="measure quality and speed on question-answering data sets",
-        description=(
-            "Send the questions of a data set to a retriever and a model, ours by default, and "
-            "measure how good and how fast the answers are. Each run is a folder; repeat the "
-            "command to resume it. DIR/report.html compares the runs of this command; ragcache "
-            "report compares any others."
-        ),
-    )
-    parser.set_defaults(command=_eval)
+    parser = add_command(commands, "eval", _eval)
     # Not by `choices`: argparse does not say which name was meant.
     names = f"{{{','.join(DATASETS)}}}"
     words = "; ".join(facts["words"] for facts in DATASETS.values())
     parser.add_argument("dataset", metavar=names, help=words)
-    parser.add_argument(
-        "--sweep",
-        metavar="KNOB=VALUE,...",
-        action="append",
-        default=[],
-        help="one run for each value, such as tolerance=0,0.2,0.4; repeat it for a grid",
-    )
+    shared.add_options(parser, WORDS["eval"]["alone"])
     parser.add_argument("--preset", action=_Moved, help=argparse.SUPPRESS)
     add_options(parser)
     add_json(parser)
@@ -79,39 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose data, systems and knobs, and say where runs are kept."""
     for name, words in (FLAGS | PARTS).items():
         parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, **words)
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        metavar="KNOB=VALUE",
-        action="append",
-        default=[],
-        help="set any other knob of workload, query cache or engine; an unknown name lists them",
-    )
-    parser.add_argument(
-        "--prices",
-        metavar="PRICES",
-        help=(
-            "prices, such as input=0.15,cached_input=0.075,output=0.6,search=1: per million "
-            "tokens and per thousand searches; or a JSON file with them"
-        ),
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        default=Path("ragcache-eval"),
-        help="folder for runs (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--checkpoint-seconds",
-        type=float,
-        metavar="S",
-        default=10.0,
-        help="save progress every S seconds (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--fresh", action="store_true", help="start over instead of resuming an existing run"
-    )
+    shared.add_options(parser, WORDS["eval"]["options"])
 
 
 def read_options(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -28,7 +28,7 @@ from ragcache_integrations.prompts.lint import (
 from ragcache_integrations.prompts.provider_caches import PROVIDERS, provider_cost
 from ragcache_workbench.logs import Log, read_requests, read_text
 
-from .shared import imported
+from .shared import WORDS, add_command, add_options, imported
 
 __all__ = ["add_lint"]
 
@@ -54,17 +54,7 @@ _ADAPTERS = {
 
 def add_lint(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the command line."""
-    parser = commands.add_parser(
-        "lint",
-        help="find what prevents prompts from reusing KV caches",
-        description=(
-            "Report which part of a prompt breaks the prefix that requests share, at which token, "
-            "how many tokens are computed again because of it, and how to fix it. The exit status "
-            f"is 0 if nothing was found, {FOUND} if something was, and {UNREADABLE} if a file "
-            "could not be read; skipped lines of a log do not change it."
-        ),
-    )
-    parser.set_defaults(command=_lint)
+    parser = add_command(commands, "lint", _lint)
     parser.add_argument(
         "sources",
         metavar="FILE",
@@ -76,42 +66,14 @@ def add_lint(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             "MODULE:NAME for a LangChain or LlamaIndex prompt, whose module is imported"
         ),
     )
-    parser.add_argument(
-        "--flow",
-        choices=["single_turn", "conversation"],
-        help="what the prompts are for (default: conversation if they have a history)",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="T",
-        help="path of the model's tokenizer, or its name on the hub (default: estimate from words)",
-    )
-    parser.add_argument(
-        "--min-tokens",
-        type=int,
-        default=MIN_TOKENS,
-        metavar="N",
-        help=f"report findings that cost at least N tokens per request (default: {MIN_TOKENS})",
-    )
+    add_options(parser, WORDS["lint"]["options"])
     parser.add_argument(
         "--provider",
         choices=PROVIDERS,
         help="say what this provider's prompt cache holds of a log, and what its prompts cost",
     )
-    parser.add_argument(
-        "--requests-per-day",
-        type=float,
-        default=1000.0,
-        metavar="N",
-        help="with --provider: requests like these in a day (default: 1000)",
-    )
-    parser.add_argument(
-        "--price",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="with --provider: of a million tokens of input (default: 1)",
-    )
+    add_options(parser, WORDS["lint"]["costs"])
+    parser.set_defaults(min_tokens=MIN_TOKENS)
     add_json(parser)
 
 

@@ -1,20 +1,59 @@
-"""What several commands have: users' own functions by name, and how findings are shown."""
+"""What commands have in common: the table of options, users' functions, how findings are shown."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ragcache_integrations.cli.options import at_least
 from ragcache_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["imported", "present"]
+__all__ = ["WORDS", "add_command", "add_options", "imported", "present", "table"]
+
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "number": float,
+    "path": Path,
+    "positive": at_least(1),
+    "whole": int,
+}
+
+
+def table(path: str) -> dict[str, dict[str, Any]]:
+    """Read a table of this distribution, without importing what it is for, which takes a while."""
+    return tomllib.loads(files("ragcache_workbench").joinpath(path).read_text("utf-8"))
+
+
+WORDS = table("commands/options.toml")
+"""The words and the options of each command."""
+
+
+def add_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int | None],
+) -> argparse.ArgumentParser:
+    """Add a command to the command line, with its words but without options."""
+    words = WORDS[name]
+    parser = commands.add_parser(name, help=words["help"], description=words["description"])
+    parser.set_defaults(command=run)
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser, options: Mapping[str, dict[str, Any]]) -> None:
+    """Add options of the table; the names of their types are those of this module."""
+    for name, facts in options.items():
+        kind = {"type": _TYPES[facts["type"]]} if "type" in facts else {}
+        parser.add_argument(name, **(facts | kind))
 
 
 def imported(source: str, problem: str) -> Any:

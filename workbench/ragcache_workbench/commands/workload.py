@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
-from ragcache_integrations.cli.options import at_least, check_file
+from ragcache_integrations.cli.options import check_file
 from ragcache_integrations.errors import ConfigurationError
 
-from .shared import present
+from .shared import WORDS, add_options, present
 
 __all__ = ["add_workload"]
 
@@ -21,46 +20,7 @@ def add_workload(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the options to ``ragcache profile``, which then also reads logs."""
     parser = commands.choices["profile"]
     parser.set_defaults(command=partial(_profile, parser.get_default("command")))
-    parser.add_argument(
-        "--workload",
-        type=Path,
-        metavar="FILE",
-        help=(
-            'JSON lines of {"question": ..., "documents": [{"id": ..., "text": ...}, ...]}; '
-            'a document may have a number of "tokens" instead of a text, and only its id if it '
-            "occurred before"
-        ),
-    )
-    parser.add_argument(
-        "--replicas",
-        type=at_least(1),
-        metavar="N",
-        help="with --workload: simulate N replicas, by document, by session and in turns",
-    )
-    parser.add_argument(
-        "--rate",
-        type=float,
-        metavar="R",
-        help=(
-            "with --replicas: requests a second for all of them (default: 80 %% of what they could "
-            "serve without a cache)"
-        ),
-    )
-    parser.add_argument(
-        "--report",
-        type=Path,
-        metavar="FILE",
-        help="with --workload: HTML report to write",
-    )
-    parser.add_argument(
-        "--requests-per-day",
-        type=float,
-        metavar="N",
-        help=(
-            "with --workload: requests like these in a day, for the prompt caches of hosted models "
-            "(default: 1000)"
-        ),
-    )
+    add_options(parser, WORDS["profile"]["options"])
 
 
 def _profile(measure: Command, options: argparse.Namespace) -> int | None:
