@@ -290,7 +290,9 @@ def series(run: EvalRun, metric: str) -> list[float | None]:
         latency = LATENCIES[metric]
         times = [None if record.disturbed else latency(record) for record in run.records]
         return [None if seconds is None else 1000 * seconds for seconds in times]
-    value = _SERIES.get(metric, lambda _, score: score.scores.get(metric))
+    if metric not in _SERIES:
+        return [score.scores.get(metric) for score in run.scores]
+    value = _SERIES[metric]
     return [value(*each) for each in zip(run.records, run.scores, strict=True)]
 
 
