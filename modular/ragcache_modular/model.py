@@ -406,19 +406,21 @@ class ModularModel(Closeable):
         timeout: float | None = None,
     ) -> tuple[Callable[[], Prefilled], Patience]:
         """A prefill that is ready to run, and the patience that ends it."""
-        chosen = strategy_of(strategy)
+        call = _Call.of(strategy, namespace=namespace, timeout=timeout)
         plan = plan_assembly(assembly, masked, dropped)
-        patience = Patience(check_seconds("timeout", timeout))
-        return partial(self._prefill, plan, chosen, namespace, room, patience), patience
+        return partial(self._prefill, plan, call, room), call.patience
 
-    def _prefill(
-        self, plan: Plan, strategy: Strategy, namespace: str, room: int, patience: Patience
-    ) -> Prefilled:
+    def _prefill(self, plan: Plan, call: _Call, room: int) -> Prefilled:
         if self.closed:
             msg = "the model was closed"
             raise EngineClosedError(msg)
         return prefill(
-            self._parts, plan, strategy, namespace=namespace, room=room, patience=patience
+            self._parts,
+            plan,
+            call.strategy,
+            namespace=call.namespace,
+            room=room,
+            patience=call.patience,
         )
 
     def _answer(self, prefilled: Prefilled, options: Sampling) -> Answer:
@@ -434,36 +436,24 @@ class ModularModel(Closeable):
         *,
         masked: Collection[str] = (),
         dropped: Collection[str] = (),
-        namespace: str = "",
-        timeout: float | None = None,
-        **sampling: Unpack[SamplingKnobs],
+        **knobs: Unpack[BatchKnobs],
     ) -> ModularStream:
-        options = check_sampling(sampling)
-        chosen = strategy_of(strategy)
-        patience = Patience(check_seconds("timeout", timeout))
+        call = _Call.of(strategy, **knobs)
         if isinstance(prompt, Prefilled):
             if masked or dropped:
                 msg = "a prefilled prompt takes no masked or dropped: call its own mask or drop"
                 raise ConfigurationError(msg)
-            self._check_length(prompt.next_position - 1, options)
-            answer = self._answer(prompt, options)
-            return ModularStream(decode(prompt, answer, patience), patience)
-        plan = plan_assembly(prompt, masked, dropped)
-        self._check_length(int(plan.positions.max()), options)
-        return ModularStream(self._steps(plan, chosen, namespace, options, patience), patience)
+            self._check_length(prompt.next_position - 1, call.options)
+            steps = decode(prompt, self._answer(prompt, call.options), call.patience)
+        else:
+            plan = plan_assembly(prompt, masked, dropped)
+            self._check_length(int(plan.positions.max()), call.options)
+            steps = self._steps(plan, call)
+        return ModularStream(steps, call.patience)
 
-    def _steps(
-        self,
-        plan: Plan,
-        strategy: Strategy,
-        namespace: str,
-        options: Sampling,
-        patience: Patience,
-    ) -> Iterator[tuple[Answer, ModularChunk]]:
-        room = options.max_tokens or FIRST_ROOM
-        prefilled = self._prefill(plan, strategy, namespace, room, patience)
-        with prefilled:
-            yield from decode(prefilled, self._answer(prefilled, options), patience)
+    def _steps(self, plan: Plan, call: _Call) -> Iterator[tuple[Answer, ModularChunk]]:
+        with self._prefill(plan, call, call.options.max_tokens or FIRST_ROOM) as prefilled:
+            yield from decode(prefilled, self._answer(prefilled, call.options), call.patience)
 
     def _check_length(self, last: int, options: Sampling) -> None:
         # The last token of an answer is not computed, so it needs no position.
@@ -475,44 +465,61 @@ class ModularModel(Closeable):
         self,
         prompts: Iterable[Assembly],
         strategy: str | Strategy,
+        **knobs: Unpack[BatchKnobs],
+    ) -> tuple[Callable[[], list[ModularGeneration]], Patience]:
+        """A batch that is ready to run, and the patience that ends it."""
+        plans = [plan_assembly(prompt) for prompt in prompts]
+        call = _Call.of(strategy, **knobs)
+        return partial(self._generate_batch, plans, call), call.patience
+
+    def _generate_batch(self, plans: Sequence[Plan], call: _Call) -> list[ModularGeneration]:
+        if not plans:
+            return []
+        for plan in plans:
+            self._check_length(int(plan.positions.max()), call.options)
+        if call.options.max_tokens is None:
+            # A batch allocates memory for the longest answer from the start. Without a limit the
+            # prompts are answered one after the other, as the memory of a single answer grows.
+            streams = (ModularStream(self._steps(plan, call), call.patience) for plan in plans)
+            return [stream.result() for stream in streams]
+        batch = Batch(self._parts, plans)
+        batch.prefill(
+            lambda plan: self._prefill(plan, call, 0),
+            lambda prefilled: self._answer(prefilled, call.options),
+        )
+        answers = batch.decode(call.patience, call.options.max_tokens)
+        return [answer.result() for answer in answers]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What a call asks for besides its prompt, checked.
+
+    Attributes:
+        strategy: Chooses the tokens to compute again.
+        namespace: The tenant.
+        options: How tokens are chosen.
+        patience: Its deadline, and whether it was cancelled.
+    """
+
+    strategy: Strategy
+    namespace: str
+    options: Sampling
+    patience: Patience
+
+    @classmethod
+    def of(
+        cls,
+        strategy: str | Strategy,
         *,
         namespace: str = "",
         timeout: float | None = None,
         **sampling: Unpack[SamplingKnobs],
-    ) -> tuple[Callable[[], list[ModularGeneration]], Patience]:
-        """A batch that is ready to run, and the patience that ends it."""
-        plans = [plan_assembly(prompt) for prompt in prompts]
+    ) -> _Call:
+        """Check the arguments of a call."""
         options = check_sampling(sampling)
         chosen = strategy_of(strategy)
-        patience = Patience(check_seconds("timeout", timeout))
-        return partial(self._generate_batch, plans, chosen, namespace, options, patience), patience
-
-    def _generate_batch(
-        self,
-        plans: Sequence[Plan],
-        strategy: Strategy,
-        namespace: str,
-        options: Sampling,
-        patience: Patience,
-    ) -> list[ModularGeneration]:
-        if not plans:
-            return []
-        for plan in plans:
-            self._check_length(int(plan.positions.max()), options)
-        if options.max_tokens is None:
-            # A batch allocates memory for the longest answer from the start. Without a limit the
-            # prompts are answered one after the other, as the memory of a single answer grows.
-            all_steps = (
-                self._steps(plan, strategy, namespace, options, patience) for plan in plans
-            )
-            return [ModularStream(steps, patience).result() for steps in all_steps]
-        batch = Batch(self._parts, plans)
-        batch.prefill(
-            lambda plan: self._prefill(plan, strategy, namespace, 0, patience),
-            lambda prefilled: self._answer(prefilled, options),
-        )
-        answers = batch.decode(patience, options.max_tokens)
-        return [answer.result() for answer in answers]
+        return cls(chosen, namespace, options, Patience(check_seconds("timeout", timeout)))
 
 
 Prefill = Callable[[Plan], Prefilled]

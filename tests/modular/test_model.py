@@ -22,7 +22,6 @@ from ragcache_integrations.errors import (
 )
 from ragcache_integrations.prompts.pml.layout import Assembly, Fresh, Module, Param, Placed
 from ragcache_modular.documents import assemble_spans, document_name
-from ragcache_modular.kv.encoding import Patience
 from ragcache_modular.kv.plan import plan_assembly
 from ragcache_modular.kv.strategies import (
     STRATEGIES,
@@ -32,7 +31,7 @@ from ragcache_modular.kv.strategies import (
     KVLink,
     PromptCache,
 )
-from ragcache_modular.model import Batch, ModularModel
+from ragcache_modular.model import Batch, ModularModel, _Call
 
 from .models import LIMIT, documents, fresh, make, module, served, some_tokens
 
@@ -460,7 +459,7 @@ def test_rows_of_a_batch_hold_shared_modules_once() -> None:
     for strategy, shared, own in ((PromptCache(), 70, 8), (Epic(4), 30, 88), (Exact(), 0, 148)):
         batch = Batch(model._parts, [plan_assembly(prompt) for prompt in prompts])
         batch.prefill(
-            lambda plan: model._prefill(plan, strategy, "", 0, Patience()),  # noqa: B023 - called at once
+            lambda plan: model._prefill(plan, _Call.of(strategy), 0),  # noqa: B023 - called at once
             lambda prefilled: model._answer(prefilled, Sampling()),
         )
         assert (batch.shared_tokens, batch.own_tokens) == (shared, own)
