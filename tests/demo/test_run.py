@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_turns_alternate_and_wait_for_stock_to_calm_down(
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr("time.sleep", lambda _: asked.append(("", "")))
     one = result.frameworks["langchain"].before[0]
-    apps = App("stock", asked, one), App("ours", asked, one), App("anywhere", asked, one)
+    apps: Any = [App(name, asked, one) for name in ("stock", "ours", "anywhere")]
     requests = result.requests[: 2 * TURN + 1]
     before, after, anywhere = run._in_turns(apps, requests, lambda: None)
     assert len(before) == len(after) == len(anywhere) == len(requests)

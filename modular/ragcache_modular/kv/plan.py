@@ -240,7 +240,7 @@ def _tokens(parts: Parts) -> Ints:
     """For each token: id, position, number of its part, and offset in the module; -1 for fresh."""
     tokens = []
     for number, part in enumerate(parts):
-        of = part if isinstance(part, Fresh) else part.module
+        of: Fresh | Module = part if isinstance(part, Fresh) else part.module
         table = np.full((4, len(of.token_ids)), number, dtype=np.int64)
         table[0], table[1] = of.token_ids, of.positions
         if isinstance(part, Fresh):

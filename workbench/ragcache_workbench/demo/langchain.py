@@ -205,7 +205,7 @@ def langchain_apps(
     """
     ids = dict(enumerate(corpus.ids))
     store = FAISS(embeddings, corpus.index, _Passages(corpus), ids)
-    apps = [
+    apps: list[tuple[BaseRetriever, BaseChatModel]] = [
         (
             store.as_retriever(search_kwargs={"k": settings.top_k}),
             StockChatModel(engine=stock, max_tokens=settings.max_tokens),

@@ -247,7 +247,7 @@ def llama_index_apps(
             vector_store=FaissVectorStore(corpus.index), docstore=_Passages(corpus)
         ),
     )
-    apps = [
+    apps: list[tuple[BaseRetriever, LLM]] = [
         (
             index.as_retriever(similarity_top_k=settings.top_k),
             StockLLM(

@@ -147,7 +147,10 @@ def figures(observations: Sequence[Observation], hit_recall: float | None) -> Fi
     """
     means = ("embedding_ms", "retrieval_ms", "ttft_ms", "end_to_end_ms")
     sums = ("store_calls", "prompt_tokens", "cached_prompt_tokens")
-    kinds = dict.fromkeys(means, statistics.fmean) | dict.fromkeys(sums, sum)
+    kinds: dict[str, Any] = {
+        **dict.fromkeys(means, statistics.fmean),
+        **dict.fromkeys(sums, sum),
+    }
     summed: dict[str, Any] = {
         name: kind(getattr(seen, name) for seen in observations) for name, kind in kinds.items()
     }

@@ -94,9 +94,13 @@ def lint_traffic(
     """
     requests: list[RecordedRequest] = []
     for number, entry in enumerate(entries, 1):
-        is_read = isinstance(entry, RecordedRequest)
-        requests += [entry] if is_read else recorded_requests(entry, f"request {number}")
-    skipped, remarks = (entries.skipped, entries.remarks) if isinstance(entries, Log) else (0, ())
+        if isinstance(entry, RecordedRequest):
+            requests.append(entry)
+        else:
+            requests += recorded_requests(entry, f"request {number}")
+    skipped, remarks = 0, list[str]()
+    if isinstance(entries, Log):
+        skipped, remarks = entries.skipped, entries.remarks
     if skipped and len(requests) < MIN_REQUESTS:
         msg = f"a log must have at least {MIN_REQUESTS} requests that can be read: {remarks[0]}"
         raise ConfigurationError(msg)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -131,7 +131,7 @@ def comparison(
     title: str,
     note: str,
     x: Axis,
-    lines: dict[str, Sequence[tuple[float, float]]],
+    lines: Mapping[str, Sequence[tuple[float, float]]],
     recommended: float | None,
 ) -> Chart:
     """Return a plot of two shares in per cent.
