@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import Executor
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 from ragcache_integrations.query_cache.validation import as_array, check_vector, is_ordinary
 
-from .flow import Flow, step_once
+from .flow import Flow, Step, step_once
 from .keys import Surroundings
 from .tally import Tally
 
@@ -94,20 +95,26 @@ class QueryEmbedder:
             EmbeddingError: The model gave something unusable.
             Exception: Any error of the model.
         """
-        key, landed = _key(texts, namespace, around), self._flights.landed
-        embedding, role = self._recall(key), "found"
-        if embedding is None:
-            embedding, role = yield step_once(
-                self._flights,
-                (key, _flight(around)),
-                partial(self._recall, key),
-                partial(self._compute, key, around),
-                None if self._aembed is None else self._executor,
-                looked=landed,
-            )
-        if role != "led":
+        key: _Key = namespace, texts, None if around is None else around.frozen.key
+        landed = self._flights.landed
+        remembered = self._recall(key)
+        if remembered is not None:
             self._tally.add(embedding_memo_hits=1)
-        return embedding, role
+            return remembered, "found"
+        flight: Hashable = None  # what must be equal, too, for texts to be embedded once
+        if around is not None:
+            flight = object() if around.alone else around.flight
+        found: tuple[Embedding, Role] = yield step_once(
+            self._flights,
+            (key, flight),
+            partial(self._recall, key),
+            self._compute(key, around),
+            None if self._aembed is None else self._executor,
+            looked=landed,
+        )
+        if found[1] != "led":
+            self._tally.add(embedding_memo_hits=1)
+        return found
 
     def forget(self, namespace: str) -> None:
         """Forget the embeddings of a tenant's texts."""
@@ -145,10 +152,14 @@ class QueryEmbedder:
         return self.check(value, source, zero=zero)  # another thread's came first
 
     def _compute(self, key: _Key, around: Surroundings | None) -> Flow[Embedding]:
+        texts, aembed = key[1], self._aembed
+        step = Step(partial(self._embed, texts), None if aembed is None else partial(aembed, texts))
         with nullcontext() if around is None else around.watched():
-            embedding = yield from self._tally.counted(
-                "embedding", self._embed, self._aembed, key[1]
-            )
+            started = time.perf_counter()
+            try:
+                embedding = yield step
+            finally:
+                self._tally.add_call("embedding", started)
         return self._remember(key, embedding, around)
 
     def _remember(self, key: _Key, value: ArrayLike, around: Surroundings | None) -> Embedding:
@@ -164,14 +175,3 @@ class QueryEmbedder:
     def _recall(self, key: _Key) -> Embedding | None:
         with self._lock:
             return self._memo.get(key)
-
-
-def _key(texts: Texts, namespace: str, around: Surroundings | None) -> _Key:
-    return namespace, texts, None if around is None else around.frozen.key
-
-
-def _flight(around: Surroundings | None) -> Hashable:
-    """Return what must be equal, too, for texts to be embedded once."""
-    if around is None:
-        return None
-    return object() if around.alone else around.flight

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable
 from concurrent.futures import Executor
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -45,14 +45,18 @@ def run(flow: Flow[R]) -> R:
     Raises:
         Exception: Any error of the flow.
     """
-    resume: Callable[[], Any] = partial(next, flow)
-    while True:
-        try:
-            step = resume()
-        except StopIteration as end:
-            result: R = end.value
-            return result
-        resume = _make(flow, step)
+    try:
+        step = next(flow)
+        while True:
+            try:
+                made = step.call()
+            except BaseException as error:  # noqa: BLE001 - the flow raises it again
+                step = flow.throw(error)
+            else:
+                step = flow.send(made)
+    except StopIteration as end:
+        result: R = end.value
+        return result
 
 
 async def arun(flow: Flow[R], executor: Executor) -> R:
@@ -62,53 +66,60 @@ async def arun(flow: Flow[R], executor: Executor) -> R:
         flow: The flow.
         executor: Makes the calls that block. A cancelled caller does not wait for them.
     """
-    resume: Callable[[], Any] = partial(next, flow)
-    while True:
-        try:
-            step = resume()
-        except StopIteration as end:
-            result: R = end.value
-            return result
-        resume = await _amake(flow, step, executor)
+    try:
+        call, acall = next(flow)
+        while True:
+            try:
+                made = await (in_executor(executor, call) if acall is None else acall())
+            except BaseException as error:  # noqa: BLE001 - the flow raises it again
+                call, acall = flow.throw(error)
+            else:
+                call, acall = flow.send(made)
+    except StopIteration as end:
+        result: R = end.value
+        return result
 
 
 def stages_of(flow: Flow[None]) -> Generator[Any]:
     """Run a flow in this thread, and yield its stages. Closing the generator closes the flow."""
-    resume: Callable[[], Any] = partial(next, flow)
-    with closing(flow):
+    with closing(flow), suppress(StopIteration):
+        item = next(flow)
         while True:
-            try:
-                item = resume()
-            except StopIteration:
-                return
-            if isinstance(item, Step):
-                resume = _make(flow, item)
-            else:
+            if not isinstance(item, Step):
                 yield item
-                resume = partial(next, flow)
+                item = next(flow)
+                continue
+            try:
+                made = item.call()
+            except BaseException as error:  # noqa: BLE001 - the flow raises it again
+                item = flow.throw(error)
+            else:
+                item = flow.send(made)
 
 
 async def astages_of(flow: Flow[None], executor: Executor) -> AsyncGenerator[Any]:
     """Async version of :func:`stages_of`."""
-    resume: Callable[[], Any] = partial(next, flow)
-    with closing(flow):
+    with closing(flow), suppress(StopIteration):
+        item = next(flow)
         while True:
-            try:
-                item = resume()
-            except StopIteration:
-                return
-            if isinstance(item, Step):
-                resume = await _amake(flow, item, executor)
-            else:
+            if not isinstance(item, Step):
                 yield item
-                resume = partial(next, flow)
+                item = next(flow)
+                continue
+            call, acall = item
+            try:
+                made = await (in_executor(executor, call) if acall is None else acall())
+            except BaseException as error:  # noqa: BLE001 - the flow raises it again
+                item = flow.throw(error)
+            else:
+                item = flow.send(made)
 
 
 def step_once(
     flights: SingleFlight[R],
     key: Hashable,
     find: Callable[[], R | None],
-    work: Callable[[], Flow[R]],
+    work: Flow[R],
     executor: Executor | None,
     *,
     looked: int,
@@ -119,19 +130,16 @@ def step_once(
         flights: The work under way.
         key: Identifies the result.
         find: Looks up the result, which a call that ended in the meantime may have stored.
-        work: Makes the flow that does the work.
+        work: Does the work. It is not begun if another call does.
         executor: For the steps of a coroutine that block; ``None`` if no step of the work is a
             coroutine, so that all of it runs in a thread, and is shared with threads.
         looked: As for :meth:`~ragcache_integrations.core.single_flight.SingleFlight.do`.
     """
-
-    def lead() -> R:
-        return run(work())
-
-    acall = None if executor is None else lambda: arun(work(), executor)
+    lead = partial(run, work)
+    alead = None if executor is None else partial(arun, work, executor)
     return Step(
         partial(flights.do, key, find, lead, looked=looked),
-        partial(flights.ado, key, find, lead, acall, looked=looked),
+        partial(flights.ado, key, find, lead, alead, looked=looked),
     )
 
 
@@ -141,20 +149,3 @@ def step_next(pieces: Generator[Any]) -> Step:
     A cancelled coroutine waits for the piece, so that the generator can be closed afterwards.
     """
     return Step(partial(next, pieces, None), partial(in_thread, next, pieces, None))
-
-
-def _make(flow: Flow[Any], step: Step) -> Callable[[], Any]:
-    """Make a step's call; return what resumes the flow with its result or its error."""
-    try:
-        return partial(flow.send, step.call())
-    except BaseException as error:  # noqa: BLE001 - the flow raises it again
-        return partial(flow.throw, error)
-
-
-async def _amake(flow: Flow[Any], step: Step, executor: Executor) -> Callable[[], Any]:
-    acall = step.acall
-    try:
-        result = await (in_executor(executor, step.call) if acall is None else acall())
-        return partial(flow.send, result)
-    except BaseException as error:  # noqa: BLE001 - the flow raises it again
-        return partial(flow.throw, error)

@@ -298,8 +298,10 @@ def _watched_stages(
     yield from around.each(stages)
 
 
-def check_question(texts: Texts, embedding: ArrayLike | None, k: int | None) -> None:
-    """Refuse what cannot be asked.
+def check_question(
+    texts: Texts, embedding: ArrayLike | None, k: int | None, *, empty: bool = False
+) -> bool:
+    """Refuse what cannot be asked; return whether there is nothing to embed.
 
     An empty text is a question as any other: the frameworks' retrievers embed it, too, and a model
     that rephrases questions may well write one.
@@ -308,11 +310,13 @@ def check_question(texts: Texts, embedding: ArrayLike | None, k: int | None) -> 
         texts: The question, or the texts that stand for it.
         embedding: The question's embedding, where it is known already; no text is needed then.
         k: How many documents are wanted; ``None`` where nobody says.
+        empty: Whether there may be nothing to embed.
 
     Raises:
         ConfigurationError: The question is no text, or k is not a whole number of at least 1.
     """
-    if embedding is None and not texts:
+    unread = embedding is None and not texts
+    if unread and not empty:
         msg = "the query has neither a text to embed nor an embedding"
         raise ConfigurationError(msg)
     for text in () if embedding is not None else texts:
@@ -322,6 +326,7 @@ def check_question(texts: Texts, embedding: ArrayLike | None, k: int | None) -> 
             raise ConfigurationError(msg)
     if k is not None:
         check_int("k", k, 1)
+    return unread
 
 
 def checked_results(found: Iterable[T], kind: type = object) -> Iterable[T]:

@@ -178,6 +178,10 @@ class FinishedRetriever(_Remade):
     """Names of the settings; what else is assigned is Python's own business."""
 
     _k: int | None
+    _knobs: Any
+    _verbose: bool
+    callback_manager: Any
+    object_map: dict[str, Any]
 
     @property
     def similarity_top_k(self) -> int | None:
@@ -202,6 +206,16 @@ class FinishedRetriever(_Remade):
     def _default_k(self) -> int | None:
         """Return the default number of nodes."""
         raise NotImplementedError
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the knobs, and the arguments of LlamaIndex's own that all retrievers have."""
+        return {
+            **vars(self._knobs),
+            "k": self._k,
+            "callback_manager": self.callback_manager,
+            "object_map": self.object_map,
+            "verbose": self._verbose,
+        }
 
 
 def _restore(make: Callable[[], Any], dumped: Any) -> Any:

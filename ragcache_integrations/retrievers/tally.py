@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from ragcache_integrations.core.forks import make_reentrant_lock
 from ragcache_integrations.query_cache import QueryCacheStats
-
-from .flow import Flow, Step
 
 __all__ = ["RetrieverStats", "Tally"]
 
@@ -82,30 +78,17 @@ class Tally:
             for name, amount in amounts.items():
                 self._sums[name] += amount
 
-    def counted(
-        self,
-        kind: str,
-        call: Callable[..., Any],
-        acall: Callable[..., Awaitable[Any]] | None,
-        *arguments: Any,
-    ) -> Flow[Any]:
-        """Ask the ``store`` or the ``embedding`` model; count that, and the time that it takes.
+    def add_call(self, kind: str, started: float) -> None:
+        """Count a call of the ``store`` or the ``embedding`` model, and the time that it took.
 
         Args:
-            kind: Which of them.
-            call: Asks it.
-            acall: Async version of ``call``; ``None``: ``call`` runs in a worker thread.
-            *arguments: What it is called with.
+            kind: Which of them was asked.
+            started: When, by ``time.perf_counter``.
         """
-        step = Step(
-            partial(call, *arguments), None if acall is None else partial(acall, *arguments)
-        )
-        started = time.perf_counter()
-        try:
-            return (yield step)
-        finally:
-            calls, total = _SUMS_OF_CALLS[kind]
-            self.add(**{calls: 1, total: time.perf_counter() - started})
+        calls, total = _SUMS_OF_CALLS[kind]
+        with self._lock:
+            self._sums[calls] += 1
+            self._sums[total] += time.perf_counter() - started
 
     def stats(self, cache: QueryCacheStats | None) -> RetrieverStats:
         """Return the sums as they are now."""

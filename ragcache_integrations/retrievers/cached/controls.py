@@ -22,7 +22,7 @@ from ragcache_integrations.retrievers.retrieval import Question
 from ragcache_integrations.retrievers.stores import LiveState
 from ragcache_integrations.retrievers.tally import RetrieverStats
 
-from .core import RetrieverCore
+from .core import DumpedCache, RetrieverCore
 
 __all__ = ["CacheControls", "Wired"]
 
@@ -87,11 +87,13 @@ class Wired(NamedTuple):
         core: Answers.
         requests: Makes requests for it; the framework's.
         live: The settings of what is wrapped, which an application may change.
+        pickles: Whether a pickle includes the cached answers.
     """
 
     core: RetrieverCore[Any]
     requests: Any
     live: LiveState
+    pickles: bool
 
     def question(self, *call: Any) -> Question[Any]:
         """Make a question, which is remembered only if the store is the same after the search."""
@@ -365,6 +367,12 @@ class CacheControls:
         """Async version of :meth:`load`."""
         core = self._core
         return await arun(core.load(path, store_tag=store_tag), core.executor)
+
+    def _dump(self) -> DumpedCache | None:
+        return self._core.dump() if self._wired.pickles else None
+
+    def _restore(self, dumped: DumpedCache | None) -> None:
+        self._core.restore(dumped)
 
 
 def _check_ids(ids: object) -> list[str | int]:

@@ -205,8 +205,12 @@ class RetrieverCore(Generic[T]):
             Exception: Any error of the embedding model.
         """
         check_question(question.texts, question.embedding, question.k)
-        yield from self._embed(question)
-        return question.vector
+        if question.embedding is not None:
+            return self._embedder.check(question.embedding, "the query")
+        vector, _ = yield from self._embedder.embed(
+            self._texts(question), question.namespace, question.embeds_around
+        )
+        return vector
 
     def explain(self, question: Question[T]) -> Flow[Explanation]:
         """Explain why a question would be answered from the cache, or not. The store is not asked.
@@ -378,7 +382,8 @@ class RetrieverCore(Generic[T]):
             return cache.load(path, decode=decode, store_tag=store_tag)
 
     def _retrieve(self, question: Question[T]) -> Flow[Retrieval[T]]:
-        unread = self._check(question)
+        may_be_empty = question.plain is not None
+        unread = check_question(question.texts, question.embedding, question.k, empty=may_be_empty)
         try:
             if unread:
                 retrieval: Retrieval[T] = yield self._plain(question)
@@ -389,17 +394,6 @@ class RetrieverCore(Generic[T]):
         except BaseException:
             self._tally.add(failures=1)
             raise
-
-    def _check(self, question: Question[T]) -> bool:
-        """Check a question; return whether there is nothing to embed.
-
-        Raises:
-            ConfigurationError: The question is no text, or k is not a whole number of at least 1.
-        """
-        unread = not question.texts and question.embedding is None
-        texts = ("",) if unread and question.plain is not None else question.texts
-        check_question(texts, question.embedding, question.k)
-        return unread
 
     def _plain(self, question: Question[T]) -> Step:
         """Return the step that asks the store for a question without text."""
@@ -417,21 +411,19 @@ class RetrieverCore(Generic[T]):
         if self.caches.read_version is not None:
             yield Step(self.caches.update_version)
         question.started = time.perf_counter()
-        yield from self._embed(question)
-        if self.caches.current is None:  # making the cache takes a while
-            yield Step(partial(self._prepare, question))
-        else:
-            self._prepare(question)
-
-    def _embed(self, question: Question[T]) -> Flow[None]:
+        texts = self._texts(question)
         if question.embedding is None:
             question.vector, question.embedded_by = yield from self._embedder.embed(
-                self._texts(question), question.namespace, question.embeds_around
+                texts, question.namespace, question.embeds_around
             )
         else:
             question.vector = self._embedder.check(question.embedding, "the query")
             question.embedded_by = "found"
         question.embedded = time.perf_counter()
+        if self.caches.current is None:  # making the cache takes a while
+            yield Step(partial(self._prepare, question, texts))
+        else:
+            self._prepare(question, texts)
 
     def _texts(self, question: Question[T]) -> Texts:
         # A text of white space and the like alone is a question nevertheless.
@@ -439,13 +431,12 @@ class RetrieverCore(Generic[T]):
             return tuple(normalize_text(text) or text for text in question.texts)
         return question.texts
 
-    def _prepare(self, question: Question[T]) -> None:
+    def _prepare(self, question: Question[T], texts: Texts) -> None:
         question.query = np.asarray(question.vector, np.float32, order="C")
         question.cache = self.caches.for_query(question.query)
-        # Which part of the text a model read is not known of an embedding from the caller.
-        texts = self._texts(question)
         if self._guards:
             texts += question.unembedded
+        # Which part of the text a model read is not known of an embedding from the caller.
         identity = self._identity.of(texts, embedded=question.embedding is None)
         question.entry_key = question.key if identity is None else (question.key, identity)
         question.wording = None
@@ -474,25 +465,26 @@ class RetrieverCore(Generic[T]):
             Exception: Any error of the store.
         """
         landed = self._searches.landed
-        hit = yield from self._look_up(question)
+        # The executor's threads share connections among all event loops.
+        find = partial(self._find, question)
+        hit = find() if question.cache.immediate else (yield Step(find))
         if hit is not None:
             return hit, "found"
+        flight: Hashable = object()
+        if not question.private:
+            # A search that began before the store changed, or before another cache, is not joined.
+            now = (id(question.cache), question.version, question.flight)
+            vector = question.vector
+            flight = (question.entry_key, vector.dtype.str, vector.tobytes(), question.wanted, now)
         found: tuple[Answer[T], Role] = yield step_once(
             self._searches,
-            self._flight(question),
+            flight,
             partial(self._find_again, question),
-            partial(self._searcher.search, question),
+            self._searcher.search(question),
             None if question.asearch is None else self.executor,
             looked=landed,
         )
         return found
-
-    def _look_up(self, question: Question[T]) -> Flow[Hit[T] | None]:
-        if question.cache.immediate:
-            return self._find(question)
-        # The executor's threads share connections among all event loops.
-        hit: Hit[T] | None = yield Step(partial(self._find, question))
-        return hit
 
     def _find(self, question: Question[T]) -> Hit[T] | None:
         """Look a question up in the cache."""
@@ -508,15 +500,6 @@ class RetrieverCore(Generic[T]):
     def _find_again(self, question: Question[T]) -> Hit[T] | None:
         """Look a question up under a lock, for which a round trip takes too long."""
         return self._find(question) if question.cache.immediate else None
-
-    def _flight(self, question: Question[T]) -> Hashable:
-        """Return a value that equal questions share."""
-        if question.private:
-            return object()
-        # A search that began before the store changed, or before another cache, is not joined.
-        now = (id(question.cache), question.version)
-        vector, k = question.vector, question.wanted
-        return (question.entry_key, vector.dtype.str, vector.tobytes(), k, now, question.flight)
 
     def _finish(self, question: Question[T], answer: Answer[T], role: Role) -> Retrieval[T]:
         """Copy the documents of an answer, count and trace it; start its check where it needs one.
@@ -555,7 +538,8 @@ class RetrieverCore(Generic[T]):
 
     def _stages(self, question: Question[T]) -> Flow[None]:
         begun = time.perf_counter()
-        unread = self._check(question)
+        may_be_empty = question.plain is not None
+        unread = check_question(question.texts, question.embedding, question.k, empty=may_be_empty)
         try:
             if unread:
                 final = _only_stage((yield self._plain(question)), begun)
@@ -588,7 +572,8 @@ class RetrieverCore(Generic[T]):
 
     def _search(self, question: Question[T], _: float) -> Flow[DocumentStage[T]]:
         """Yield the stages of a search but the final one, which is returned as it is kept."""
-        hit = yield from self._look_up(question)
+        find = partial(self._find, question)
+        hit = find() if question.cache.immediate else (yield Step(find))
         if hit is not None:
             return _only_stage(self._finish(question, hit, "found"), question.embedded)
         assert question.stages is not None  # noqa: S101 - checked before

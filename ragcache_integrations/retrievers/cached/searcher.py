@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
@@ -98,7 +98,7 @@ class Searcher(Generic[T]):
         """
         assert question.plain is not None  # noqa: S101 - checked before
         source, k = self._source, question.k or self._source.k
-        results = yield from self._tally.counted("store", question.plain, question.aplain, k or 0)
+        results = yield from self._asked(question.plain, question.aplain, k or 0)
         self._tally.add(misses=1)
         found = list(checked_results(results, source.kind))[: None if question.whole else k]
         note = note_of(None) if question.annotate else None
@@ -121,13 +121,30 @@ class Searcher(Generic[T]):
             Exception: Any error of the store.
         """
         count = self.begin(question)
-        documents = yield from self._tally.counted(
-            "store", question.search, question.asearch, question.vector, count
+        documents = yield from self._asked(
+            question.search, question.asearch, question.vector, count
         )
+        if not question.in_coroutine:
+            return self.remember(question, documents, count)
         candidates: tuple[Candidate[T], ...] = yield Step(
             partial(self.remember, question, documents, count)
         )
         return candidates
+
+    def _asked(
+        self,
+        call: Callable[..., Sequence[T]],
+        acall: Callable[..., Awaitable[Sequence[T]]] | None,
+        *arguments: Any,
+    ) -> Flow[Sequence[T]]:
+        """Ask the store; count that, and the time that it takes."""
+        native = None if acall is None else partial(acall, *arguments)
+        started = time.perf_counter()
+        try:
+            documents: Sequence[T] = yield Step(partial(call, *arguments), native)
+        finally:
+            self._tally.add_call("store", started)
+        return documents
 
     def remember(
         self, question: Question[T], documents: Sequence[T], count: int
@@ -189,8 +206,8 @@ class Searcher(Generic[T]):
     def check(self, question: Question[T]) -> Flow[None]:
         """Report the store's result for a question that the cache has answered."""
         asked = question.unobserved or question
-        documents = yield from self._tally.counted(
-            "store", asked.search, asked.asearch, question.vector, question.wanted
+        documents = yield from self._asked(
+            asked.search, asked.asearch, question.vector, question.wanted
         )
         cache = in_memory(question.cache)
         if cache.store_version == question.version:  # else it is another store's answer

@@ -5,29 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from langchain_core.callbacks import (
-    AsyncCallbackManager,
-    AsyncCallbackManagerForRetrieverRun,
-    CallbackManager,
-    CallbackManagerForRetrieverRun,
-)
+from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig, ensure_config
 
 from ragcache_integrations.retrievers.retrieval import DocumentStage
 
-__all__ = ["AsyncRetrieverRun", "RetrieverRun"]
+__all__ = ["RetrieverRun"]
 
 
 class RetrieverRun:
-    """A run as ``BaseRetriever.invoke`` makes one.
+    """A run as ``BaseRetriever.invoke`` makes one, or ``ainvoke``.
 
     Attributes:
-        manager: Callbacks of the run.
+        manager: Callbacks of the run; those of a run that :meth:`astart` began are coroutines.
     """
 
-    def __init__(self, manager: CallbackManagerForRetrieverRun) -> None:
+    def __init__(self, manager: Any) -> None:
         self.manager = manager
 
     @classmethod
@@ -43,6 +38,15 @@ class RetrieverRun:
         manager = CallbackManager.configure(*configuration)
         return cls(manager.on_retriever_start(None, query, **names))
 
+    @classmethod
+    async def astart(
+        cls, retriever: BaseRetriever, query: str, config: RunnableConfig | None
+    ) -> Self:
+        """Async version of :meth:`start`."""
+        configuration, names = _arguments(retriever, config)
+        manager = AsyncCallbackManager.configure(*configuration)
+        return cls(await manager.on_retriever_start(None, query, **names))
+
     def end(self, stage: DocumentStage[Any] | None) -> None:
         """Report the end of the retrieval, with its last stage."""
         self.manager.on_retriever_end(_documents(stage))
@@ -51,32 +55,12 @@ class RetrieverRun:
         """Report an error."""
         self.manager.on_retriever_error(error)
 
-
-class AsyncRetrieverRun:
-    """A run as ``BaseRetriever.ainvoke`` makes one.
-
-    Attributes:
-        manager: Callbacks of the run.
-    """
-
-    def __init__(self, manager: AsyncCallbackManagerForRetrieverRun) -> None:
-        self.manager = manager
-
-    @classmethod
-    async def start(
-        cls, retriever: BaseRetriever, query: str, config: RunnableConfig | None
-    ) -> Self:
-        """Async version of :meth:`RetrieverRun.start`."""
-        configuration, names = _arguments(retriever, config)
-        manager = AsyncCallbackManager.configure(*configuration)
-        return cls(await manager.on_retriever_start(None, query, **names))
-
     async def aend(self, stage: DocumentStage[Any] | None) -> None:
-        """Async version of :meth:`RetrieverRun.end`."""
+        """Async version of :meth:`end`."""
         await self.manager.on_retriever_end(_documents(stage))
 
     async def afail(self, error: BaseException) -> None:
-        """Async version of :meth:`RetrieverRun.fail`."""
+        """Async version of :meth:`fail`."""
         await self.manager.on_retriever_error(error)
 
 

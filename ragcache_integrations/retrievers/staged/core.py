@@ -52,11 +52,10 @@ __all__ = [
     "StagedSource",
     "all_of",
     "always",
-    "index_facts",
 ]
 
 
-def index_facts(index: Indexed, *, normalised: bool = False) -> StoreFacts:
+def _facts_of(index: Indexed, *, normalised: bool) -> StoreFacts:
     """Return what is known of a staged index, for a cache in front of it.
 
     Args:
@@ -168,7 +167,6 @@ class StagedSource(Generic[T]):
         aembed: Embeds without blocking; ``None``: ``embed`` runs in a worker thread.
         k: How many documents to return where nobody says.
         normalised: Questions are brought to unit length, as the documents were.
-        facts: What is known of it, for a cache in front.
     """
 
     index: Indexed
@@ -177,7 +175,6 @@ class StagedSource(Generic[T]):
     aembed: Callable[[Texts], Awaitable[ArrayLike]] | None
     k: int
     normalised: bool
-    facts: StoreFacts
 
 
 class StagedCore(Generic[T]):
@@ -199,13 +196,13 @@ class StagedCore(Generic[T]):
         self._knobs = knobs
         self._source = source
         self.k = knobs.k or source.k
-        self.facts = source.facts
+        self.facts = _facts_of(source.index, normalised=source.normalised)
         self.executor = make_executor(_WORKERS, "ragcache-staged")
         self._embedder = QueryEmbedder(
             source.embed,
             source.aembed,
             memo_size=knobs.embedding_memo,
-            dim=source.facts.dim,
+            dim=self.facts.dim,
             executor=self.executor,
             tally=Tally(),
         )
@@ -239,9 +236,9 @@ class StagedCore(Generic[T]):
             EmbeddingError: The embedding model gave something unusable.
             Exception: Any error of the embedding model.
         """
-        embedding = yield from self._embed(texts, embedding, k)
+        vector = yield from self._embed(texts, embedding, k)
         # In a thread, for coroutines: documents may lie in a database.
-        documents: list[T] = yield Step(partial(self.search, embedding, k, filter_))
+        documents: list[T] = yield Step(partial(self.search, vector, k, filter_))
         return documents
 
     def stages(
@@ -258,8 +255,8 @@ class StagedCore(Generic[T]):
         Closing it ends the search between two stages. Arguments and errors are those of
         :meth:`retrieve` and :meth:`search_stages`.
         """
-        embedding = yield from self._embed(texts, embedding, k)
-        with closing(self.search_stages(embedding, k, filter_, interval)) as search:
+        vector = yield from self._embed(texts, embedding, k)
+        with closing(self.search_stages(vector, k, filter_, interval)) as search:
             while (stage := (yield step_next(search))) is not None:
                 yield stage
 

@@ -27,7 +27,7 @@ from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.flow import arun, astages_of, run, stages_of
 from ragcache_integrations.retrievers.retrieval import DocumentStage
 from ragcache_integrations.retrievers.runs import aobserved, observed
-from ragcache_integrations.retrievers.runs.langchain import AsyncRetrieverRun, RetrieverRun
+from ragcache_integrations.retrievers.runs.langchain import RetrieverRun
 from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
 from ragcache_integrations.retrievers.stores import FaissView, is_faiss_index
 from ragcache_integrations.vector_search import StagedIndex
@@ -41,7 +41,6 @@ from .core import (
     StagedSource,
     all_of,
     always,
-    index_facts,
 )
 
 __all__ = ["StagedFaissRetriever"]
@@ -207,7 +206,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
     ) -> AsyncGenerator[DocumentStage[Document]]:
         """Async version of :meth:`stages`."""
         flow = self._core.stages(*self._asked(query, k, filter), interval)
-        start = partial(AsyncRetrieverRun.start, self, query, config)
+        start = partial(RetrieverRun.astart, self, query, config)
         observing = aobserved(start, lambda _: astages_of(flow, self._core.executor))
         async with aclosing(observing):
             async for stage in observing:
@@ -313,7 +312,6 @@ def _source(
         aembed=aembed if own_coroutine else None,
         k=_DEFAULT_K,
         normalised=normalised,
-        facts=index_facts(searched, normalised=normalised),
     )
 
 

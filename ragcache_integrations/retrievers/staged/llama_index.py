@@ -42,7 +42,6 @@ from .core import (
     StagedSource,
     all_of,
     always,
-    index_facts,
 )
 
 __all__ = ["StagedFaissRetriever"]
@@ -133,7 +132,6 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
                 aembed=aembed,
                 k=DEFAULT_SIMILARITY_TOP_K,
                 normalised=False,
-                facts=index_facts(searched),
             ),
         )
         super().__init__(
@@ -147,16 +145,8 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         return self._core.k
 
     def _settings(self) -> dict[str, Any]:
-        return {
-            **vars(self._knobs),
-            "k": self._k,
-            "index": self._index,
-            "nodes": self._nodes,
-            "embed_model": self._embed_model,
-            "callback_manager": self.callback_manager,
-            "object_map": self.object_map,
-            "verbose": self._verbose,
-        }
+        own = {"index": self._index, "nodes": self._nodes, "embed_model": self._embed_model}
+        return super()._settings() | own
 
     @classmethod
     def from_index(

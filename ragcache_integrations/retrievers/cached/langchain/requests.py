@@ -1,4 +1,4 @@
-"""From a call of the LangChain retriever to a request of its core, by what is wrapped."""
+"""From a call of the LangChain retriever to a question for its core, by what is wrapped."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ __all__ = ["Requests", "StagedRequests", "StoreRequests", "WrappedRequests"]
 
 
 class Requests(ABC):
-    """Makes requests.
+    """Makes questions of calls.
 
     Args:
         knobs: The retriever's settings.
@@ -71,7 +71,7 @@ class Requests(ABC):
 
     @abstractmethod
     def make(self, call: Call) -> Question[Document]:
-        """Make the request of one call.
+        """Make the question of one call.
 
         Raises:
             ConfigurationError: What is wrapped has no such argument.
@@ -82,14 +82,14 @@ class Requests(ABC):
         return self._watch.surroundings() if self._code.any else None
 
     def _key(
-        self, call: Call, frozen: FrozenArguments, around: Surroundings | None
+        self, call: Call, namespace: str, frozen: FrozenArguments, around: Surroundings | None
     ) -> tuple[Hashable, tuple[str, ...]]:
         """Return a call's cache key, and the places of opaque values without a name."""
         if around is not None:
             frozen = frozen.with_others(around.frozen)
         frozen = frozen.with_others(freeze_arguments(said_besides(query=call.query)))
         filter_key = self._knobs.filter_key if call.filter_key is None else call.filter_key
-        key = request_key(frozen, self._namespace(call), filter_key)
+        key = request_key(frozen, namespace, filter_key)
         if not frozen.opaque:
             return key, ()
         naming = Naming(
@@ -115,14 +115,15 @@ class WrappedRequests(Requests):
 
     @override
     def make(self, call: Call) -> Question[Document]:
-        """Make the request of one call; see :class:`Requests`."""
+        """Make the question of one call; see :class:`Requests`."""
         retriever, outer = self._retriever, call.config()
         arguments = read_wrapped_arguments(retriever, call)
         around = self._watch.surroundings(whole_config(outer))
+        namespace = self._namespace(call)
 
         def key() -> tuple[Hashable, tuple[str, ...]]:
             return self._key(
-                call, freeze_arguments(wrapped_settings(retriever) | arguments), around
+                call, namespace, freeze_arguments(wrapped_settings(retriever) | arguments), around
             )
 
         before, opaque = key()
@@ -140,7 +141,7 @@ class WrappedRequests(Requests):
                 None if blocks else asearch,
                 k=_first(call.k, self._knobs.k),
                 key=before,
-                namespace=self._namespace(call),
+                namespace=namespace,
                 opaque=opaque,
                 is_current=lambda: key()[0] == before,
                 ranked=False,
@@ -197,15 +198,15 @@ class StoreRequests(Requests):
 
     @override
     def make(self, call: Call) -> Question[Document]:
-        """Make the request of one call; see :class:`Requests`."""
+        """Make the question of one call; see :class:`Requests`."""
         search_type = call.search_type or self._search_type
         if call.arguments:
             check_store_arguments(self._store, search_type, call.arguments, self._facts.arguments)
         arguments = self._search_kwargs | call.arguments
         k = _first(call.k, arguments.pop("k", None), self._knobs.k)
         snapshot, around = self._snapshots.of(arguments), self._around()
-        frozen = snapshot.frozen
-        key, opaque = self._key(call, frozen, around)
+        frozen, namespace = snapshot.frozen, self._namespace(call)
+        key, opaque = self._key(call, namespace, frozen, around)
         # Nearly every question comes with the arguments of the one before.
         same, (planned, plan) = (search_type, frozen.key), self._last
         if plan is None or planned != same or frozen.opaque:
@@ -218,7 +219,7 @@ class StoreRequests(Requests):
             plan.asearch,
             k=k,
             key=(key, search_type, k) if plan.fixed else key,
-            namespace=self._namespace(call),
+            namespace=namespace,
             opaque=opaque,
             ranked=plan.ranked,
             annotate=self._knobs.annotate,
@@ -258,14 +259,14 @@ class StagedRequests(Requests):
 
     @override
     def make(self, call: Call) -> Question[Document]:
-        """Make the request of one call; see :class:`Requests`."""
+        """Make the question of one call; see :class:`Requests`."""
         core = self._staged.core
         check_staged_arguments(call)
         own = call.arguments.get("filter")
         filters = self._staged.filter if own is None else own
         snapshot = self._snapshots.of({} if filters is None else {"filter": filters})
-        around = self._around()
-        key, opaque = self._key(call, snapshot.frozen, around)
+        namespace, around = self._namespace(call), self._around()
+        key, opaque = self._key(call, namespace, snapshot.frozen, around)
         if not opaque:
             filters = snapshot.copies()().get("filter")
 
@@ -274,7 +275,7 @@ class StagedRequests(Requests):
             lambda embedding, count: core.search(embedding, count, filters),
             k=_first(call.k, self._knobs.k),
             key=key,
-            namespace=self._namespace(call),
+            namespace=namespace,
             opaque=opaque,
             annotate=self._knobs.annotate,
             stages=lambda embedding, count: core.search_stages(

@@ -27,7 +27,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cached.controls import CacheControls, Wired
-from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
+from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
 from ragcache_integrations.retrievers.cached.searcher import with_chosen_vectors
 from ragcache_integrations.retrievers.embedder import Texts
@@ -40,7 +40,7 @@ from ragcache_integrations.retrievers.retrieval import (
     Source,
 )
 from ragcache_integrations.retrievers.runs import aobserved, observed
-from ragcache_integrations.retrievers.runs.langchain import AsyncRetrieverRun, RetrieverRun
+from ragcache_integrations.retrievers.runs.langchain import RetrieverRun
 from ragcache_integrations.retrievers.sharing import Identity, Rebuildable
 from ragcache_integrations.retrievers.staged import STAGED_INDEX_METHODS
 from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
@@ -168,7 +168,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             ),
             lambda: self._make_core(knobs, embeddings, facts, default_k),
         )
-        return Wired(core, requests, live)
+        return Wired(core, requests, live, self.pickle_cache)
 
     def _check_search(self) -> None:
         if self.retriever is not None and (self.search_kwargs or self.search_type != "similarity"):
@@ -343,8 +343,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         """
 
         def search(run: RetrieverRun) -> Generator[DocumentStage[Document]]:
-            core, request = self._ask_in_run(run.manager, query, call, config, interval)
-            with closing(core.stages(request)) as stages:
+            core, question = self._ask_in_run(run.manager, query, call, config, interval)
+            with closing(core.stages(question)) as stages:
                 for stage in stages:
                     if stage.trace is not None:
                         _dispatch_event(run.manager, stage.trace)
@@ -362,15 +362,15 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
     ) -> AsyncGenerator[DocumentStage[Document]]:
         """Async version of :meth:`stages`."""
 
-        async def search(run: AsyncRetrieverRun) -> AsyncGenerator[DocumentStage[Document]]:
-            core, request = self._ask_in_run(run.manager, query, call, config, interval)
-            async with aclosing(core.astages(request)) as stages:
+        async def search(run: RetrieverRun) -> AsyncGenerator[DocumentStage[Document]]:
+            core, question = self._ask_in_run(run.manager, query, call, config, interval)
+            async with aclosing(core.astages(question)) as stages:
                 async for stage in stages:
                     if stage.trace is not None:
                         await _adispatch_event(run.manager, stage.trace)
                     yield stage
 
-        run = aobserved(partial(AsyncRetrieverRun.start, self, query, config), search)
+        run = aobserved(partial(RetrieverRun.astart, self, query, config), search)
         async with aclosing(run) as stages:
             async for stage in stages:
                 yield stage
@@ -388,16 +388,16 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             EmbeddingError: The embedding model gave something unusable.
         """
         with configured(config):
-            core, request = self._ask(query, call)
-        return run(core.explain(request))
+            core, question = self._ask(query, call)
+        return run(core.explain(question))
 
     async def aexplain(
         self, query: str, config: RunnableConfig | None = None, **call: Any
     ) -> Explanation:
         """Async version of :meth:`explain`."""
         with configured(config):
-            core, request = self._ask(query, call)
-        return await arun(core.explain(request), core.executor)
+            core, question = self._ask(query, call)
+        return await arun(core.explain(question), core.executor)
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         params = super()._get_ls_params(**kwargs)
@@ -433,8 +433,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         run_manager: CallbackManagerForRetrieverRun,
         **call: Any,
     ) -> list[Document]:
-        core, request = self._ask_in_run(run_manager, query, call)
-        retrieval = core.retrieve(request)
+        core, question = self._ask_in_run(run_manager, query, call)
+        retrieval = core.retrieve(question)
         _dispatch_event(run_manager, retrieval.trace)
         return retrieval.documents
 
@@ -445,8 +445,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         run_manager: AsyncCallbackManagerForRetrieverRun,
         **call: Any,
     ) -> list[Document]:
-        core, request = self._ask_in_run(run_manager, query, call)
-        retrieval = await core.aretrieve(request)
+        core, question = self._ask_in_run(run_manager, query, call)
+        retrieval = await core.aretrieve(question)
         await _adispatch_event(run_manager, retrieval.trace)
         return retrieval.documents
 
@@ -528,14 +528,6 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         search_kwargs = dict(self.search_kwargs)
         k = search_kwargs.pop("k", self.k)
         return super()._settings() | {"k": k, "search_kwargs": search_kwargs}
-
-    @override
-    def _dump(self) -> DumpedCache | None:
-        return self._core.dump() if self.pickle_cache else None
-
-    @override
-    def _restore(self, dumped: DumpedCache | None) -> None:
-        self._core.restore(dumped)
 
 
 def _live(

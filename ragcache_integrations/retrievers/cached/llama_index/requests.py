@@ -1,4 +1,4 @@
-"""From a call of the LlamaIndex retriever to a request of its core.
+"""From a call of the LlamaIndex retriever to a question for its core.
 
 Knows LlamaIndex's indexes and vector stores by name, and imports none.
 """
@@ -193,7 +193,7 @@ _SEARCH_ARGUMENTS = {
 
 
 class Requests:
-    """Makes requests.
+    """Makes questions of calls.
 
     Args:
         knobs: The retriever's settings.
@@ -239,7 +239,7 @@ class Requests:
     def make(
         self, query: QueryBundle, k: int | None, interval: float | None = None
     ) -> Question[NodeWithScore]:
-        """Make the request of one call.
+        """Make the question of one call.
 
         Args:
             query: The question.
@@ -279,7 +279,7 @@ class Requests:
 
         # The first nodes of such a search need not be what it finds where fewer are wanted.
         whole = self._index is not None and not self._ranked
-        request = Question(
+        question = Question(
             tuple(query.embedding_strs),  # none of an empty text
             search,
             asearch,
@@ -297,16 +297,16 @@ class Requests:
             aplain=lambda count: retriever(count)._aretrieve(copy(query)),  # noqa: SLF001
         )
         if self._index is None:
-            request.is_current = lambda: self._frozen(query, snapshot, around).key == frozen.key
+            question.is_current = lambda: self._frozen(query, snapshot, around).key == frozen.key
         if self._staged is not None:
             core = self._staged.core
-            request.search = core.search
-            request.stages = partial(core.search_stages, interval=interval)
-            request.asearch = request.plain = request.aplain = None
+            question.search = core.search
+            question.stages = partial(core.search_stages, interval=interval)
+            question.asearch = question.plain = question.aplain = None
         # Vectors that come along are worth a thread.
         if self._blocks or (self._bring is not None and self._abring is None):
-            request.asearch = request.aplain = None
-        return watch_question(request, around, embeds=self._embeds)
+            question.asearch = question.aplain = None
+        return watch_question(question, around, embeds=self._embeds)
 
     def _frozen(
         self, query: QueryBundle, snapshot: Snapshot, around: Surroundings | None

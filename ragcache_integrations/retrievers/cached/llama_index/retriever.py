@@ -41,7 +41,7 @@ from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cached.controls import CacheControls, Wired
-from ragcache_integrations.retrievers.cached.core import DumpedCache, RetrieverCore
+from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import (
     CacheKnobs,
     KnobArguments,
@@ -58,7 +58,6 @@ from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Note,
     Question,
-    Retrieval,
     RetrievalTrace,
     Source,
 )
@@ -277,7 +276,8 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         self._staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
         facts, default_k = self._facts()
         requests = Requests(self._knobs, wrapped, index, self._search_kwargs, facts, model)
-        return Wired(self._make_core(model, facts, default_k), requests, live)
+        core = self._make_core(model, facts, default_k)
+        return Wired(core, requests, live, self._knobs.pickle_cache)
 
     def _make_core(
         self, model: BaseEmbedding, facts: StoreFacts, default_k: int | None
@@ -345,24 +345,13 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
     def _default_k(self) -> int | None:
         return self._core.default_k
 
-    def _dump(self) -> DumpedCache | None:
-        return self._core.dump() if self._knobs.pickle_cache else None
-
-    def _restore(self, dumped: DumpedCache | None) -> None:
-        self._core.restore(dumped)
-
     def _settings(self) -> dict[str, Any]:
-        return {
-            **vars(self._knobs),
-            "k": self._k,
+        return super()._settings() | {
             "index": self._index,
             "retriever": self._wrapped if self._index is None else None,
             "embed_model": self._own_embed_model,
             "search_kwargs": self._search_kwargs,
             "context": self._context,
-            "callback_manager": self.callback_manager,
-            "object_map": self.object_map,
-            "verbose": self._verbose,
         }
 
     @classmethod
@@ -547,13 +536,13 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
             ConfigurationError: The question has no text to embed.
             EmbeddingError: The embedding model gave something unusable.
         """
-        core, request = self._ask(query, {})
-        return run(core.explain(request))
+        core, question = self._ask(query, {})
+        return run(core.explain(question))
 
     async def aexplain(self, query: QueryType) -> Explanation:
         """Async version of :meth:`explain`."""
-        core, request = self._ask(query, {})
-        return await arun(core.explain(request), core.executor)
+        core, question = self._ask(query, {})
+        return await arun(core.explain(question), core.executor)
 
     @override
     def _question_of(
@@ -584,16 +573,14 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         return wired.core.astages(self._request(wired, query, interval))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        core, request = self._ask(query_bundle, {})
-        return self._report(query_bundle, core.retrieve(request))
+        core, question = self._ask(query_bundle, {})
+        retrieval = core.retrieve(question)
+        _dispatch_event(query_bundle, retrieval.trace)
+        return retrieval.documents
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        core, request = self._ask(query_bundle, {})
-        return self._report(query_bundle, await core.aretrieve(request))
-
-    def _report(
-        self, query_bundle: QueryBundle, retrieval: Retrieval[NodeWithScore]
-    ) -> list[NodeWithScore]:
+        core, question = self._ask(query_bundle, {})
+        retrieval = await core.aretrieve(question)
         _dispatch_event(query_bundle, retrieval.trace)
         return retrieval.documents
 
