@@ -369,10 +369,11 @@ class Exchange:
             error: Makes the exception for each receiver.
         """
         with self.lock:
-            abandoned = [*self._pending.values(), *self._controls.values()]
+            abandoned = [pending.receiver for pending in self._pending.values()]
+            abandoned += [control.receiver for control in self._controls.values()]
             self._pending, self._controls = {}, {}
-        for pending in abandoned:
-            pending.receiver(error())
+        for receiver in abandoned:
+            receiver(error())
 
     # Processes that start and end
 
