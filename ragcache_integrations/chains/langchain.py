@@ -192,8 +192,10 @@ def read_question(value: object, input_key: str) -> tuple[dict[str, Any], str]:
 
 
 def _check_template(value: object, info: ValidationInfo) -> object:
-    check_type(info.field_name or "", value, BasePromptTemplate, "one of LangChain's templates")
-    return value
+    if isinstance(value, BasePromptTemplate):
+        return value
+    msg = f"{info.field_name} must be one of LangChain's templates, got {value!r:.100}"
+    raise ConfigurationError(msg)
 
 
 # Not validated by pydantic, which would make a new object.

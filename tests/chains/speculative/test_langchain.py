@@ -347,7 +347,7 @@ class TestPrompts:
         ({"stage_interval": float("nan")}, "stage_interval"),
         ({"document_variable_name": "documents"}, "documents as 'documents', it takes context"),
         ({"llm": "model"}, "llm"),
-        ({"prompt": "{context}"}, "a prompt must be one of LangChain's .*, got '{context}'"),
+        ({"prompt": "{context}"}, "^prompt must be one of LangChain's .*, got '{context}'"),
     ],
 )
 def test_wrong_knobs_are_refused(
