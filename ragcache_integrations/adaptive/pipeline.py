@@ -170,7 +170,7 @@ def after(answer: Synthesised, earlier: Sequence[Synthesised]) -> Synthesised:
 
 def inner_asker(asker: Asker) -> Asker:
     """Return a model whose answers may turn out to be none, so that they are not streamed."""
-    return cast("Asker", ChangedAsker(asker, partial(replace, inner=True)))
+    return cast("Asker", ChangedAsker(asker, lambda request: replace(request, inner=True)))
 
 
 GOLDEN_CONFIG = SynthesisConfig("map_reduce", 30, 225)
