@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeGuard
 
 from langchain_core.documents import Document
@@ -32,7 +32,7 @@ _KINDS = frozenset(
 )
 """Roles and types of messages that are written as dicts."""
 _CALL_NAMES = ("id", "call_id", "tool_call_id", "tool_use_id")
-_NAMING_FIELDS = (
+_FIELDS_WITH_IDS = (
     *("content", "additional_kwargs", "tool_calls", "invalid_tool_calls", "tool_call_chunks"),
     "tool_call_id",
 )
@@ -168,7 +168,8 @@ def _rename(message: BaseMessage | MutableMapping[str, Any], new: dict[str, str]
     if name is not None:
         held["id"] = new.setdefault(f"message {name}", f"lc_run--{uuid.uuid4()}")
     if new:
-        names = held if isinstance(message, MutableMapping) else _NAMING_FIELDS
+        every = isinstance(message, MutableMapping)
+        names: Iterable[str] = held if every else _FIELDS_WITH_IDS
         inner = {name: held[name] for name in names if name in held and name != "id"}
         _replace(inner, new)
         held.update(inner)

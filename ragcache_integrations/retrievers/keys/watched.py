@@ -347,7 +347,7 @@ def _watched_class(kind: type) -> type:
     return subclass_of(kind, __getattribute__=getattribute, __del__=lambda _: None)
 
 
-def subclass_of(kind: type, **members: Any) -> type:
+def subclass_of(kind: Any, **members: Any) -> type:
     """Make a subclass under the same name, with members of its own."""
     body = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, **members}
     if issubclass(kind, BaseModel):
