@@ -8,7 +8,7 @@ import functools
 import gc
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from jupyter_client.provisioning import local_provisioner
@@ -70,14 +70,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     Forks.allowed = item.get_closest_marker("engine") is not None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Each test has a context of its own: a variable that it sets is not set in the next test.
 
     pytest-asyncio does the same for its tests.
     """
+    test = pyfuncitem.obj
     if pyfuncitem.get_closest_marker("asyncio") is None:
-        pyfuncitem.obj = functools.partial(contextvars.copy_context().run, pyfuncitem.obj)
+        pyfuncitem.obj = functools.partial(contextvars.copy_context().run, test)
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = test  # reports of failures look for its code
 
 
 @pytest.hookimpl(trylast=True)
