@@ -62,7 +62,7 @@ class Results(Generic[R]):
         served: Returns a copy of an earlier result for its new receiver; ``None`` where the tool
             has to be called instead.
         content: Returns the content of a result.
-        never: Whether a result is not kept, whatever is in it: an error, or one that refers to
+        never: Whether a result is not kept at all: an error, or one that refers to
             something that is not compared, such as a message of the conversation by its id.
     """
 
