@@ -58,13 +58,12 @@ class _Report(Failures):
 
     def aggregate(self, other: Failures) -> _Report:
         """Merge the reports of two workers."""
-        merged = vars(super().aggregate(other))
-        if isinstance(other, _Report):
-            merged |= {
-                "lost": self.lost | other.lost,
-                "unwritten": self.unwritten | other.unwritten,
-            }
-        return _Report(**merged)
+        merged = _Report(**vars(super().aggregate(other)))
+        for report in (self, other):
+            if isinstance(report, _Report):
+                merged.lost |= report.lost
+                merged.unwritten |= report.unwritten
+        return merged
 
 
 class DocumentConnector(HostTierConnector):
