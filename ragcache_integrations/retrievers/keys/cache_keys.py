@@ -32,7 +32,7 @@ from pydantic import BaseModel
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.sharing import Identity
 
-from .own_code import is_own_class
+from .own_code import NAMES, is_own_class
 
 __all__ = [
     "OPAQUE",
@@ -72,30 +72,8 @@ PRINTED = {
     *(pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath),
 }
 """Classes whose objects are immutable, and equal where their texts are."""
-# Whose records are data, whatever methods they have.
-_KNOWN = {
-    *(
-        "chromadb",
-        "dataclasses_json",
-        "elasticsearch",
-        "langchain",
-        "langchain_community",
-        "langchain_core",
-        "lancedb",
-    ),
-    *("llama_index", "opensearchpy", "pinecone", "pydantic", "pymilvus", "qdrant_client", "typing"),
-    "weaviate",
-}
-# What dataclasses and pydantic write into a class, and what only makes and shows an object.
-_GENERATED = {
-    *("__annotations__", "__class_vars__", "__dataclass_fields__", "__dataclass_params__"),
-    *("__delattr__", "__dict__", "__doc__", "__eq__", "__firstlineno__", "__ge__", "__gt__"),
-    *("__hash__", "__init__", "__le__", "__lt__", "__match_args__", "__module__", "__ne__"),
-    *("__post_init__", "__private_attributes__", "__repr__", "__repr_args__", "__setattr__"),
-    *("__signature__", "__slots__", "__static_attributes__", "__weakref__", "__abstractmethods__"),
-    *("__replace__", "__orig_bases__", "__parameters__", "model_config", "model_post_init"),
-    *("__getstate__", "__setstate__", "__annotate_func__", "__annotations_cache__"),
-}
+_KNOWN = NAMES["known_records"]
+_GENERATED = NAMES["generated"]
 _FILTERS = {"filter", "filters", "expr", "where_document"}
 """Arguments of the frameworks' and the stores' searches that say which documents may be found."""
 _MAX_DEPTH = 32

@@ -14,7 +14,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from .own_code import CodeReading, Constant, Uses, is_own_code, own_code, remembered
+from .own_code import NAMES, CodeReading, Constant, Uses, is_own_code, own_code, remembered
 
 __all__ = ["OwnParts", "reads_whole_config"]
 
@@ -23,29 +23,9 @@ _CONFIG, _VALUES, _MANAGER = "config", "values", "manager"
 _MAPPINGS = frozenset(("configurable", "metadata"))
 _MANAGERS = frozenset(("run_manager", "callbacks", "manager", "callback_manager"))
 _VARIABLE = "var_child_runnable_config"
-_MAKERS = frozenset(
-    (
-        *("get_config", "ensure_config", "patch_config", "merge_configs"),
-        *("patch_configurable", "patch_checkpoint_map"),
-    )
-)
-"""Functions of the frameworks that return a configuration."""
-_RUNS = frozenset(
-    (
-        *("invoke", "ainvoke", "stream", "astream", "batch", "abatch", "transform", "atransform"),
-        *("astream_events", "astream_log", "with_config", "set_config_context", "retrieve"),
-        *("get_callback_manager_for_config", "get_async_callback_manager_for_config"),
-        *("get_state", "aget_state", "update_state", "aupdate_state", "get_relevant_documents"),
-    )
-)
-"""Methods that take a configuration for what they run."""
-_HARMLESS = frozenset(
-    (
-        *("isinstance", "len", "bool", "print", "debug", "info", "warning", "error", "exception"),
-        "critical",
-    )
-)
-"""Functions whose result says nothing of what is in a mapping."""
+_MAKERS = NAMES["makers"]
+_RUNS = NAMES["runs"]
+_HARMLESS = NAMES["harmless"]
 _SILENT = ("POP_", "JUMP", "TO_BOOL", "UNARY_NOT", "IS_OP", "CONTAINS_OP", "NOP", "COPY_FREE")
 """Beginnings of instructions that read nothing of what is in a mapping."""
 

@@ -14,15 +14,18 @@ import itertools
 import re
 import sys
 import sysconfig
+import tomllib
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 __all__ = [
+    "NAMES",
     "CodeReading",
     "Constant",
     "Notes",
@@ -37,20 +40,21 @@ __all__ = [
 ]
 
 
+NAMES: dict[str, frozenset[str]] = {
+    name: frozenset(names)
+    for name, names in tomllib.loads(
+        files(__package__).joinpath("names.toml").read_text("utf-8")
+    ).items()
+}
+"""Names that frameworks, libraries and Python have, by what they are; see the file."""
+
 _OURS = ("ragcache_integrations", "ragcache_reader", "ragcache_workbench")
 _FRAMEWORKS = ("langchain", "langgraph", "llama_index", "pydantic")
 _FOLDERS = frozenset(("site-packages", "dist-packages"))
 _PYTHONS = tuple(
     {str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")}
 )
-_WRITES = frozenset(
-    (
-        *("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault"),
-        *("pop", "popleft", "popitem", "remove", "discard", "clear", "sort", "reverse", "subtract"),
-        *("move_to_end", "rotate", "__setitem__", "intersection_update", "difference_update"),
-    )
-)
-"""Methods that change a container."""
+_WRITES = NAMES["writes"]
 _FIELD = re.compile(r"\{[^{}]*\}")
 """A place in a text that is formatted, such as "{0.text}"."""
 _ATTRIBUTE = re.compile(r"\.([^\W\d]\w*)")

@@ -44,6 +44,7 @@ from ragcache_integrations.core.checks import check_names
 from ragcache_integrations.errors import ConfigurationError
 
 from .cache_keys import FrozenArguments, fields_of, freeze_arguments
+from .own_code import NAMES
 from .watched import Note, WatchedName, WatchedValues, variables_around, watched_object
 
 __all__ = ["StepWatch", "Surroundings", "check_ignores"]
@@ -67,23 +68,9 @@ _WATCHED = ("thread_id", "run_id")
 # LangGraph's entries, our own, and those of LangGraph's server that differ with every request. None
 # of them identifies a user.
 _OWN_PREFIXES = ("__pregel_", "__ragcache_")
-_OWN_CONFIGURABLE = {
-    *_WATCHED,
-    *("checkpoint_id", "checkpoint_ns", "checkpoint_map", "langgraph_request_id"),
-    *("__request_start_time_ms__", "__after_seconds__"),
-    *("__langsmith_project__", "__langsmith_example_id__"),
-}
-_OWN_METADATA = {
-    *_WATCHED,
-    *("langgraph_step", "langgraph_node", "langgraph_triggers", "langgraph_path"),
-    *("langgraph_checkpoint_ns", "langgraph_request_id", "checkpoint_id", "checkpoint_ns"),
-    *("run_attempt", "lc_versions", "lc_agent_name", "ls_integration"),
-}
-# Ids that LangGraph draws for each run: they say nothing of who asks.
-_DRAWN = {
-    *("checkpoint_id", "checkpoint_ns", "checkpoint_map", "langgraph_checkpoint_ns"),
-    *("langgraph_request_id", "__request_start_time_ms__"),
-}
+_OWN_CONFIGURABLE = NAMES["own_configurable"]
+_OWN_METADATA = NAMES["own_metadata"]
+_DRAWN = NAMES["drawn"]
 # The tags that frameworks give to the parts of a run: they are never handed on to parts within.
 _OWN_TAG = re.compile(
     r"(seq:step|graph:step|retry:attempt|condition):-?\d+|branch:(\d+|default)|map:key:.*"
@@ -94,13 +81,7 @@ _OWN_TAG = re.compile(
 _DEFAULT_LIMIT = 25
 
 
-_OWN_NAMES: Final = frozenset(
-    (
-        *("context", "instrument_tags", "previous", "recursion_limit", "run_id", "server", "store"),
-        *("stream", "tags", "thread_id", "workflow"),
-    )
-)
-"""What ``ignores=`` takes besides the application's own names."""
+_OWN_NAMES = NAMES["ignored"]
 _PLACES = ("variable.", "configurable.", "metadata.", "baggage.")
 _MANY_CALLS: Final = 32
 """Calls after which a warning says that no two were alike, or that a name was of no use."""

@@ -22,7 +22,7 @@ from typing import Any, Self
 from pydantic import BaseModel
 from typing_extensions import override
 
-from ragcache_integrations.retrievers.keys.own_code import is_own_class, is_own_module
+from ragcache_integrations.retrievers.keys.own_code import NAMES, is_own_class, is_own_module
 
 __all__ = [
     "Note",
@@ -34,37 +34,13 @@ __all__ = [
 ]
 
 
-# Packages whose context variables do not identify a user: frameworks (whose own are read
-# elsewhere), tracing, logging, event loops, numbers, notebooks.
-_SILENT_PACKAGES = {
-    *("langchain", "langchain_classic", "langchain_community", "langchain_core", "langgraph"),
-    *("langsmith", "llama_index", "llama_index_instrumentation"),
-    *(
-        "ragcache_integrations",
-        "ragcache_workbench",
-        "ddtrace",
-        "langfuse",
-        "openinference",
-        "opentelemetry",
-    ),
-    *("sentry_sdk", "asgi_correlation_id", "loguru", "logging", "structlog"),
-    *("anyio", "asyncio", "sniffio", "trio", "decimal", "numpy", "scipy", "torch", "transformers"),
-    *("vllm", "anthropic", "griffe", "huggingface_hub", "openai", "pydantic", "rich"),
-    *("hypothesis", "IPython", "ipykernel", "jupyter_core", "prompt_toolkit", "pytest"),
-}
+_SILENT_PACKAGES = NAMES["silent_packages"]
 # The same of LlamaIndex's package whose name an application may have, too.
 _SILENT_MODULES = (
     *("workflows.runtime.types.", "workflows.plugins.basic", "workflows.context.serializers"),
 )
 _TAGS = "instrument_tags"
-_OTHER_TRACES = frozenset(
-    f"sentry-{name}"
-    for name in (
-        *("trace_id", "sample_rand", "sample_rate", "sampled", "transaction", "replay_id"),
-        *("environment", "release", "public_key", "org_id"),
-    )
-)
-"""Sentry's part of the baggage."""
+_OTHER_TRACES = {f"sentry-{name}" for name in NAMES["other_traces"]}
 _DRAWN = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 """What OpenTelemetry adds to the name of a key, in each process another one."""
 _PATCHED = re.compile(r"(torch(\.\w+)+)\.ConfigPatch\[\d+\]")
