@@ -85,10 +85,14 @@ _ROLES = {
 }
 
 
+# What a method in the place of LlamaIndex's has of it: its text is no page of ours.
+_NAMES = ("__module__", "__name__", "__qualname__")
+
+
 def _with_metadata(method: Method) -> Method:
     """One of LlamaIndex's methods that read metadata in the event loop: it is at hand by then."""
 
-    @functools.wraps(method)
+    @functools.wraps(method, assigned=_NAMES)
     async def prepared(self: RAGCacheLLM, *arguments: Any, **call: Any) -> Any:
         await self._source.aget()
         await asyncio.to_thread(lambda: self.metadata)  # may ask a server
@@ -104,7 +108,7 @@ _WHOLE_JSON = "ragcache_whole_json"
 def _with_grammar(method: Method) -> Method:
     """One of LlamaIndex's methods for objects of a class, whose answers have a grammar."""
 
-    @functools.wraps(method)
+    @functools.wraps(method, assigned=_NAMES)
     def prepared(
         self: RAGCacheLLM,
         output_cls: type[BaseModel],
