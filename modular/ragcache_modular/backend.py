@@ -87,7 +87,8 @@ class UserModular(_Modular, UserBackend):
 def _strategy(knobs: BackendKnobs) -> Strategy:
     """Which tokens of documents are computed again."""
     if knobs.strategy is None and is_modular(knobs.engine):
-        chosen: Strategy = knobs.engine.chosen
+        engine: Any = knobs.engine
+        chosen: Strategy = engine.chosen
         return chosen
     return strategy_of(knobs.strategy or DEFAULT_STRATEGY)
 

@@ -726,7 +726,9 @@ class AdaptivePipeline:
         """Answer step by step; ``None`` where the most is to be read next, maybe as a stream."""
         while job.is_step:
             asked = self._synthesis_arguments(job, asker, inner=True)
-            answer = yield Call(partial(synthesise, *asked), partial(asynthesise, *asked))
+            answer: Synthesised = yield Call(
+                partial(synthesise, *asked), partial(asynthesise, *asked)
+            )
             job.answered = time.perf_counter()
             self._learn_pace(job)
             if not found_nothing(answer.text):

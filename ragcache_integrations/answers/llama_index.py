@@ -384,12 +384,12 @@ class AnswerCache(AnswerControls, QueryEngine):
         self._query_engine._update_prompts(prompts_dict)  # noqa: SLF001 - of the same mixin
 
     def _respond(self, query: QueryBundle) -> RESPONSE_TYPE:
-        return finished(self._answer(BLOCKING, query))
+        return finished(self._serve(BLOCKING, query))
 
     async def _arespond(self, query: QueryBundle) -> RESPONSE_TYPE:
-        return await self._answer(AWAITING, query)
+        return await self._serve(AWAITING, query)
 
-    async def _answer(self, way: Way, query: QueryBundle) -> RESPONSE_TYPE:
+    async def _serve(self, way: Way, query: QueryBundle) -> RESPONSE_TYPE:
         engine, flow = self._query_engine, self._flow
         around = flow.watch.surroundings()
         nodes = await way(self.retrieve, self.aretrieve, query)
@@ -636,6 +636,7 @@ def _noted(response: RESPONSE_TYPE, trace: AnswerTrace) -> RESPONSE_TYPE:
 
 def _copy(response: Response | PydanticResponse, nodes: Nodes) -> Response | PydanticResponse:
     """Copy a response with other nodes; what it holds may be changed afterwards."""
+    said: Any
     said, metadata = deepcopy((response.response, response.metadata or {}))
     return replace(response, response=said, source_nodes=nodes, metadata=metadata)
 
@@ -749,7 +750,8 @@ class CachedTool(KeptResults, AsyncBaseTool):
         names = () if schema is None else tuple(schema.model_fields)
         arguments = dict(zip(names, args, strict=False)) | kwargs
         question = self._calls.question(arguments, around, {"more": args[len(names) :]})
-        return await self._calls.serve(way, question, around, call, results)
+        output: ToolOutput = await self._calls.serve(way, question, around, call, results)
+        return output
 
 
 def cached_tool(

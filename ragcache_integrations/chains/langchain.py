@@ -12,6 +12,7 @@ from langchain_core.documents import Document
 from langchain_core.language_models import BaseLLM
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import Generation
+from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate, format_document
 from langchain_core.runnables import (
     Runnable,
@@ -357,7 +358,8 @@ class LangChainAsker:
         llm, arguments = self._model.inner, self._arguments(request)
         if isinstance(llm, BaseLLM):
             # invoke() would only return the text.
-            prompts, run = [self._completion(request.prompt)], self._run(request)
+            prompts: list[PromptValue] = [self._completion(request.prompt)]
+            run = self._run(request)
             result = yield Call(
                 partial(llm.generate_prompt, prompts, **run, **arguments),
                 partial(llm.agenerate_prompt, prompts, **run, **arguments),

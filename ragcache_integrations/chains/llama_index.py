@@ -300,7 +300,10 @@ def texts_before(
     """
 
     def text(piece: object) -> str | None:
-        return piece if isinstance(piece, str) else end(piece)
+        if isinstance(piece, str):
+            return piece
+        end(piece)
+        return None
 
     yield Each(lambda: stream, lambda: astream, text)
 
@@ -379,9 +382,12 @@ class LlamaIndexAsker:
 
     def _streaming(self, request: ModelRequest) -> Flow:
         arguments = self._arguments(request)
-        llm, asked, methods = self._llm, self._text, ("stream_complete", "astream_complete")
+        llm = self._llm
+        asked: Callable[[Prompt], Any] = self._text
+        methods = "stream_complete", "astream_complete"
         if (yield Call(self._is_chat, self._ais_chat)):
-            asked, methods = self._messages, ("stream_chat", "astream_chat")
+            asked = self._messages
+            methods = "stream_chat", "astream_chat"
         given = asked(request.prompt)
         stream, astream = (partial(getattr(llm, name), given, **arguments) for name in methods)
         last: Any = None

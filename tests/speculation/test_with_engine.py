@@ -74,7 +74,7 @@ def idle_load(engine: RAGCacheEngine, seconds: float = 20.0) -> EngineLoad:
 def assert_clean(engine: RAGCacheEngine, speculator: Speculator) -> None:
     """No request in the engine, no pinned node in its tree, nobody in the pool, no thread."""
     idle_load(engine)
-    assert engine._process.exchange.in_flight() == 0
+    assert not engine._process.exchange._pending
     tree = engine.tree()
     assert tree is not None
     assert not [node for node in tree.nodes() if node.place == "in use"]

@@ -283,7 +283,7 @@ class MixedLoad:
 
     async def _cancelled(self, job: Job) -> tuple[None, list[str]]:
         """Cancel it at some moment, perhaps before the first token."""
-        task = asyncio.create_task(
+        task = asyncio.ensure_future(
             self.backend.agenerate(job.prompts[0], job.options, namespace=job.namespace)
         )
         await asyncio.wait([task], timeout=job.delay)

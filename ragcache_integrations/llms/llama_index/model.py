@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from llama_index.core.base.llms.types import (
     CachePoint,
@@ -302,15 +302,19 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
             for call in calls
         ]
 
-    apredict = _with_metadata(FunctionCallingLLM.apredict)
-    astream = _with_metadata(FunctionCallingLLM.astream)
+    apredict: ClassVar = _with_metadata(FunctionCallingLLM.apredict)
+    astream: ClassVar = _with_metadata(FunctionCallingLLM.astream)
 
     # Structured output: LlamaIndex's own programs, with a grammar that lets no other token through.
 
-    structured_predict = _with_grammar(FunctionCallingLLM.structured_predict)
-    astructured_predict = _with_metadata(_with_grammar(FunctionCallingLLM.astructured_predict))
-    stream_structured_predict = _with_grammar(FunctionCallingLLM.stream_structured_predict)
-    astream_structured_predict = _with_metadata(
+    structured_predict: ClassVar = _with_grammar(FunctionCallingLLM.structured_predict)
+    astructured_predict: ClassVar = _with_metadata(
+        _with_grammar(FunctionCallingLLM.astructured_predict)
+    )
+    stream_structured_predict: ClassVar = _with_grammar(
+        FunctionCallingLLM.stream_structured_predict
+    )
+    astream_structured_predict: ClassVar = _with_metadata(
         _with_grammar(FunctionCallingLLM.astream_structured_predict)
     )
 

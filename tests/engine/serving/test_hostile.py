@@ -1,4 +1,4 @@
-"""What no honest client sends, in the small; ``servers/hostile.py`` of the benchmarks sends more."""
+"""What no honest client sends, in the small; ``benchmarks/servers/hostile.py`` more of it."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def _watch(
         strong: Whether a search sees everything that was written before it.
     """
     client = getattr(store, client_name)
-    aclient = getattr(store, f"_async{client_name}", None)
+    aclient: Any = getattr(store, f"_async{client_name}", None)
 
     def complete(arguments: dict[str, Any]) -> dict[str, Any]:
         outputs = [*arguments["output_fields"], field]

@@ -182,7 +182,8 @@ def _facts_for_llama_index(index: Any) -> StoreFacts:
 def _watch(store: Any, vectors: list[Any], *, exhaustive: bool = False) -> Any:
     """Return a store that answers as one of either framework's, and notes vectors."""
     # There is no public way. LangChain's stores have no client for coroutines.
-    client, aclient = store._client, getattr(store, "_aclient", None)  # noqa: SLF001
+    client: Any = store._client  # noqa: SLF001
+    aclient: Any = getattr(store, "_aclient", None)
 
     def more(arguments: dict[str, Any]) -> dict[str, Any]:
         name = arguments["using"]
