@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_integrations.answers import AnswerCore, AnswerKnobs, Question, files
-from ragcache_integrations.answers.files import load_answers, save_answers
+from ragcache_integrations.answers import AnswerCore, AnswerKnobs, Question, controls
+from ragcache_integrations.answers.controls import load_answers, save_answers
 from ragcache_integrations.answers.records import AnswerCodec
 from ragcache_integrations.core.archive import read_archive, write_archive
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
@@ -53,7 +53,7 @@ class Machine:
     @contextmanager
     def running(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(files, "time", self)
+            patch.setattr(controls, "time", self)
             yield
 
 
@@ -330,7 +330,7 @@ class TestRefusal:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         save(filled(machine), path)
-        monkeypatch.setattr(files, "_LARGEST_FILE", 1000)
+        monkeypatch.setattr(controls, "_LARGEST_FILE", 1000)
         with pytest.raises(CacheFileError, match="must have at most 1000 bytes, but has"):
             load(held, path)
         with pytest.raises(ConfigurationError, match="must take at most 1000 bytes"):

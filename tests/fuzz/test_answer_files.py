@@ -16,7 +16,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
 
 from ragcache_integrations.answers import AnswerCore, AnswerKnobs, Question
-from ragcache_integrations.answers.files import load_answers, save_answers
+from ragcache_integrations.answers.controls import load_answers, save_answers
 from ragcache_integrations.answers.langchain.values import CODEC
 from ragcache_integrations.core.archive import read_archive, write_archive
 from ragcache_integrations.errors import CacheFileError
