@@ -274,6 +274,23 @@ def test_the_files_it_names_exist() -> None:
     assert found
 
 
+def test_the_files_of_the_table_of_changes_exist() -> None:
+    page = (ROOT / "docs/contributing.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("\n| change | place |\n")
+    rows = table.partition("\n\n")[0].splitlines()[1:]
+    folders = [ROOT / name for name in ("", "ragcache_integrations", "workbench", "modular")]
+    wrong, found = [], 0
+    for row in rows:
+        for name in re.findall(r"`([\w./]+(?:/|\.\w+))`", row.split("|")[2]):
+            found += 1
+            # A name alone would be looked for.
+            known = "/" in name or name == "pyproject.toml"
+            if not known or not any((folder / name).exists() for folder in folders):
+                wrong.append(name)
+    assert found >= len(rows)
+    assert not wrong
+
+
 def anchors(path: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub and MyST make them."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
