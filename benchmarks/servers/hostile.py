@@ -1,10 +1,10 @@
 """Hostile requests against ``ragcache serve``: only 4xx answers, and it goes on serving.
 
-Draws malformed, oversized and lying requests of every kind (``parts/hostile_requests.py``), sends
-them eight at a time, and lets some clients go away in the middle. Before and afterwards the server
-answers the same question; both answers have to be the same. The tiny model with random weights, in
-float32; the last line is one JSON object, and the exit status is 1 where anything was not as it
-should be.
+Draws malformed, oversized and lying requests of every kind, by
+``parts/traffic/hostile_requests.py``, sends them eight at a time, and lets some clients go away in
+the middle. Before and afterwards the server answers the same question; both answers have to be the
+same. The tiny model with random weights, in float32; the last line is one JSON object, and the exit
+status is 1 where anything was not as it should be.
 """
 
 from __future__ import annotations

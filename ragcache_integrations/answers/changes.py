@@ -480,7 +480,7 @@ class _Walk:
     def _variables_of(
         self, function: types.FunctionType, *, noted: bool
     ) -> tuple[list[str], list[types.CellType]]:
-        """Return the globals and the variables around a function that are notes, or are none."""
+        """Return the globals and closure variables that are notes, or those that are not."""
         notes = self._notes.assigned
         closure = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
         return (

@@ -100,7 +100,7 @@ class Held(NamedTuple, Generic[A]):
     """What a cache holds at one moment, see :meth:`AnswerCore.restore`.
 
     Attributes:
-        answers: The answers with their ages and caps, the least recently used first.
+        answers: The answers with their ages and caps, least recently used first.
         learning: What each scope has learnt, as JSON can hold it; ``None`` for a fixed tolerance.
     """
 

@@ -105,9 +105,9 @@ def says_same(verdict: object) -> bool:
 class Way:
     """How a flow waits for models, stores and Redis.
 
-    So a flow is written once, as a coroutine that asks nobody itself: it hands each call, with its
+    A flow is written once, as a coroutine that makes no calls itself: it passes each call, with its
     async version, to the way. If the way is :data:`BLOCKING`, the coroutine never suspends, and
-    :func:`finished` returns its result in a function that is none.
+    :func:`finished` returns its result to code that is not a coroutine.
 
     Attributes:
         awaits: Whether async versions are called.

@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Framework(Generic[R]):
-    """What is a framework's own of cached tools.
+    """What differs between the frameworks for cached tools.
 
     Attributes:
         modules: Beginnings of the names of its modules.
@@ -58,7 +58,7 @@ class Results(Generic[R]):
     """How the results of one call are treated.
 
     Attributes:
-        why_none: Returns why the content of a result is none that may be kept; ``None``: it may.
+        why_none: Returns why the content of a result may not be kept; ``None`` if it may.
         served: Returns a copy of an earlier result for its new receiver; ``None`` where the tool
             has to be called instead.
         content: Returns the content of a result.

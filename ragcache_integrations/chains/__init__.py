@@ -1,6 +1,6 @@
 """Whole pipelines, from the question to the answer.
 
-``pipeline`` knows no framework; ``langchain`` and ``llama_index`` translate.
+``core``, ``knobs`` and ``askers`` know no framework; ``langchain`` and ``llama_index`` translate.
 """
 
 __all__: list[str] = []

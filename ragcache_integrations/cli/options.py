@@ -1,4 +1,4 @@
-"""What several commands have: alike options, whole numbers, and files that are written."""
+"""What commands share: common options, checks of whole numbers, and files to write."""
 
 from __future__ import annotations
 

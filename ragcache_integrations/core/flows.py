@@ -1,6 +1,6 @@
 """One flow of an answer for both kinds of callers, those that block and those that await.
 
-A flow is a generator that asks nobody itself. It yields what is to be done next: a :class:`Call`,
+A flow is a generator that makes no calls itself. It yields the next thing to do: a :class:`Call`,
 whose result it is sent, or :class:`Each`, a stream whose items become outputs. Anything else that
 it yields is an output. :func:`outputs` does these things by blocking, :func:`aoutputs` by awaiting.
 """

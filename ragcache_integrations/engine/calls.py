@@ -1,6 +1,6 @@
 """From a call of the engine to its request: checks, tools and tokens.
 
-Documents that are encoded ahead: a few at a time, however many there are.
+The module also encodes documents ahead, a few at a time, however many there are.
 """
 
 from __future__ import annotations

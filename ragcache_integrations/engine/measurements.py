@@ -1,6 +1,6 @@
 """Measures T(alpha, beta), the prefill time, on a running engine (RAGCache §5.1).
 
-Measures what documents that were encoded ahead save: reading them against computing them.
+It also measures what documents that were encoded ahead save: reading them against computing them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A node of the knowledge tree: one document after one particular path.
 
-A request's way through the knowledge tree.
+:class:`Path` is a request's way through the knowledge tree.
 """
 
 from __future__ import annotations

@@ -312,7 +312,7 @@ call, and must not pile up connections."""
 
 
 class SharedBackends:
-    """Keeps what LLM objects were answered by that were made from one another. Thread-safe.
+    """Keeps the backends of LLM objects that were made from one another. Thread-safe.
 
     LangChain makes a new object for every call with ``configurable_fields``. Without sharing, an
     object with another model would start and end an engine for each call.

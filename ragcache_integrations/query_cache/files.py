@@ -383,7 +383,7 @@ def read(
     store_tag: str,
     learnt: TenantTolerances | None = None,
 ) -> tuple[EntryTable[T], TenantTolerances | None]:
-    """Read what :func:`.writing.write` wrote.
+    """Read what :func:`write` wrote.
 
     Args:
         path: The file.
@@ -391,7 +391,7 @@ def read(
         kernels: The module of compiled or plain loops.
         now: What that cache's clock says.
         decode: Turns what ``encode`` returned into the document; ``None`` where it is that.
-        store_tag: What :func:`.writing.write` was given.
+        store_tag: What :func:`write` was given.
         learnt: That cache's tolerances; ``None`` if its tolerance is fixed.
 
     Returns:

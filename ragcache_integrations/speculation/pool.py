@@ -1,6 +1,6 @@
 """The pool of algorithm 2: requests that wait for, or are in, their prefill.
 
-How long prefills take here, and how many of them fill the device.
+The module also measures how long prefills take here, and how many of them fill the device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Searching an HNSW graph in slices, with the heaps kept between them (RAGCache §6).
 
-Whether graphs can be searched in slices: numba compiles what does so.
+This needs numba, which compiles the loops.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A FAISS index that can be searched in stages.
 
-Many read, or one writes.
+Many threads may read it, or one may write.
 """
 
 from __future__ import annotations

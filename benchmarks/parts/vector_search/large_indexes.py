@@ -1,7 +1,7 @@
 """FAISS indexes of many vectors, built once and kept in the user's cache folder.
 
 The vectors are MiniLM embeddings of real passages, as many as there are, and generated neighbours
-of them beyond (``parts/exact_store.py``).
+of them beyond (``parts/vector_search/exact_store.py``).
 """
 
 from __future__ import annotations

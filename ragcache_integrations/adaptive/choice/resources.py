@@ -1,8 +1,7 @@
 """What best fit reads: the free memory, the cached chunks, the cost of prefills.
 
-Reads a value that changes all the time, without waiting for a busy engine to report it.
-
-Finds the retrieved chunks that are in the KV cache, in the engine's knowledge tree.
+It reads values that change all the time without waiting for a busy engine to report them, and finds
+the retrieved chunks that are in the KV cache in the engine's knowledge tree.
 """
 
 from __future__ import annotations

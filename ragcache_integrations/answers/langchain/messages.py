@@ -44,12 +44,12 @@ _SHORTEST = 9
 
 
 def messages_in(value: Any) -> Iterator[BaseMessage | MutableMapping[str, Any]]:
-    """Yield the messages that a value holds, in any depth, those that are dicts included."""
+    """Yield the messages that a value holds, at any depth, those that are dicts included."""
     return (part for part in _within(value, _MOST_DEPTH, set()) if _is_message(part))
 
 
 def _within(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
-    """Yield a value and the objects in it, in any depth, but nothing from within messages."""
+    """Yield a value and the objects in it, at any depth, without looking inside messages."""
     if isinstance(value, str | bytes | int | float | Document | None) or id(value) in seen:
         return
     seen.add(id(value))

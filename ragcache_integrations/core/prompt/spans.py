@@ -1,6 +1,6 @@
-"""What a request says to the scheduler, in vLLM's ``SamplingParams.extra_args``.
+"""What a request says to the scheduler in vLLM's ``SamplingParams.extra_args``.
 
-That is where its documents are, and which steps of a workflow come next (KVFlow). Everything is a
+It says where its documents are, and which steps of a workflow come next (KVFlow). Everything is a
 flat list, because ``vllm_xargs`` of an HTTP request cannot be nested.
 """
 

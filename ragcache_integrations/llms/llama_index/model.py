@@ -85,12 +85,12 @@ _ROLES = {
 }
 
 
-# What a method in the place of LlamaIndex's has of it: its text is no page of ours.
+# What an override copies from LlamaIndex's method; its docstring does not belong on our pages.
 _NAMES = ("__module__", "__name__", "__qualname__")
 
 
 def _with_metadata(method: Method) -> Method:
-    """One of LlamaIndex's methods that read metadata in the event loop: it is at hand by then."""
+    """Wrap a method that reads metadata in the event loop, so that it is there by then."""
 
     @functools.wraps(method, assigned=_NAMES)
     async def prepared(self: RAGCacheLLM, *arguments: Any, **call: Any) -> Any:

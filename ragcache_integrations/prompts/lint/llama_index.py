@@ -52,6 +52,7 @@ def lint_prompt(
 
     Raises:
         ConfigurationError: The source cannot be linted, or an argument doesn't apply to it.
+        MissingExtraError: The source is recorded requests, and ragcache-workbench is not installed.
     """
     if isinstance(source, RAGPromptTemplate):
         options["flow"] = options.get("flow") or source.flow

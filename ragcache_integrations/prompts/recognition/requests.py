@@ -300,7 +300,7 @@ class Requests:
                 around.namespace = namespace
 
     def remember(self, run: Hashable | None, documents: Documents) -> None:
-        """Remember retrieved documents; see :class:`~.recognition.RetrievedDocuments`.
+        """Remember retrieved documents; see :class:`RetrievedDocuments`.
 
         Args:
             run: The run that retrieved them. A run that is not followed is ignored, because its

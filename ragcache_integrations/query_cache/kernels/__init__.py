@@ -1,6 +1,6 @@
 """The loops over keys and documents, compiled (numba) or in NumPy.
 
-Which kernels are used: compiled ones where numba is installed, NumPy otherwise.
+The compiled ones are used if numba is installed, NumPy's otherwise.
 """
 
 from __future__ import annotations

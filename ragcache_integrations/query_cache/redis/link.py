@@ -292,7 +292,7 @@ class Call:
         script: The script to run.
         keys: The script's keys, all in one slot.
         arguments: The script's arguments.
-        patient: Whether it must not get lost.
+        patient: Whether the call must not be lost.
     """
 
     shard: int
@@ -311,7 +311,7 @@ _LARGEST_NUMBER = 1 << 53  # what Lua counts with exactly
 
 
 def check_reply(numbers: Iterable[object], texts: Iterable[object]) -> None:
-    """Check what a script of ours cannot have replied; a reply may hold errors, too.
+    """Refuse replies that none of our scripts can have sent; a reply may hold errors, too.
 
     Raises:
         TypeError, ValueError: A number is no count, or a text is not of bytes.

@@ -1,8 +1,6 @@
-"""Which Redis server keeps a shared query cache, and how patient its users are.
+"""The Redis server of a shared query cache, and how patient its users are.
 
-What a cache in Redis did, as one process sees it.
-
-The arguments of a shared query cache, checked.
+The module also checks the arguments of such a cache, and counts what it did as one process sees it.
 """
 
 from __future__ import annotations

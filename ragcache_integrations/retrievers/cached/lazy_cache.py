@@ -1,6 +1,6 @@
 """The query cache of a retriever, made when the first question shows the dimension.
 
-And what keeps it in step with its store: changes, and the store's version.
+The module also keeps it in step with its store, by changes and by the store's version.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class _Reader:
         self._depth = 0
 
     def _enter(self, value: Any) -> bool:
-        """Whether an object is to be gone through: it was not yet, and is not beyond the limits."""
+        """Whether to go through an object: it was not visited yet, and is within the limits."""
         if id(value) in self._seen:
             return False
         self._seen.add(id(value))

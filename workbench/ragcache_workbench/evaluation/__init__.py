@@ -1,7 +1,7 @@
 """``ragcache eval``: quality and speed on the papers' data sets and on your own.
 
-Framework-free, but for the adapters :mod:`.langchain` and :mod:`.llama_index`. A run is a folder
-with its configuration, environment, raw records and figures, and can be resumed.
+Framework-free, except for ``systems/langchain.py`` and ``systems/llama_index.py``. A run is a
+folder with its configuration, environment, raw records and figures, and can be resumed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads recorded requests of many forms.
 
-Reads messages of many forms as text, in the order in which a model sees it.
+Messages of many forms become text, in the order in which a model sees it.
 """
 
 from __future__ import annotations

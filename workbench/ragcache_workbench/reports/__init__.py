@@ -1,7 +1,8 @@
 """What every report is made of: a base page, plots, tables, and colours.
 
 A report is a template that extends ``reports/base.html.j2`` and draws with the macros of
-``reports/macros.html.j2``; :func:`render_page` makes the page.
+``reports/macros.html.j2``; :func:`render_page` makes the page. Reports on
+logs are a :class:`Report`, which is shown on the terminal, too.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ MEASURES: dict[str, tuple[str, Callable[[ReplicasResult], float], Callable[[floa
     "ttft_p95": ("95 %", methodcaller("ttft_quantile", 0.95), duration),
     "busiest_share": ("busiest replica", attrgetter("busiest_share"), percent),
 }
-"""What is shown of a result: its head, its value, and how that is written. These are tokens found,
+"""The columns of a result: heading, value and format. They are tokens found,
 prefill time saved, seconds to the first token, and the largest share of the requests."""
 
 

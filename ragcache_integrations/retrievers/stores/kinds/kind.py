@@ -1,6 +1,6 @@
 """The interface by which the query cache knows a kind of vector store.
 
-And searches that note the vectors of what they find.
+It also has searches that record the vectors of what they find.
 """
 
 from __future__ import annotations

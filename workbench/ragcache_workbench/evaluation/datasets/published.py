@@ -330,7 +330,7 @@ def _kind(value: Any) -> str:
 
 
 def _existing(folder: Path, name: str) -> list[Path]:
-    """Files of a name or a pattern; of one that is there packed, too, only the other."""
+    """Files of a name or a pattern; a packed one only if it is not there unpacked."""
     packed = {path.with_suffix(""): path for path in folder.glob(f"{name}.gz") if path.is_file()}
     plain = {path: path for path in folder.glob(name) if path.is_file()}
     return [path for _, path in sorted((packed | plain).items())]

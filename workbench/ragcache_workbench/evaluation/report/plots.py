@@ -1,4 +1,4 @@
-"""Plots of a report: for its page paths in per cent, which a template draws, and as PNG files."""
+"""Plots of a report: as paths in per cent, which its template draws, and as PNG files."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Model:
     def eager_first(self) -> bool:
         """Whether the first piece of an answer is its first token, even if it has no text.
 
-        So it is of an engine on this machine, which streams token by token.
+        This holds for an engine on this machine, which streams token by token.
         """
         return self.llm is not None and self.llm.base_url is None
 
