@@ -157,12 +157,10 @@ def _advance(go_on: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _closed(stream: Iterator[Any]) -> Any:
-    """A context that closes a stream: the frameworks' iterators mostly are generators."""
-    return closing(stream if isinstance(stream, Generator) else (item for item in stream))
+    """A context that closes a stream, by which a backend ends its request."""
+    return closing(stream if hasattr(stream, "close") else (item for item in stream))
 
 
 def _aclosed(stream: AsyncIterator[Any]) -> Any:
     """Async version of :func:`_closed`."""
-    if isinstance(stream, AsyncGenerator):
-        return aclosing(stream)
-    return aclosing(item async for item in stream)
+    return aclosing(stream if hasattr(stream, "aclose") else (item async for item in stream))

@@ -161,11 +161,14 @@ class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
         if self.first is not None:
             pairs = zip(_searches(self.first, query, config), searches, strict=True)
             return [partial(stages_of_pair, *pair) for pair in pairs]
-        if hasattr(own.runnable, "stages"):
-            staged = partial(own.runnable.stages, query, own.config, **own.arguments)
-            astaged = partial(own.runnable.astages, query, own.config, **own.arguments)
-            return [partial(begin, interval=interval) for begin in (staged, astaged)]
-        return [partial(stage_of_search, search) for search in searches]
+        # A retriever may have only one of the two.
+        methods = [getattr(own.runnable, name, None) for name in ("stages", "astages")]
+        return [
+            partial(stage_of_search, search)
+            if method is None
+            else partial(method, query, own.config, interval=interval, **own.arguments)
+            for method, search in zip(methods, searches, strict=True)
+        ]
 
 
 def _searches(

@@ -172,12 +172,16 @@ class SpeculativeQueryEngine(RetrieverEngine):
             guess = partial(self._found, self._first, query)
             aguess = partial(self._afound, self._first, query)
             return partial(stages_of_pair, guess, search), partial(stages_of_pair, aguess, asearch)
-        if hasattr(retriever, "stages"):
-            return (
-                lambda: self._processed_stages(retriever.stages(query, interval=interval), query),
-                lambda: self._aprocessed_stages(retriever.astages(query, interval=interval), query),
-            )
-        return partial(stage_of_search, search), partial(stage_of_search, asearch)
+        # A retriever may have only one of the two.
+        stages, astages = (getattr(retriever, name, None) for name in ("stages", "astages"))
+        return (
+            partial(stage_of_search, search)
+            if stages is None
+            else lambda: self._processed_stages(stages(query, interval=interval), query),
+            partial(stage_of_search, asearch)
+            if astages is None
+            else lambda: self._aprocessed_stages(astages(query, interval=interval), query),
+        )
 
     def _processed_stages(
         self, search: Generator[DocumentStage[NodeWithScore]], query: QueryBundle

@@ -223,6 +223,18 @@ class TestRetrievers:
         assert result["answer"] == plain_answer("ab", model)
         assert result["speculation"].guesses == 0
 
+    @pytest.mark.parametrize("missing", ["stages", "astages"])
+    async def test_one_may_have_stages_for_one_kind_of_callers(
+        self, model: ChatRAGCache, missing: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delattr(Scripted, missing)
+        chain = made(model, "ab", "ab")
+        stages = [
+            result["speculation"].stages
+            for result in (chain.invoke(QUESTION), await chain.ainvoke(QUESTION))
+        ]
+        assert stages == ([1, 2] if missing == "stages" else [2, 1])
+
     def test_a_bound_one_keeps_its_stages(self, model: ChatRAGCache) -> None:
         retriever = Scripted(plan=["ab", "ab"]).with_config(tags=["mine"])
         chain = SpeculativeRAG(retriever=retriever, llm=model, prompt=PROMPT)

@@ -146,6 +146,18 @@ class TestParts:
             report = response.metadata["speculation"]
             assert (report.stages, report.guesses) == (1, 0)
 
+    @pytest.mark.parametrize("missing", ["stages", "astages"])
+    async def test_a_retriever_may_have_stages_for_one_kind_of_callers(
+        self, llm: RAGCacheLLM, missing: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delattr(ScriptedNodes, missing)
+        engine = made(llm, "ab", "ab")
+        stages = [
+            (response.metadata or {})["speculation"].stages
+            for response in (engine.query(QUESTION), await engine.aquery(QUESTION))
+        ]
+        assert stages == ([1, 2] if missing == "stages" else [2, 1])
+
     @pytest.mark.parametrize(("fast", "confirmed"), [("ab", True), ("cd", False)])
     def test_a_fast_one_is_guessed_from(self, llm: RAGCacheLLM, fast: str, confirmed: bool) -> None:
         engine = SpeculativeQueryEngine.from_args(

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 from vllm.distributed.kv_transfer import get_kv_transfer_group
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 from ragcache_integrations.engine.in_vllm.host_tier import (
@@ -71,6 +71,9 @@ class DocumentConnector(HostTierConnector):
 
     For all others it asks the host tier, and the disk for what comes after that.
     """
+
+    # Of what vLLM counts as hits of the host, some come from the store or the disk.
+    _cache_hit_source = getattr(KVConnectorBase_V1, "_cache_hit_source", None)
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
