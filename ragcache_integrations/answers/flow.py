@@ -146,6 +146,10 @@ def finished(flow: Coroutine[Any, Any, R]) -> R:
     except StopIteration as end:
         result: R = end.value
         return result
+    except RuntimeError as error:
+        if isinstance(error.__cause__, StopIteration):  # Python's name for one of the application
+            raise error.__cause__ from None
+        raise
     flow.close()
     msg = "a flow that blocks must not wait for an event loop"
     raise RuntimeError(msg)
@@ -323,23 +327,32 @@ class AnswerFlow(Generic[A]):
             lookup: The question, which was looked up before it was answered.
             answer: The answer, which its receiver may change. One that can't be copied is not kept.
         """
+        for copied in self._copied(lookup, answer):
+            self._keep(lookup, copied)
+
+    async def akeep(self, lookup: Lookup[A], answer: A) -> None:
+        """Async version of :meth:`keep`."""
+        # Copied in the event loop, where no other task changes the answer meanwhile.
+        for copied in self._copied(lookup, answer):
+            await self._wait(AWAITING, self._keep, lookup, copied)
+
+    def _copied(self, lookup: Lookup[A], answer: A) -> list[A]:
+        """Return a copy of an answer, or none if the answer must not be kept."""
         if self.code is not None and self.code.version() != lookup.question.version:
             self.leave_out(CHANGED)
-            return
+            return []
         try:
-            copied = copy_answer(answer)
+            return [copy_answer(answer)]
         except Exception:  # noqa: BLE001 - whatever a copy may raise
             self.leave_out(_UNCOPYABLE)
-            return
+            return []
+
+    def _keep(self, lookup: Lookup[A], copied: A) -> None:
         if self._insert(lookup, copied) and lookup.near is not None:
             try:
                 self._compare(lookup.question, lookup.near, copied)
             except Exception as error:  # noqa: BLE001 - the caller has an answer
                 self._checks.fail(error)
-
-    async def akeep(self, lookup: Lookup[A], answer: A) -> None:
-        """Async version of :meth:`keep`."""
-        await self._wait(AWAITING, self.keep, lookup, answer)
 
     def _insert(self, lookup: Lookup[A], answer: A) -> bool:
         """Put an answer in; return whether there is something to learn from it."""

@@ -395,8 +395,8 @@ class AnswerCache(AnswerControls, QueryEngine):
         nodes = await way(self.retrieve, self.aretrieve, query)
         question = self._question(query, nodes, around)
         if question is None:
-            flow.leave_out()
             response = await way(engine.synthesize, engine.asynthesize, query, nodes)
+            flow.leave_out()
             return _noted(response, AnswerTrace(hit=False, reason=around.alone or _INCOMPARABLE))
         embed = self._embedder(way, query)
         lookup = await way(flow.look_up, flow.alook_up, question, embed, around)
@@ -535,7 +535,8 @@ class AnswerCache(AnswerControls, QueryEngine):
     def _why_none(self, answer: _Stored, heard: HeardModels) -> str | None:
         """Return why this is no answer; ``None``: it is one."""
         if self._keep is not None:
-            return why_unkept(self._keep, answer.response)
+            keep = self._keep
+            return why_unkept(lambda response: keep(_copy(response, [])), answer.response)
         return heard.reason or why_none(answer.response)
 
     # Explanations and statistics
@@ -617,15 +618,16 @@ def _short(value: Any) -> Any:
 def _stored(response: RESPONSE_TYPE) -> _Stored:
     """Return what is kept of a response, whose stream has ended."""
     if isinstance(response, StreamingResponse | AsyncStreamingResponse):
-        return _Stored(Response(response.response_txt, metadata=response.metadata), streams=True)
-    return _Stored(replace(response, source_nodes=[]))
+        text, metadata = response.response_txt, response.metadata or {}
+        return _Stored(Response(text, metadata=metadata), streams=True)
+    return _Stored(replace(response, source_nodes=[], metadata=response.metadata or {}))
 
 
 def _whole(pieces: list[str], metadata: Any) -> _Stored | None:
     """Return the answer of a stream; ``None`` where its pieces are no texts."""
     if not all(isinstance(piece, str) for piece in pieces):
         return None
-    return _Stored(Response("".join(pieces), metadata=metadata), streams=True)
+    return _Stored(Response("".join(pieces), metadata=metadata or {}), streams=True)
 
 
 def _noted(response: RESPONSE_TYPE, trace: AnswerTrace) -> RESPONSE_TYPE:

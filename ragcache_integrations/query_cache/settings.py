@@ -158,6 +158,11 @@ def takes_fields_of(
 
     def decorate(init: Callable[[Any, Fields], None]) -> Callable[Concatenate[Any, P], None]:
         def __init__(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:  # noqa: N807 - is one
+            try:
+                fields.bind(*args, **kwargs)
+            except TypeError as error:  # would name the dataclass
+                msg = f"{type(self).__name__}() {error}"
+                raise TypeError(msg) from None
             init(self, kind(*args, **kwargs))
 
         own, *_ = inspect.signature(init).parameters.values()

@@ -57,6 +57,10 @@ def run(flow: Flow[R]) -> R:
     except StopIteration as end:
         result: R = end.value
         return result
+    except RuntimeError as error:
+        if isinstance(error.__cause__, StopIteration):  # Python's name for one of a step
+            raise error.__cause__ from None
+        raise
 
 
 async def arun(flow: Flow[R], executor: Executor) -> R:

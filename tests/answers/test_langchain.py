@@ -349,6 +349,14 @@ def test_an_answer_that_cannot_be_copied_is_not_kept(caplog: pytest.LogCaptureFi
     assert "can't be copied" in caplog.text
 
 
+def test_a_chain_that_has_no_more_answers_says_so_in_its_own_words() -> None:
+    answers = iter(["five"])
+    cached = given_documents(lambda _: next(answers))
+    assert cached.invoke("rome is it nice") == "five"
+    with pytest.raises(StopIteration):
+        cached.invoke("rome is it far")
+
+
 def test_a_chain_that_changes_itself_keeps_nothing_and_that_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -11,7 +11,11 @@ import pytest
 from llama_index.core import PromptTemplate, VectorStoreIndex
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
+from llama_index.core.base.response.schema import (
+    AsyncStreamingResponse,
+    Response,
+    StreamingResponse,
+)
 from llama_index.core.llms import (
     CompletionResponse,
     CompletionResponseGen,
@@ -132,6 +136,26 @@ def test_keep_decides_instead(index: VectorStoreIndex) -> None:
     told = Told(answers=[("first,", "length"), ("five", "stop")])
     cached = AnswerCache(engine_of(index, told), keep=lambda response: "," in str(response))
     assert [str(cached.query("rome")) for _ in range(2)] == ["first,", "first,"]
+
+
+async def test_keep_gets_a_copy_with_metadata(index: VectorStoreIndex, model: Model) -> None:
+    class Bare(RetrieverQueryEngine):
+        """An engine whose responses have no metadata."""
+
+        def synthesize(self, *_: Any, **__: Any) -> Any:
+            return Response("five")
+
+        async def asynthesize(self, *_: Any, **__: Any) -> Any:
+            return Response("five")
+
+    def keep(response: Any) -> bool:
+        response.response = "changed"
+        return response.metadata.get("draft") is None
+
+    cached = AnswerCache(Bare.from_args(index.as_retriever(), llm=model), keep=keep, tolerance=0)
+    answers = [str(cached.query("rome")), str(await cached.aquery("rome"))]
+    assert answers == ["five", "five"]
+    assert (cached.stats().hits, cached.stats().insertions) == (1, 1)
 
 
 async def test_a_check_in_the_background_learns_nothing_of_what_is_no_answer(

@@ -16,7 +16,7 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.base.response.schema import Response
 from llama_index.core.schema import TextNode
 
-from ragcache_integrations.answers import Question
+from ragcache_integrations.answers import Question, flow
 from ragcache_integrations.answers.entries import document_identity
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import AnswerCache, ApproximateCacheRetriever, cached_tool
@@ -52,6 +52,23 @@ def both(server: RealRedis) -> tuple[Process, Process]:
 
 
 Both = tuple[Process, Process]
+
+
+async def test_an_answer_is_copied_where_no_other_task_changes_it(
+    server: RealRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the thread that waits for Redis."""
+    threads: list[threading.Thread] = []
+
+    def copied(answer: str) -> str:
+        threads.append(threading.current_thread())
+        return answer
+
+    monkeypatch.setattr(flow, "copy_answer", copied)
+    process = Process(server, new_tag())
+    await process.flow.akeep(process.look_up(ask(WORDS[0])), "yes")
+    assert threads == [threading.current_thread()]
+    assert process.served(ask(WORDS[0])) == "yes"
 
 
 def test_what_one_process_answered_another_serves(both: Both) -> None:

@@ -22,10 +22,12 @@ from langchain_community.docstore.in_memory import InMemoryDocstore
 from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
+from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
+from tests.support.embeddings import LangChainEmbeddings
 from tests.support.sizes import examples
 
 from .stores import STORES, Words, faiss_store, in_memory_store
@@ -451,3 +453,14 @@ def test_a_search_that_began_before_a_change_leaves_nothing_stale() -> None:
         store.go_on.set()
         assert ids(before.result(20)) == ["a"]  # it began before, and may say so
     assert ids(retriever.invoke("q@1,0.5")) == ["c"]
+
+
+def test_an_embedding_model_that_ends_says_so_in_its_own_words() -> None:
+    """Python would make another error of it within our generators."""
+    vectors = iter([[1.0, 0.0]])
+    retriever = ApproximateCacheRetriever.from_retriever(
+        RunnableLambda(lambda _: [Document("a")]), LangChainEmbeddings(lambda _: next(vectors))
+    )
+    assert retriever.invoke("what is it") == [Document("a")]
+    with pytest.raises(StopIteration):
+        retriever.invoke("where is it")
