@@ -106,6 +106,8 @@ def question_difference(text: str, other: str) -> str | None:
     Returns:
         The first kind of difference, in the marks or in the words; ``None`` if the guard sees none.
     """
+    if text == other:
+        return None
     kinds = (*KINDS, "spelling")
     marks = zip(kinds, question_marks(text), question_marks(other), strict=True)
     for kind, own, others in marks:
