@@ -35,8 +35,8 @@ class HostCorruptingWorker(CPUWorker):  # type: ignore[misc] # vLLM is untyped h
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         if os.environ[CORRUPT_HOST]:
             dtype = self.model_runner.kv_caches[0].dtype
-            for memory in get_kv_transfer_group()._copies.memory:
-                values = torch.from_numpy(memory).view(dtype)
+            for _, host in get_kv_transfer_group()._copies._parts:
+                values = torch.from_numpy(host).view(torch.uint8).view(dtype)
                 noise = torch.rand_like(values, dtype=torch.float32) < 0.5
                 values.mul_(torch.where(noise, 0.5, 1.5))
         return super().execute_model(*args, **kwargs)

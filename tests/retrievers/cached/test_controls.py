@@ -145,8 +145,8 @@ class TestForgetting:
         retriever = make(tolerance=0)
         ids_of(retriever, "old")
         cache = retriever._core.caches.current
-        clock = cache._contents.clock
-        monkeypatch.setattr(cache._contents, "clock", lambda: clock() + 10_000_000_000)
+        clock = cache._clock
+        monkeypatch.setattr(cache, "_clock", lambda: clock() + 10_000_000_000)
         ids_of(retriever, "new")
         await retriever.aclear(older_than=9)
         assert retriever.stats().cache.entries == 1
