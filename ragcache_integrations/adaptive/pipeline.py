@@ -303,7 +303,7 @@ class GoldenFeedback:
             raise
         self.spent_tokens += answer.usage.total_tokens if answer.usage else expected
         if found_nothing(answer.text) or self._stopping.is_set():
-            return  # it teaches nothing, or nobody any more
+            return  # it teaches nothing, or the pipeline is closing
         estimate = self.profiler.review(question, answer.text)
         usage = estimate.usage
         most = self.profiler.review_tokens(question, answer.text)

@@ -11,6 +11,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
+from ragcache_integrations.core.flows import raise_stop
 from ragcache_integrations.core.forks import make_executor
 from ragcache_integrations.core.threads import BackgroundChecks, in_executor
 from ragcache_integrations.errors import ConfigurationError
@@ -147,8 +148,7 @@ def finished(flow: Coroutine[Any, Any, R]) -> R:
         result: R = end.value
         return result
     except RuntimeError as error:
-        if isinstance(error.__cause__, StopIteration):  # Python's name for one of the application
-            raise error.__cause__ from None
+        raise_stop(error)
         raise
     flow.close()
     msg = "a flow that blocks must not wait for an event loop"

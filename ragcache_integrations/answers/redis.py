@@ -176,7 +176,7 @@ if redis.pcall('HGET', bucket, 'g') ~= g then
   redis.call('HSET', bucket, 'g', g)
 end
 redis.call('HSET', bucket, 'e' .. id, time .. ARGV[4], 't' .. id, time)
--- The answer before it may have been wrong. A cap that nobody can read serves the same words alone.
+-- The answer before it may have been wrong. A cap that cannot be read allows the same words only.
 local cap = redis.call('HGET', bucket, 'c' .. id)
 if cap and not (#cap <= NAME and string.match(cap, '^[%d.e+-]+$') and (tonumber(cap) or -1) >= 0)
 then

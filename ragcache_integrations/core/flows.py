@@ -32,6 +32,7 @@ __all__ = [
     "entering",
     "in_thread",
     "outputs",
+    "raise_stop",
     "whole_output",
 ]
 
@@ -147,6 +148,12 @@ def whole_output(flow: Flow) -> Any:
 async def awhole_output(flow: Flow) -> Any:
     """Async version of :func:`whole_output`."""
     return reduce(add, [output async for output in aoutputs(flow)])
+
+
+def raise_stop(error: RuntimeError) -> None:
+    """Raise the application's own ``StopIteration``, if Python renamed it in a generator."""
+    if isinstance(error.__cause__, StopIteration):
+        raise error.__cause__ from None
 
 
 def _advance(go_on: Callable[[Any], Any], value: Any) -> Any:

@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from ragcache_integrations.core.flows import raise_stop
 from ragcache_integrations.core.single_flight import SingleFlight
 from ragcache_integrations.core.threads import in_executor, in_thread
 
@@ -58,8 +59,7 @@ def run(flow: Flow[R]) -> R:
         result: R = end.value
         return result
     except RuntimeError as error:
-        if isinstance(error.__cause__, StopIteration):  # Python's name for one of a step
-            raise error.__cause__ from None
+        raise_stop(error)
         raise
 
 

@@ -449,7 +449,7 @@ class _Call:
 
     @property
     def _unknown(self) -> str:
-        """Why nobody knows what the answer depends on."""
+        """Why it is unknown what the answer depends on."""
         return self.around.alone or _INCOMPARABLE
 
     # The answer

@@ -143,7 +143,7 @@ class Lifecycle:
                 pulse.close()
 
     def _pulse(self) -> PulseWatch | None:
-        """What finds engines that hang; ``None`` if nobody wants that, or it is impossible."""
+        """What finds engines that hang; ``None`` if it is switched off or impossible."""
         settings = self._settings
         limits = settings.hang_timeout, settings.step_timeout
         if not settings.folder or limits == (None, None):

@@ -625,7 +625,7 @@ class Channel:
         if any(call.patient for call in calls):
             return self.link.budget(patient=True)
         if any(call.shard in self._owed for call in calls):
-            self.owe(())  # should nobody be trying, as after close()
+            self.owe(())  # if no thread is trying, as after close()
             raise UnreachableError(called=False)
         return self.link.budget()
 

@@ -336,7 +336,7 @@ class Requests:
                 log = ChangeLog(base)
             for encoded in changes[log.version - base :]:
                 change = decode_change(encoded, self._settings.dim)
-                if change is None:  # nobody knows what happened
+                if change is None:  # the change is unknown
                     log.clear()
                 else:
                     log.note(*change)

@@ -447,7 +447,7 @@ class RetrieverCore(Generic[T]):
         if question.opaque and not self._warned_of_opaque:
             self._warned_of_opaque = True
             logger.warning(
-                "%s is no plain data: answers found under it are not cached, since nobody knows "
+                "%s is no plain data: answers found under it are not cached, as it is unknown "
                 "what it lets through the next time. Name what it means with filter_key=",
                 " and ".join(question.opaque),
             )
