@@ -278,8 +278,7 @@ def time_to_first_token(bench: Bench, requests: int, seeds: int, *, quick: bool)
             bench.compare(chosen, requests, seeds)
     found = bench.measured
     if not found:
-        msg = f"no point's name contains any of {', '.join(bench.options.points)}"
-        raise SystemExit(msg)
+        raise SystemExit(f"no point's name contains any of {', '.join(bench.options.points)}")
     best = max(found, key=lambda point: found[point].ratio().value)
     worst = min(found, key=lambda point: found[point].ratio().low)
     # Without a host tier both have the same memory anyway.

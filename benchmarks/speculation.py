@@ -152,8 +152,7 @@ class Bench:
         folder = options.recordings
         self.recordings = {path.stem: load(path) for path in folder.glob("*.json")}
         if not self.recordings:
-            msg = f"no recordings in {folder}: run staged_search.py --record {folder}"
-            raise SystemExit(msg)
+            raise SystemExit(f"no recordings in {folder}: run staged_search.py --record {folder}")
         self._local = partial(LocalSearch, options.data, options.vectors)
         self.speculators = {
             "sequential": Speculator(engine, speculate=False),

@@ -98,8 +98,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):  # Python's own question, such as for a path
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     engine = require("ragcache_modular", feature="The engine on transformers", extra="modular")
     return getattr(engine, name)
 

@@ -132,8 +132,7 @@ def link(command: str) -> str:
         for entry in part["result"]:
             if entry["command"] == command:
                 return _link(part["title"], entry["title"])
-    msg = f"tools/results.toml has no title for {command}"
-    raise LookupError(msg)
+    raise LookupError(f"tools/results.toml has no title for {command}")
 
 
 def _link(part: str, title: str) -> str:

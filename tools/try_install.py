@@ -188,12 +188,10 @@ def try_row(kind: Kind, framework: str, wheels: Path, folder: Path) -> float:
     check_conflicts(folder)
     added = megabytes(folder) - before
     if kind.limit is not None and added > kind.limit:
-        msg = f"it adds {added:.0f} MB, more than {kind.limit}"
-        raise Failure(msg)
+        raise Failure(f"it adds {added:.0f} MB, more than {kind.limit}")
     names = sorted(path.name.lower() for path in folder.glob("lib/*/site-packages/*.dist-info"))
     if unwanted := [name for name in names if name.startswith(kind.unwanted)]:
-        msg = f"it brings {', '.join(unwanted)}"
-        raise Failure(msg)
+        raise Failure(f"it brings {', '.join(unwanted)}")
     script = folder / "page.py"
     script.write_text(code(kind, framework), encoding="utf-8")
     run([str(folder / "bin" / "python"), str(script)])
@@ -225,8 +223,7 @@ def install_sibling(folder: Path, words: Sequence[str]) -> None:
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
         run([*pip, *shlex.split(named[1])])
     else:
-        msg = f"it is there already: {' '.join(command)}"
-        raise Failure(msg)
+        raise Failure(f"it is there already: {' '.join(command)}")
     run(command, folder)
 
 
@@ -251,8 +248,7 @@ def code(kind: Kind, framework: str) -> str:
     section = re.split(r"^## ", section, maxsplit=1, flags=re.MULTILINE)[0]
     blocks = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     if len(blocks) < kind.blocks:
-        msg = f"{PAGE.name} has {len(blocks)} Python blocks under {TITLES[framework]}"
-        raise Failure(msg)
+        raise Failure(f"{PAGE.name} has {len(blocks)} Python blocks under {TITLES[framework]}")
     text = "".join(blocks[: kind.blocks])
     expected = re.findall(r"^print\((.*)\)  # (.+)$", text, re.MULTILINE)
     text += "".join(
@@ -292,8 +288,7 @@ def run(command: list[str], folder: Path = Path(sys.prefix)) -> None:
         text=True,
     )
     if answer.returncode:
-        msg = f"{' '.join(command)}\n{answer.stdout[-3000:]}"
-        raise Failure(msg)
+        raise Failure(f"{' '.join(command)}\n{answer.stdout[-3000:]}")
 
 
 if __name__ == "__main__":

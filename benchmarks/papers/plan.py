@@ -150,11 +150,10 @@ def _check_knobs(
     own = {"seed", *(name for variant in variants for name in variant.knobs)} - set(usual)
     both = sorted(own & set(knobs))
     if both:
-        msg = (
+        raise ConfigurationError(
             f"preset {preset.name!r} decides {', '.join(both)} itself: leave it out, or run your "
             "own sweep by ragcache eval"
         )
-        raise ConfigurationError(msg)
 
 
 def _settings(form: Form, variant: Variant, seed: int) -> EvalSettings:

@@ -86,11 +86,10 @@ def assemble_spans(
     at = 0
     for name, start, end in spans:
         if not at <= start < end <= len(ids):
-            msg = (
+            raise ConfigurationError(
                 f"document {name!r} has the span {start} to {end}; allowed: spans in order and "
                 f"without overlap in a prompt of {len(ids)}"
             )
-            raise ConfigurationError(msg)
         if at == 0:
             documents.module("system", ids[:start])
         else:

@@ -59,8 +59,7 @@ class ModularEngine(Rendering, Closeable):
         self, model: ModularModel, renderer: PromptRenderer, *, strategy: str | Strategy = "epic"
     ) -> None:
         if not isinstance(model, ModularModel):
-            msg = f"model must be a ModularModel, got {type(model).__name__}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"model must be a ModularModel, got {type(model).__name__}")
         self.modular_model = model
         self.chosen = strategy_of(strategy)
         self._renderer = renderer
@@ -234,8 +233,7 @@ def _knobs(options: Sampling | None) -> SamplingKnobs:
     if options is None:
         return {}
     if not isinstance(options, Sampling):
-        msg = f"options must be SamplingOptions, got {type(options).__name__}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"options must be SamplingOptions, got {type(options).__name__}")
     if isinstance(options, SamplingOptions) and options.needs_grammar:
         name = "choice" if options.choice else "json_schema"
         msg = f"{name} needs a grammar, which modular attention reuse does not support"

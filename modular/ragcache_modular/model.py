@@ -198,8 +198,7 @@ class ModularModel(Closeable):
             ConfigurationError: The query is empty, or a text cannot be tokenised.
         """
         if not isinstance(query, str) or not query.strip():
-            msg = f"the query must be a non-empty string, got {query!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"the query must be a non-empty string, got {query!r}")
         if isinstance(documents, str):
             msg = f"documents must be a collection of strings, got the string {documents[:40]!r}"
             raise ConfigurationError(msg)
@@ -412,8 +411,7 @@ class ModularModel(Closeable):
 
     def _prefill(self, plan: Plan, call: _Call, room: int) -> Prefilled:
         if self.closed:
-            msg = "the model was closed"
-            raise EngineClosedError(msg)
+            raise EngineClosedError("the model was closed")
         return prefill(
             self._parts,
             plan,

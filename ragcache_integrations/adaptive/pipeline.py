@@ -314,8 +314,7 @@ class GoldenFeedback:
 
     def _unless_stopped(self, request: ModelRequest) -> ModelRequest:
         if self._stopping.is_set():
-            msg = "it was closed meanwhile"
-            raise _StoppedError(msg)
+            raise _StoppedError("it was closed meanwhile")
         return request
 
     @property
@@ -387,8 +386,7 @@ class AdaptivePipeline:
         self._profiler = None if self._settings.mode == "fixed" else profiler
         self._synthesis = synthesis or SynthesisSettings()
         if profiler is None and self._settings.mode != "fixed":
-            msg = f"mode={self._settings.mode!r} needs a profiler, got None"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"mode={self._settings.mode!r} needs a profiler, got None")
         self._measures = Measures(asker, self._synthesis)
         self._recent = RecentSpaces(pruned_space(DEFAULT_PROFILE, self._settings.held))
         self._reservations = Reservations()
@@ -535,8 +533,7 @@ class AdaptivePipeline:
 
     def _begin(self, question: str, asker: Asker | None) -> Job:
         if not isinstance(question, str) or not question.strip():
-            msg = f"the question must be a non-empty string, got {question!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"the question must be a non-empty string, got {question!r}")
         to_read = self._settings.most_chunks
         due = self.golden is not None and self._is_ours(asker) and self.golden.is_due()
         to_retrieve = max(to_read, GOLDEN_CONFIG.num_chunks) if due else to_read

@@ -80,15 +80,13 @@ class AdaptiveSettings:
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, get_args(Mode))
         if (self.mode == "fixed") != isinstance(self.config, SynthesisConfig):
-            msg = (
+            raise ConfigurationError(
                 "mode='fixed' takes a SynthesisConfig as config, the other modes take none; "
                 f"got mode={self.mode!r} and config={self.config!r}"
             )
-            raise ConfigurationError(msg)
         held = self.held
         if self.mode == "fixed" and held != Held():
-            msg = f"mode='fixed' takes all values from config, got {held}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"mode='fixed' takes all values from config, got {held}")
         if self.mode == "gradual" and self.num_chunks is not None:
             msg = f"mode='gradual' chooses the number of chunks, got num_chunks={self.num_chunks!r}"
             raise ConfigurationError(msg)

@@ -59,11 +59,10 @@ class SynthesisConfig:
                 msg = f"intermediate_length is for map_reduce, got {length!r} with {self.method}"
                 raise ConfigurationError(msg)
         elif length is None or not is_whole(length) or length < 1:
-            msg = (
+            raise ConfigurationError(
                 "map_reduce needs intermediate_length, a whole number of words of at least 1, "
                 f"got {length!r}"
             )
-            raise ConfigurationError(msg)
 
     @property
     def summary_tokens(self) -> int:

@@ -255,14 +255,12 @@ def load_answers(
 
 def _check_arguments(path: object, tag: object) -> None:
     if not isinstance(path, str | os.PathLike):
-        msg = f"path must be a string or a path, got {path!r:.100}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"path must be a string or a path, got {path!r:.100}")
     if not isinstance(tag, str) or not tag:
-        msg = (
+        raise ConfigurationError(
             "tag must name the chain, its prompt and its models, such as 'faq 3, gpt-5, MiniLM', "
             f"got {tag!r:.100}"
         )
-        raise ConfigurationError(msg)
 
 
 def _read_header(array: NDArray[Any], kind: str, tag: str) -> dict[str, Any]:
@@ -272,8 +270,7 @@ def _read_header(array: NDArray[Any], kind: str, tag: str) -> dict[str, Any]:
     header: dict[str, Any] = json.loads(array.tobytes())
     for name, expected in {"format": _FORMAT, "kind": kind, "tag": tag}.items():
         if header[name] != expected:
-            msg = f"its {name} must be {expected!r}, got {header[name]!r:.200}"
-            raise ValueError(msg)
+            raise ValueError(f"its {name} must be {expected!r}, got {header[name]!r:.200}")
     return header
 
 
@@ -289,14 +286,11 @@ def _read_answers(
     records = arrays["records"]
     numbers = ((sizes, np.int64), (ages, np.float64), (caps, np.float64))
     if any(array.dtype != kind or array.shape != sizes.shape for array, kind in numbers):
-        msg = "its sizes, ages and caps must be as many numbers"
-        raise ValueError(msg)
+        raise ValueError("its sizes, ages and caps must be as many numbers")
     if records.dtype != np.uint8 or records.ndim != 1 or sizes.ndim != 1:
-        msg = "its records must be bytes"
-        raise ValueError(msg)
+        raise ValueError("its records must be bytes")
     if not (np.isfinite(ages) & (ages >= 0) & (caps >= 0)).all():
-        msg = "ages must be seconds from 0, and caps distances from 0"
-        raise ValueError(msg)
+        raise ValueError("ages must be seconds from 0, and caps distances from 0")
     in_range = ((sizes > 0) & (sizes <= LARGEST_RECORD)).all()
     # In Python's numbers, which no sum exceeds.
     if not in_range or sum(sizes.tolist()) != records.size:

@@ -385,11 +385,9 @@ class AnswerCore(Generic[A]):
             ConfigurationError: An argument is something else, such as a single text for ``ids``.
         """
         if not isinstance(namespace, str | None):
-            msg = f"namespace must be a string or None, got {namespace!r:.100}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"namespace must be a string or None, got {namespace!r:.100}")
         if ids is not None and not _are_texts(ids):
-            msg = f"ids must be several strings, got {ids!r:.100}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"ids must be several strings, got {ids!r:.100}")
         held = None if ids is None else frozenset(ids)
 
         def matches(question: Question) -> bool:

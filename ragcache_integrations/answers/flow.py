@@ -151,8 +151,7 @@ def finished(flow: Coroutine[Any, Any, R]) -> R:
         raise_stop(error)
         raise
     flow.close()
-    msg = "a flow that blocks must not wait for an event loop"
-    raise RuntimeError(msg)
+    raise RuntimeError("a flow that blocks must not wait for an event loop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +216,7 @@ class AnswerFlow(Generic[A]):
         server = core.knobs.cache
         if server is not None:
             if codec is None:
-                msg = f"cache must be None for tools, got {server!r}"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"cache must be None for tools, got {server!r}")
             self._shared = SharedAnswers(server, core, codec)
             self._redis_threads = make_executor(_REDIS_WORKERS, "ragcache-answers-redis")
         self._same = same

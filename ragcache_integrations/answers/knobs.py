@@ -108,11 +108,10 @@ def check_embedded(knobs: AnswerKnobs, name: str, *, embeds: bool) -> None:
     for setting in () if embeds else ("tolerance", "start_tolerance"):
         value = getattr(knobs, setting)
         if value not in {None, "auto", 0}:
-            msg = (
+            raise ConfigurationError(
                 f"{setting}={value} is a distance between embeddings, and nothing embeds the "
                 f"questions: pass {name}, or {setting}=0 to serve the same words alone"
             )
-            raise ConfigurationError(msg)
 
 
 class AnswerKnobArguments(TypedDict, total=False):

@@ -494,8 +494,7 @@ class AnswerCache(AnswerControls, QueryEngine):
         answer = _stored(response)
         reason = self._why_none(answer, heard)
         if reason is not None:
-            msg = f"the answer can't be compared: {reason}"
-            raise RAGCacheError(msg)
+            raise RAGCacheError(f"the answer can't be compared: {reason}")
         return answer
 
     def _heard(
@@ -575,11 +574,10 @@ def _check_engine(engine: object) -> None:
     kind = type(engine)
     for step in ("retrieve", "synthesize"):
         if getattr(kind, step) is getattr(BaseQueryEngine, step):
-            msg = (
+            raise ConfigurationError(
                 f"query_engine must retrieve and synthesize in two steps, as RetrieverQueryEngine "
                 f"does, but {kind.__name__} has no {step}()"
             )
-            raise ConfigurationError(msg)
 
 
 def _shown(node: BaseNode) -> dict[str, Any]:

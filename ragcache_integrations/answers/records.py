@@ -83,8 +83,7 @@ def encode_record(record: Record[A], codec: AnswerCodec[A]) -> bytes:
         content = json.dumps(saved).encode("ascii")
         same = _is_same(codec.decode(json.loads(content)["answer"]), record.answer)
     except Exception as error:
-        msg = f"an answer can't be saved: {error!r:.300}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"an answer can't be saved: {error!r:.300}") from error
     if not same:
         kind = type(record.answer).__name__  # what it says is nobody else's business
         msg = f"an answer can't be saved, as it would not come back as it is: it is a {kind}"
@@ -110,8 +109,7 @@ def decode_record(content: bytes, codec: AnswerCodec[A]) -> Record[A]:
         embedding = None if saved["embedding"] is None else _as_embedding(saved["embedding"])
         answer = codec.decode(saved["answer"])
     except MALFORMED as error:
-        msg = f"a saved answer is malformed: {error!r:.300}"
-        raise ValueError(msg) from error
+        raise ValueError(f"a saved answer is malformed: {error!r:.300}") from error
     return Record(question, embedding, answer)
 
 
@@ -119,14 +117,11 @@ def _question(saved: Any) -> Question:
     text, context, form = saved["text"], saved["context"], saved["form"]
     scope, documents = decode_key(saved["scope"]), decode_key(saved["documents"])
     if not all(isinstance(part, str) for part in (text, context, form)):
-        msg = "a question, its context and its form must be texts"
-        raise TypeError(msg)
+        raise TypeError("a question, its context and its form must be texts")
     if not (isinstance(scope, tuple) and scope and isinstance(scope[0], str)):
-        msg = "a scope must be a tuple that begins with the namespace"
-        raise TypeError(msg)
+        raise TypeError("a scope must be a tuple that begins with the namespace")
     if not (isinstance(documents, frozenset) and all(map(_is_document, documents))):
-        msg = "documents must be a set of pairs of an id and its content"
-        raise TypeError(msg)
+        raise TypeError("documents must be a set of pairs of an id and its content")
     return Question(text, documents, scope, context, form=form)
 
 
@@ -142,8 +137,7 @@ def _as_embedding(text: Any) -> Vector:
     vector = np.frombuffer(base64.b64decode(text, validate=True), "<f4").astype(np.float32)
     length = float(np.linalg.norm(vector.astype(np.float64)))
     if not math.isclose(length, 1, abs_tol=_LARGEST_DIFFERENCE):
-        msg = f"a question's embedding must have length 1, got {length}"
-        raise ValueError(msg)
+        raise ValueError(f"a question's embedding must have length 1, got {length}")
     unit = unit_vector(vector)
     assert unit is not None  # noqa: S101 - its length is about 1
     return unit

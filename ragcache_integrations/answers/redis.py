@@ -245,11 +245,10 @@ class SharedAnswers(Generic[A]):
     def __init__(self, server: RedisServer, core: AnswerCore[A], codec: AnswerCodec[A]) -> None:
         knobs = core.knobs
         if not knobs.tag:
-            msg = (
+            raise ConfigurationError(
                 "tag must name the chain, its prompt and its models, the same in all processes "
                 f"that share answers and another one in all others, got {knobs.tag!r}"
             )
-            raise ConfigurationError(msg)
         self._core = core
         self._codec = codec
         self._lasts = 0 if knobs.ttl is None else max(int(knobs.ttl * 1e6), 1)
@@ -397,8 +396,7 @@ class SharedAnswers(Generic[A]):
         now, found, ended, foreign, moment = reply
         check_reply((now, ended, foreign), (moment, *found))
         if len(found) > 3 * _MOST_FIELDS:
-            msg = "there must be no more answers than are kept"
-            raise ValueError(msg)
+            raise ValueError("there must be no more answers than are kept")
         answers = []
         for name, value, cap in zip(found[::3], found[1::3], found[2::3], strict=True):
             try:
@@ -423,8 +421,7 @@ class SharedAnswers(Generic[A]):
         """
         stamp, content = value[:_STAMP], value[_STAMP:]
         if not (len(stamp) == _STAMP and stamp.isdigit()) or len(cap) > _LONGEST_CAP:
-            msg = "an answer must begin with its time"
-            raise ValueError(msg)
+            raise ValueError("an answer must begin with its time")
         farthest = float(cap) if cap else math.inf
         age = (now - int(stamp)) / 1e6
         if math.isnan(farthest) or farthest < 0 or len(content) > _LARGEST_RECORD:
@@ -435,8 +432,7 @@ class SharedAnswers(Generic[A]):
         record = decode_record(content, self._codec)
         own = replace(record.question, version=question.version)
         if self._core.key_of(own) != self._core.key_of(question) or _id_of(own) != name:
-            msg = "an answer must be one of its key"
-            raise ValueError(msg)
+            raise ValueError("an answer must be one of its key")
         return replace(record, question=own), max(age, 0.0), farthest
 
     def _lose(self) -> bool:

@@ -110,15 +110,13 @@ class ToolCalls(Generic[R]):
             msg = f"{framework.argument} must be {kind} or None, got {model!r:.100}"
             raise ConfigurationError(msg)
         if keep is not None and not callable(keep):
-            msg = f"keep must be a function or None, got {keep!r:.100}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"keep must be a function or None, got {keep!r:.100}")
         if query_argument is not None and query_argument not in names:
             near = did_you_mean(query_argument, names) if isinstance(query_argument, str) else ""
-            msg = (
+            raise ConfigurationError(
                 f"query_argument must name {whose}, which has "
                 f"{', '.join(map(repr, names)) or 'none'}, got {query_argument!r}{near}"
             )
-            raise ConfigurationError(msg)
         checked = read_knobs(AnswerKnobs, knobs)
         embeds = query_argument is not None and model is not None
         check_embedded(checked, "query_argument= and the embedding model", embeds=embeds)
@@ -289,11 +287,10 @@ def declared_part(state: Any, reads: Collection[str]) -> Any:
         for name, value in held.items():
             object.__setattr__(made, name, value)
     except TypeError as error:
-        msg = (
+        raise ConfigurationError(
             "the state must be a dict, a dataclass, a pydantic model or another object with "
             f"attributes, got {state!r:.100}"
-        )
-        raise ConfigurationError(msg) from error
+        ) from error
     return made
 
 

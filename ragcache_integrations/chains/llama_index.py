@@ -284,8 +284,7 @@ def check_retriever(name: str, retriever: object) -> None:
         ConfigurationError: It is something else.
     """
     if not isinstance(retriever, BaseRetriever):
-        msg = f"{name} must be a BaseRetriever, got {retriever!r:.100}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} must be a BaseRetriever, got {retriever!r:.100}")
 
 
 def texts_before(

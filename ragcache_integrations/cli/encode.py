@@ -102,8 +102,7 @@ def _encode(options: argparse.Namespace) -> None:
     console = Console()
     texts = list(dict.fromkeys(_texts(options.corpus)))
     if not texts:
-        msg = f"{options.corpus} holds no document"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{options.corpus} holds no document")
     console.print(f"{len(texts):,} documents. Starting the engine ...", highlight=False)
     with RAGCacheEngine(
         options.model,
@@ -118,8 +117,7 @@ def _encode(options: argparse.Namespace) -> None:
             msg = f"this model's documents can't be reused anywhere: {engine.reuse_is_off}"
             raise ConfigurationError(msg)
         if engine.disk_is_off is not None:
-            msg = f"documents can't be kept on disk: {engine.disk_is_off}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"documents can't be kept on disk: {engine.disk_is_off}")
         lengths = {text: engine.count_tokens(text) for text in texts}
         fitting = [text for text in texts if lengths[text] < engine.max_model_len]
         token_bytes = engine.stats().block_bytes // engine.block_size
@@ -155,11 +153,10 @@ def _measured(engine: RAGCacheEngine, texts: Sequence[str], tenant: str) -> Relo
 def _check_size(size: int, most_gib: float) -> None:
     """Refuse what the disk would not hold before hours are spent on it."""
     if size > most_gib * GIB:
-        msg = (
+        raise ConfigurationError(
             f"these documents take {_size(size)}, and --disk-cache-gib allows {most_gib:g} GiB: "
             "raise it, or encode fewer"
         )
-        raise ConfigurationError(msg)
 
 
 def _show(console: Console, content: dict[str, Any], measured: Reloading | None) -> None:

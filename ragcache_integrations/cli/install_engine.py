@@ -148,8 +148,7 @@ def _installer() -> list[str]:
         return [sys.executable, "-m", "pip", "install", "--no-compile"]
     uv = shutil.which("uv")
     if uv is None:
-        msg = f"this environment has no pip: {sys.executable} -m ensurepip"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"this environment has no pip: {sys.executable} -m ensurepip")
     return [uv, "pip", "install", "--python", sys.executable]
 
 

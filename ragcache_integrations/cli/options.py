@@ -36,8 +36,7 @@ def at_least(smallest: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         number = int(text)
         if number < smallest:
-            msg = f"must be at least {smallest}, got {number}"
-            raise argparse.ArgumentTypeError(msg)
+            raise argparse.ArgumentTypeError(f"must be at least {smallest}, got {number}")
         return number
 
     parse.__name__ = "whole number"  # argparse: "invalid whole number value"
@@ -52,8 +51,7 @@ def check_file(flag: str, path: Path) -> Path:
     """
     file = path.absolute()
     if file.is_dir() or not file.parent.is_dir():
-        msg = f"{flag} must name a file in a folder that exists, got {path}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{flag} must name a file in a folder that exists, got {path}")
     check_folder(file.parent, f"name another {flag}")
     return file
 

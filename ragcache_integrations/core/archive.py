@@ -89,14 +89,12 @@ def read_archive(
         length = file.seek(0, os.SEEK_END) - _CHECKSUM
         file.seek(max(length - len(mark), 0))
         if file.read(len(mark)) != mark:
-            msg = f"{path} must be a saved {kind}, but is another file or truncated"
-            raise CacheFileError(msg)
+            raise CacheFileError(f"{path} must be a saved {kind}, but is another file or truncated")
         if length + _CHECKSUM > most:
             msg = f"{path} must have at most {most} bytes, but has {length + _CHECKSUM}"
             raise CacheFileError(msg)
         if file.read() != _checksum(file, length):
-            msg = f"{path} is damaged: its checksum is wrong"
-            raise CacheFileError(msg)
+            raise CacheFileError(f"{path} is damaged: its checksum is wrong")
         try:
             return _read(file, length + _CHECKSUM, names, len(mark) + _CHECKSUM)
         except MALFORMED as error:
@@ -115,8 +113,7 @@ def _open(path: str | os.PathLike[str], kind: str) -> BinaryIO:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        msg = f"{path} must be a saved {kind}: {error.strerror}"
-        raise CacheFileError(msg) from error
+        raise CacheFileError(f"{path} must be a saved {kind}: {error.strerror}") from error
 
 
 def _is_ours(path: str | os.PathLike[str], kind: str) -> bool:
@@ -160,8 +157,7 @@ def _read(
         actual = [info.filename.removesuffix(".npy") for info in members]
         if len(set(actual)) < len(actual) or (names is not None and set(actual) != set(names)):
             allowed = "distinct" if names is None else sorted(names)
-            msg = f"its members must be {allowed}, got {actual}"
-            raise ValueError(msg)
+            raise ValueError(f"its members must be {allowed}, got {actual}")
         plain = all(
             info.compress_type == zipfile.ZIP_STORED and info.header_offset >= 0 for info in members
         )
@@ -196,8 +192,7 @@ def _fill(member: Any, view: memoryview) -> None:
     while view:
         count = member.readinto(view[:_BLOCK])
         if not count:
-            msg = f"{len(view)} bytes are missing"
-            raise EOFError(msg)
+            raise EOFError(f"{len(view)} bytes are missing")
         view = view[count:]
 
 

@@ -302,8 +302,7 @@ def check_one_of(first: str, first_value: object, second: str, second_value: obj
     """Refuse two arguments of which one must be given, if none is, or both are."""
     if (first_value is None) == (second_value is None):
         given = "got neither" if first_value is None else "and not both"
-        msg = f"give either {first} or {second}, {given}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"give either {first} or {second}, {given}")
 
 
 def refuse_assignment(owner: object, name: str, instead: str) -> ConfigurationError:

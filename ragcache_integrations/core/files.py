@@ -134,8 +134,7 @@ def reading(what: str, expected: str = "") -> Iterator[None]:
     except ConfigurationError:
         raise
     except OSError as error:
-        msg = f"cannot read {what} ({error.strerror or error})"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"cannot read {what} ({error.strerror or error})") from error
     except MALFORMED as error:
         hint = f". Expected is {expected}" if expected else ""
         msg = f"{what} is not in its format: {_in_words(error)}{hint}"
@@ -175,8 +174,7 @@ def read_text(path: Path, most: int = LARGEST_FILE) -> str:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             content = file.read(most + 1)
         if len(content) > most:
-            msg = f"it must have at most {most} bytes when unpacked, but has more"
-            raise ValueError(msg)
+            raise ValueError(f"it must have at most {most} bytes when unpacked, but has more")
     return content.decode("utf-8")
 
 
@@ -188,8 +186,7 @@ def json_lines(text: str) -> list[Row]:
         ValueError: A line is no JSON, or there are too many.
     """
     if text.count("\n") > MOST_ROWS:
-        msg = f"there must be at most {MOST_ROWS} lines, got more"
-        raise ValueError(msg)
+        raise ValueError(f"there must be at most {MOST_ROWS} lines, got more")
     # Not splitlines(): it also splits at characters that JSON may hold as they are.
     return [
         _json_line(line, number)
@@ -206,8 +203,7 @@ def _json_line(line: str, number: int) -> Row:
         msg = f"it is no JSON at line {number}, column {error.colno} ({error.msg})"
         raise ValueError(msg) from error
     if not isinstance(row, dict):
-        msg = f"a line must be a JSON object, got {row!r:.60} at line {number}"
-        raise TypeError(msg)
+        raise TypeError(f"a line must be a JSON object, got {row!r:.60} at line {number}")
     return row
 
 
@@ -221,8 +217,7 @@ def text_of(row: Row, name: str, usual: str | None = None) -> str:
     """Return a field that must be a text; it may be missing or empty if there is a usual value."""
     value = row.get(name, usual)
     if not isinstance(value, str) or not (value.strip() or usual is not None):
-        msg = f"{name!r} must be a text that is not empty, got {value!r:.60}"
-        raise ValueError(msg)
+        raise ValueError(f"{name!r} must be a text that is not empty, got {value!r:.60}")
     return value
 
 

@@ -136,8 +136,7 @@ class SamplingOptions(Sampling):
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", copy_schema("json_schema", self.json_schema))
         if self.json_schema is not None and self.choice:
-            msg = "json_schema and choice exclude each other, both were given"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("json_schema and choice exclude each other, both were given")
         check_text("tool_choice", self.tool_choice)
         check_flag("parallel_tool_calls", self.parallel_tool_calls)
         check_type("strict", self.strict, bool | None, "True, False or None")
@@ -178,8 +177,7 @@ def plain(text: str) -> str:
 def _strings(name: str, value: Any) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else tuple(value or ())
     if not all(isinstance(string, str) and string for string in strings):
-        msg = f"{name} must be non-empty strings, got {value!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} must be non-empty strings, got {value!r}")
     return tuple(map(plain, strings))
 
 

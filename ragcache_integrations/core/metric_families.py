@@ -61,15 +61,13 @@ def _checked(labels: Mapping[str, str]) -> dict[str, str]:
         ConfigurationError: Prometheus allows no such labels.
     """
     if not isinstance(labels, Mapping):
-        msg = f"labels must be a dict of strings, or None, got {labels!r:.100}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"labels must be a dict of strings, or None, got {labels!r:.100}")
     for name, value in labels.items():
         if not (isinstance(name, str) and _NAME.fullmatch(name)) or name == _BOUND:
-            msg = (
+            raise ConfigurationError(
                 "a label's name must have letters, digits and _, not begin with a digit or __, and "
                 f"not be {_BOUND!r}, got {name!r:.100}"
             )
-            raise ConfigurationError(msg)
         if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
             msg = f"the value of the label {name!r} must be a string in Unicode, got {value!r:.100}"
             raise ConfigurationError(msg)

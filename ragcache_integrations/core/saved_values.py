@@ -77,12 +77,11 @@ def _encode(value: Any, path: str, depth: int) -> Any:
     if encoded is None and depth:
         encoded = _encode_container(value, path, depth - 1)
     if encoded is None:
-        msg = (
+        raise ConfigurationError(
             f"{path} cannot be saved: a {kind.__module__}.{kind.__qualname__} would not come back "
             "as it is. Allowed are JSON's values, numbers of NumPy, arrays, dates and times (of "
             "pandas, too), bytes, Decimal, UUID, tuples and sets"
         )
-        raise ConfigurationError(msg)
     return encoded
 
 
@@ -135,8 +134,7 @@ def _decode(encoded: Any, depth: int) -> Any:
     if type(encoded) in {*_PLAIN, float}:
         return encoded
     if depth < 0:
-        msg = "a saved value is nested too deeply"
-        raise ValueError(msg)
+        raise ValueError("a saved value is nested too deeply")
     if type(encoded) is dict:
         return {name: _decode(item, depth - 1) for name, item in encoded.items()}
     match encoded:
@@ -155,14 +153,12 @@ def _decode_atom(encoded: Any) -> Any:
             return _decode_number(dtype, shape, base64.b64decode(data, validate=True))
         case [str(name), *parts]:
             return _decode_time(name, parts)
-    msg = f"a saved value must be one that was written, got {encoded!r:.100}"
-    raise ValueError(msg)
+    raise ValueError(f"a saved value must be one that was written, got {encoded!r:.100}")
 
 
 def _decode_number(name: str, shape: Any, data: bytes) -> Any:
     if len(name) > _DTYPE_CHARACTERS:
-        msg = f"a saved number has no type {name!r:.100}"
-        raise ValueError(msg)
+        raise ValueError(f"a saved number has no type {name!r:.100}")
     try:
         dtype = np.dtype(name)
         if dtype.hasobject or dtype.names is not None:
@@ -170,8 +166,7 @@ def _decode_number(name: str, shape: Any, data: bytes) -> Any:
         array = np.frombuffer(data, dtype=dtype) if dtype.itemsize else np.zeros(1, dtype)
         return array[0] if shape is None else array.reshape(shape).copy()
     except (TypeError, IndexError, OverflowError, SyntaxError) as error:
-        msg = f"a saved number of type {name!r} is damaged: {error}"
-        raise ValueError(msg) from error
+        raise ValueError(f"a saved number of type {name!r} is damaged: {error}") from error
 
 
 def _decode_time(name: str, parts: list[Any]) -> Any:
@@ -189,5 +184,4 @@ def _decode_time(name: str, parts: list[Any]) -> Any:
             return importlib.import_module("pandas").Timedelta(text).as_unit(unit)
         case (("pandas.NaT" | "pandas.NA"), []):
             return getattr(importlib.import_module("pandas"), name.removeprefix("pandas."))
-    msg = f"a saved value must be one that was written, got {[name, *parts]!r:.100}"
-    raise ValueError(msg)
+    raise ValueError(f"a saved value must be one that was written, got {[name, *parts]!r:.100}")

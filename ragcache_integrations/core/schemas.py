@@ -78,8 +78,7 @@ def copy_schema(name: str, schema: object) -> dict[str, Any]:
 def _plain_mapping(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
-    msg = f"it contains a {type(value).__name__}"
-    raise TypeError(msg)
+    raise TypeError(f"it contains a {type(value).__name__}")
 
 
 def strict_schema(schema: Mapping[str, Any], *, asked: bool = False) -> dict[str, Any]:
@@ -105,8 +104,7 @@ def strict_schema(schema: Mapping[str, Any], *, asked: bool = False) -> dict[str
     try:
         strict = _Strict(root, asked=asked).node(root, "it", frozenset())
     except (RecursionError, TypeError) as error:  # nested too deeply, or lists for names
-        msg = f"the schema has no strict form: {error}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"the schema has no strict form: {error}") from error
     if "object" not in _types(strict) or "anyOf" in strict:
         _refuse("it", "is not that of an object")
     return strict
@@ -274,5 +272,4 @@ def _checked(value: Any, kind: type, at: str) -> Any:
 
 
 def _refuse(at: str, problem: str) -> NoReturn:
-    msg = f"the schema has no strict form: {at} {problem}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"the schema has no strict form: {at} {problem}")

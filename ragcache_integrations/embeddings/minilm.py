@@ -94,8 +94,7 @@ class MiniLM:
             ConfigurationError: One is no string, or holds lone surrogates.
         """
         if isinstance(texts, str):
-            msg = "texts must be a sequence of strings, got a single string"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("texts must be a sequence of strings, got a single string")
         return self._encode(list(texts), show_progress=show_progress)
 
     async def aembed(self, text: str) -> NDArray[np.float32]:
@@ -132,8 +131,7 @@ class MiniLM:
                 embeddings[rows] = vectors
                 progress.update(len(rows))
         if not np.isfinite(embeddings).all():
-            msg = f"{self.model_name} gave embeddings that are not finite"
-            raise EmbeddingError(msg)
+            raise EmbeddingError(f"{self.model_name} gave embeddings that are not finite")
         return embeddings
 
     def _loaded(self) -> _Model:
@@ -189,11 +187,10 @@ def _session(path: Path, device: str | None) -> Any:
         number = (device or "").partition(":")[2] or "0"
         providers = [("CUDAExecutionProvider", {"device_id": number}), "CPUExecutionProvider"]
     else:
-        msg = (
+        raise ConfigurationError(
             f"device={device!r} needs ONNX Runtime for GPUs: "
             "pip uninstall onnxruntime && pip install onnxruntime-gpu"
         )
-        raise ConfigurationError(msg)
     return runtime.InferenceSession(str(path), options, providers=providers)
 
 
@@ -212,14 +209,12 @@ def as_lists(embeddings: NDArray[np.float32]) -> list[list[float]]:
 def _check_device(device: object) -> str | None:
     if device is None or (isinstance(device, str) and _DEVICE.fullmatch(device)):
         return device
-    msg = f"device must be cpu, cuda or cuda:NUMBER, got {device!r}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"device must be cpu, cuda or cuda:NUMBER, got {device!r}")
 
 
 def _check_text(text: object) -> None:
     if not isinstance(text, str):
-        msg = f"a text must be a string, got {type(text).__name__}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"a text must be a string, got {type(text).__name__}")
     try:
         text.encode()
     except UnicodeEncodeError as error:

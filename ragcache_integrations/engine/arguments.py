@@ -108,13 +108,11 @@ def engine_settings(model: str | Path | None = None, **given: Any) -> EngineSett
         raise ConfigurationError(msg)
     if connecting is not None and "kv_transfer_config" in arguments:
         cause = "reuse='anywhere'" if connecting == "reuse" else f"{connecting} above 0"
-        msg = f"vllm_args must not hold 'kv_transfer_config' with {cause}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"vllm_args must not hold 'kv_transfer_config' with {cause}")
     for name in OWN_ARGUMENTS:
         if name in arguments:
             ours = "kv_cache_gib" if name == "kv_cache_memory_bytes" else name
-            msg = f"vllm_args must not hold {name!r}: pass {ours}= itself"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"vllm_args must not hold {name!r}: pass {ours}= itself")
     try:
         pickle.dumps(arguments)
     except Exception as error:
@@ -180,8 +178,7 @@ def _resolve_model(model: str | Path | None) -> str:
     if model is None:
         return ""
     if not isinstance(model, str | Path) or not str(model).strip():
-        msg = f"model must be a local path or a hub name, got {model!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"model must be a local path or a hub name, got {model!r}")
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -189,8 +186,7 @@ def _resolve_model(model: str | Path | None) -> str:
             raise ModelNotFoundError(msg)
         return str(path.resolve())
     if isinstance(model, Path) or str(model).startswith(("/", "./", "../", "~")):
-        msg = f"no model at {str(model)!r}: there is no such folder"
-        raise ModelNotFoundError(msg)
+        raise ModelNotFoundError(f"no model at {str(model)!r}: there is no such folder")
     return str(model)
 
 

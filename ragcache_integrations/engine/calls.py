@@ -112,12 +112,11 @@ class Account:
             return
         self.tokens += tokens
         if self.tokens * self.token_bytes > gib * GIB:
-            msg = (
+            raise DocumentsNotKeptError(
                 f"disk_cache_gib={gib:g} has no room for documents of more than "
                 f"{self.tokens - tokens:,} tokens: the first {self.finished:,} were encoded and "
                 "stay, raise it for the rest"
             )
-            raise DocumentsNotKeptError(msg)
         self.documents.append((document_key(plain(self.namespace), rendered.token_ids), tokens))
 
     def finish(self, usage: Usage) -> None:
@@ -146,11 +145,10 @@ class Account:
         """
         count, why = missing
         if count:
-            msg = (
+            raise DocumentsNotKeptError(
                 f"of {self.finished:,} encoded documents at least {count:,} are not on disk: "
                 f"{why or NO_ROOM}. The others stay, and encoding all again adds the rest"
             )
-            raise DocumentsNotKeptError(msg)
 
 
 def encoding(
@@ -289,8 +287,7 @@ class Calls:
         if link_tokens is None:
             link_tokens = self.cache.link_tokens
         elif reuse != "anywhere":
-            msg = 'link_tokens needs reuse="anywhere"'
-            raise ConfigurationError(msg)
+            raise ConfigurationError('link_tokens needs reuse="anywhere"')
         check_int("link_tokens", link_tokens, 0, MOST_LINK_TOKENS)
         check_int("priority", priority, -MOST_URGENT, MOST_URGENT)
         step, coming = check_steps(step, {} if next_steps is None else next_steps)
@@ -316,11 +313,10 @@ class Calls:
         if not tools or choice == "none":
             return None
         if options.needs_grammar:
-            msg = (
+            raise ConfigurationError(
                 "json_schema and choice exclude tools, both were given: pass tool_choice='none' "
                 "for an answer that calls none"
             )
-            raise ConfigurationError(msg)
         template = self.renderer.template
         parser = self.tool_parser or find_tool_parser(template.tool_text)
         if choice == "auto" and not parser and template.writes_tools:
@@ -384,8 +380,7 @@ class Calls:
             PromptTooLongError: From what is returned: a document leaves no room for an answer.
         """
         if self.cache.reuse != "anywhere":
-            msg = 'encode() needs an engine with reuse="anywhere"'
-            raise ConfigurationError(msg)
+            raise ConfigurationError('encode() needs an engine with reuse="anywhere"')
         _several(documents, "encode")
         seen: set[str | bytes] = set()
 
@@ -445,9 +440,8 @@ def _as_document(value: Any) -> PromptDocument | None:
     elif hasattr(node, "get_content"):
         text, name = node.get_content(), node.node_id
     else:
-        msg = (
+        raise ConfigurationError(
             "a document must be a text, a PromptDocument, or one of LangChain or LlamaIndex, "
             f"got {type(value).__name__}"
         )
-        raise ConfigurationError(msg)
     return PromptDocument(text, name or "") if text else None

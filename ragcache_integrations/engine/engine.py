@@ -71,8 +71,7 @@ def load_tokenizer(settings: EngineSettings) -> Any:
             transformers = require("transformers", feature="The local engine", extra="vllm")
             return transformers.AutoTokenizer.from_pretrained(name, **arguments)
     except (OSError, ValueError, KeyError) as error:
-        msg = f"no tokenizer for the model {name!r}: {error}"
-        raise ModelNotFoundError(msg) from error
+        raise ModelNotFoundError(f"no tokenizer for the model {name!r}: {error}") from error
 
 
 FAULTS = FaultSettings()

@@ -79,8 +79,7 @@ def measure_reloading(
     """
     check_int("repeats", repeats, 1)
     if engine.reuse_is_off is not None:
-        msg = f"this engine computes all documents: {engine.reuse_is_off}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"this engine computes all documents: {engine.reuse_is_off}")
     prompt = Prompt.rag(QUESTION, documents)
     text = Prompt(tuple(Message(each.role, each.text) for each in prompt.messages))
     computed, loaded = [], []
@@ -217,19 +216,17 @@ def _longest_prompt(engine: RAGCacheEngine, max_tokens: int | None) -> int:
     window, kv_tokens = engine.max_model_len, engine.total_kv_tokens
     smallest = engine.block_size + SMALLEST_NEW + ANSWERED
     if min(window, kv_tokens) < smallest:
-        msg = (
+        raise ConfigurationError(
             f"there is nothing to measure below {smallest} tokens (a block of the KV cache and a "
             f"few new ones): the context window is {window} tokens, the KV cache {kv_tokens}"
         )
-        raise ConfigurationError(msg)
     if max_tokens is None:
         max_tokens = window
     if not is_whole(max_tokens) or not smallest <= max_tokens <= window:
-        msg = (
+        raise ConfigurationError(
             f"max_tokens must be a whole number from {smallest} (a block of the KV cache and a few "
             f"new tokens) to {window} (the context window), got {max_tokens!r}"
         )
-        raise ConfigurationError(msg)
     return min(max_tokens, kv_tokens) - ANSWERED
 
 
@@ -285,8 +282,7 @@ class _Bench:
     def reset(self) -> None:
         """Empty the KV cache."""
         if not self._engine.reset_cache():
-            msg = "the engine is busy with other requests: profile it while it is idle"
-            raise EngineError(msg)
+            raise EngineError("the engine is busy with other requests: profile it while it is idle")
 
     def prefill(self, tokens: int) -> str:
         """Compute a new prefix of ``tokens`` tokens with the prompt's head, and return its text."""
@@ -309,11 +305,10 @@ class _Bench:
             seconds = time.perf_counter() - begun
             stream.result()
         if usage is None or (usage.prompt_tokens, usage.cached_tokens) != (cached + new, cached):
-            msg = (
+            raise EngineError(
                 f"of a prompt of {cached + new} tokens {cached} should have been cached, the "
                 f"engine reports {usage}: prefix caching must be on and nothing else running"
             )
-            raise EngineError(msg)
         return seconds
 
     def _text(self, tokens: int) -> str:
@@ -349,9 +344,8 @@ def _whole_words(engine: RAGCacheEngine) -> list[str]:
         == engine.count_tokens(f"{word} {word}") + 1
     ]
     if len(whole) < FEWEST_WORDS:
-        msg = (
+        raise EngineError(
             f"the tokenizer of {engine.model} has only {len(whole)} of {len(words)} English words "
             "whole: texts of a given length cannot be written for it"
         )
-        raise EngineError(msg)
     return whole

@@ -195,11 +195,10 @@ class CacheSettings:
         if self.disk_cache_dir is not None and not (
             isinstance(self.disk_cache_dir, str) and self.disk_cache_dir and self.disk_cache_gib
         ):
-            msg = (
+            raise ConfigurationError(
                 "disk_cache_dir must be a folder, or None, and needs disk_cache_gib above 0, got "
                 f"{self.disk_cache_dir!r} and {self.disk_cache_gib}"
             )
-            raise ConfigurationError(msg)
 
 
 class EngineCallOptions(CallOptions, total=False):

@@ -78,8 +78,7 @@ def limit_schema(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     try:
         limiter = _Limiter(copy, nodes, max_tokens)
     except RecursionError as error:
-        msg = "json_schema holds a value that is nested too deeply"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError("json_schema holds a value that is nested too deeply") from error
     close_objects = not any(map(_combines_objects, nodes))
     changes = [limiter.limits(node, close_objects=close_objects) for node in nodes]
     for node, limits in zip(nodes, changes, strict=True):
@@ -122,11 +121,10 @@ class _Limiter:
             msg = "no answer satisfies json_schema: it requires itself within itself without end"
             raise ConfigurationError(msg)
         if least > MOST_CHARACTERS_PER_TOKEN * max_tokens:
-            msg = (
+            raise ConfigurationError(
                 f"the shortest answer that json_schema allows has {least} characters, more than "
                 f"max_tokens={max_tokens} can hold: raise max_tokens, or require less"
             )
-            raise ConfigurationError(msg)
         budget = CHARACTERS_PER_TOKEN * max_tokens
         # If the shortest answer takes most of the budget, limits would cut values to nothing. Then
         # an answer that ends at max_tokens is better, so that each value may use the whole budget.
@@ -290,11 +288,10 @@ def _check_depth(root: _Schema) -> None:
             level = [part for node in nodes for part in _parts(node)]
         levels += depth
         if levels > MAX_LEVELS:
-            msg = (
+            raise ConfigurationError(
                 f"json_schema is nested too deeply: with all that it refers to it has {levels} "
                 f"levels or more, at most {MAX_LEVELS} are allowed"
             )
-            raise ConfigurationError(msg)
 
 
 def _nodes(root: _Schema) -> Iterator[_Schema]:

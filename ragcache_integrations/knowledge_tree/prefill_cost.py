@@ -73,11 +73,10 @@ class PrefillFormula:
             raise ConfigurationError(msg)
         different = {(cached, new) for cached, new, _ in rows}
         if len(different) < 3 or len({new for _, new in different}) < 2:  # noqa: PLR2004 - 3 unknowns
-            msg = (
+            raise ConfigurationError(
                 "samples must have at least 3 different points with at least 2 different numbers "
                 f"of new tokens, got {len(different)}: three coefficients are to be found"
             )
-            raise ConfigurationError(msg)
         return cls(*_nonnegative_fit(np.array(rows, dtype=np.float64)))
 
 
@@ -244,14 +243,12 @@ class PrefillCostModel:
             ConfigurationError: It is something else, of another version, or damaged.
         """
         if not isinstance(content, Mapping) or content.get("format") != FORMAT:
-            msg = f"this is no prefill profile: it lacks the mark {FORMAT!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"this is no prefill profile: it lacks the mark {FORMAT!r}")
         if content.get("version") != FORMAT_VERSION:
-            msg = (
+            raise ConfigurationError(
                 f"the prefill profile has the version {content.get('version')!r}, this release "
                 f"reads {FORMAT_VERSION}: profile the model again"
             )
-            raise ConfigurationError(msg)
         names = ("cached_tokens", "new_tokens", "seconds")
         missing = [name for name in names if name not in content]
         if missing:
@@ -290,8 +287,7 @@ class PrefillCostModel:
             msg = f"cannot read the prefill profile {path} ({error.strerror})"
             raise ConfigurationError(msg) from error
         except ConfigurationError as error:
-            msg = f"{path}: {error}"
-            raise ConfigurationError(msg) from error
+            raise ConfigurationError(f"{path}: {error}") from error
         except (ValueError, RecursionError) as error:
             msg = f"{path} is no prefill profile, or a damaged one: {error}"
             raise ConfigurationError(msg) from error
@@ -310,8 +306,7 @@ def profile_path(model: str, device: str, directory: Path | None = None) -> Path
     """
     for what, name in (("model", model), ("device", device)):
         if not isinstance(name, str) or not name.strip():
-            msg = f"{what} must be a name, got {name!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{what} must be a name, got {name!r}")
     digest = hashlib.blake2b(json.dumps([model, device]).encode(), digest_size=6).hexdigest()
     folder = cache_home() / "profiles" if directory is None else directory
     return folder / f"{_readable(Path(model).name)}--{_readable(device)}-{digest}.json"
@@ -355,14 +350,12 @@ def _times(name: str, seconds: Any, rows: int, columns: int) -> tuple[tuple[floa
     try:
         times = tuple(tuple(float(+time) for time in row) for row in seconds)  # + refuses strings
     except (TypeError, ValueError, OverflowError) as error:
-        msg = f"{name} must be rows of numbers: {error}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"{name} must be rows of numbers: {error}") from None
     lengths = [len(row) for row in times]
     if lengths != [columns] * rows:
         msg = f"{name} must be {rows} rows of {columns} numbers, got rows of {lengths}"
         raise ConfigurationError(msg)
     for time in itertools.chain.from_iterable(times):
         if not (math.isfinite(time) and time >= 0):
-            msg = f"{name} must be finite and not negative, got {time}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{name} must be finite and not negative, got {time}")
     return times

@@ -144,21 +144,19 @@ class Pins:
             return
         most = self.capacity - self.longest
         if self.blocks + blocks > most:
-            msg = (
+            raise ConfigurationError(
                 f"{self._blocks(blocks)} cannot be pinned: {self._blocks(self.blocks)} are pinned "
                 f"already, and of {self.capacity} at most {max(0, most)} may be, so that there is "
                 f"room for the longest request of {self._blocks(self.longest)}"
             )
-            raise ConfigurationError(msg)
         if quotas and share is not None:
             most = share.blocks(self.capacity)
             if share.pinned + blocks > most:
-                msg = (
+                raise ConfigurationError(
                     f"{self._blocks(blocks)} cannot be pinned: {self._blocks(share.pinned)} of "
                     f"this tenant are pinned already, and its quota of {share.quota:g} is "
                     f"{self._blocks(most)}"
                 )
-                raise ConfigurationError(msg)
 
     def _blocks(self, blocks: int) -> str:
         return f"{blocks} blocks ({blocks * self.block_size} tokens)"

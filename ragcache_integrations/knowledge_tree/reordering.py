@@ -47,8 +47,7 @@ class ReorderingQueue(Generic[Request]):
 
     def __init__(self, score: Callable[[Request], float], window: int) -> None:
         if window < 0:
-            msg = f"the window must be at least 0 requests, got {window}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"the window must be at least 0 requests, got {window}")
         self._score = score
         self._window = window
         self._front: list[Request] = []
@@ -170,8 +169,7 @@ class ReorderingQueue(Generic[Request]):
 
     def _choose(self) -> _Place[Request]:
         if not self._places:
-            msg = "nobody waits"
-            raise IndexError(msg)
+            raise IndexError("nobody waits")
         oldest = self._oldest()
         if self._overtakings(oldest) >= self._window:
             return oldest

@@ -120,6 +120,5 @@ def check_quotas(quotas: Mapping[str, float]) -> dict[str, float]:
             raise ConfigurationError(msg)
     total = math.fsum(quotas.values())
     if total > 1 + ROUNDING:
-        msg = f"quotas must be at most 1 together, got {total:g}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"quotas must be at most 1 together, got {total:g}")
     return dict(quotas)

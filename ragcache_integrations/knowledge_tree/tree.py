@@ -173,8 +173,7 @@ class KnowledgeTree(Generic[Slot]):
             ValueError: There are no documents.
         """
         if not spans:
-            msg = "a path needs at least one document, got no spans"
-            raise ValueError(msg)
+            raise ValueError("a path needs at least one document, got no spans")
         kept = spans[: self._cache_depth]
         node, begin, nodes, ends = self.root, 0, [], []
         start = 0
@@ -400,8 +399,7 @@ class KnowledgeTree(Generic[Slot]):
                 whom they are for already.
         """
         if blocks > self.gpu.idle:
-            msg = f"asked to evict {blocks} blocks, only {self.gpu.idle} are idle"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"asked to evict {blocks} blocks, only {self.gpu.idle} are idle")
         slots: list[Slot] = []
         while len(slots) < blocks:
             evicted = self._evict(self.gpu, blocks - len(slots), self.gpu_blocks)

@@ -246,8 +246,7 @@ class BackendSource:
         self.key = key
         if backend is None:
             if make is None:
-                msg = "a backend source needs a backend or a way to make one"
-                raise TypeError(msg)
+                raise TypeError("a backend source needs a backend or a way to make one")
             with _registry_lock:
                 self._origin = shared = _registry.get(key) or _Shared(make)
                 shared.users.add(self)

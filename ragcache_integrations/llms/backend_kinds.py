@@ -200,8 +200,7 @@ class Server(BackendKind):
         exclude(knobs, "base_url", *(name for name in ENGINE_KNOBS if name not in REUSE_KNOBS))
         replace(CACHE, **self.reuse(knobs))  # checks them
         if knobs.model is None:
-            msg = "base_url needs model, the name that the server serves"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("base_url needs model, the name that the server serves")
 
     @override
     def reuse(self, knobs: BackendKnobs) -> dict[str, Any]:
@@ -278,8 +277,7 @@ def exclude(knobs: BackendKnobs, chosen: str, *others: str) -> None:
     """
     excluded = [name for name in others if getattr(knobs, name) != _TREE_DEFAULTS.get(name)]
     if excluded:
-        msg = f"{chosen} excludes {', '.join(excluded)}: both were given"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{chosen} excludes {', '.join(excluded)}: both were given")
 
 
 LOCAL_ENGINE, SERVER, USER_BACKEND = LocalEngine(), Server(), UserBackend()

@@ -62,8 +62,7 @@ def checked_headers(headers: object, argument: str = EXTRA_HEADERS) -> dict[str,
     checked = {}
     for name, value in headers.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            msg = f"{argument} holds something that is no name of a header"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{argument} holds something that is no name of a header")
         text = value.get_secret_value() if isinstance(value, SecretStr) else value
         if not isinstance(text, str) or not _VALUE.fullmatch(text):
             msg = f"the value of {name} in {argument} must be a text of printable ASCII"

@@ -250,11 +250,10 @@ class LLMKnobs(Closeable, AsyncCloseable, BackendKnobs):
         if name in _ASSIGNABLE:
             value = getattr(self.model_copy(update={name: value}), name)
         elif name in LLMKnobs.model_fields:
-            msg = (
+            raise ConfigurationError(
                 f"{name} cannot be changed on a finished {type(self).__name__}: "
                 f"make another one by model_copy(update={{{name!r}: ...}})"
             )
-            raise ConfigurationError(msg)
         super().__setattr__(name, value)
 
     def __eq__(self, other: object) -> bool:
@@ -269,8 +268,7 @@ class LLMKnobs(Closeable, AsyncCloseable, BackendKnobs):
     @model_validator(mode="after")
     def _check_knobs(self) -> Self:
         if self.device is not None and self.engine != MODULAR:
-            msg = f'device is for engine="{MODULAR}": other engines find theirs'
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f'device is for engine="{MODULAR}": other engines find theirs')
         if self.strategy is not None and not self._kind.is_modular:
             msg = f'strategy needs engine="{MODULAR}" or a ModularEngine: others are exact'
             raise ConfigurationError(msg)
@@ -412,13 +410,12 @@ class LLMKnobs(Closeable, AsyncCloseable, BackendKnobs):
 
     def __getstate__(self) -> dict[Any, Any]:
         if not isinstance(self.engine, str | None):
-            msg = (
+            raise TypeError(
                 f"a {type(self).__name__} that was given an engine cannot be pickled, since an "
                 "engine cannot leave its process: give the engine's settings instead of engine=, "
                 "such as model and kv_cache_gib, and a copy starts one at its first call; or "
                 "base_url for a server"
             )
-            raise TypeError(msg)
         state = super().__getstate__()
         private = state["__pydantic_private__"] or {}
         without = {name: value for name, value in private.items() if name != "_source"}
@@ -552,8 +549,7 @@ class LLMKnobs(Closeable, AsyncCloseable, BackendKnobs):
             own[PRIORITY] = check_int(PRIORITY, call[PRIORITY], -MOST_URGENT, MOST_URGENT)
         if own and not self._takes_reuse:
             names = " and ".join(own)
-            msg = f"{names} of a call: this engine has no such choice"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{names} of a call: this engine has no such choice")
         if self.base_url is None or own.get("reuse") == "prefix":
             return own
         return self._kind.reuse(self) | own
@@ -630,9 +626,8 @@ def _documents(documents: object) -> tuple[PromptDocument, ...]:
 
 def _pinning(backend: Any) -> Any:
     if not hasattr(backend, "pin"):
-        msg = (
+        raise ConfigurationError(
             f"documents are pinned in a local engine, got {type(backend).__name__}: send the field "
             "`pin` in a request to `ragcache serve`"
         )
-        raise ConfigurationError(msg)
     return backend

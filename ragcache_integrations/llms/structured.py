@@ -63,11 +63,10 @@ def format_arguments(form: object) -> dict[str, Any]:
     named = form.get("json_schema") if isinstance(form, Mapping) else None
     if kind == "json_schema" and isinstance(named, Mapping) and "schema" in named:
         return {"json_schema": named["schema"], "strict": named.get("strict")}
-    msg = (
+    raise ConfigurationError(
         f'{RESPONSE_FORMAT} must be {{"type": "json_schema", "json_schema": {{"name": ..., '
         f'"schema": ...}}}}, got {form!r:.200}'
     )
-    raise ConfigurationError(msg)
 
 
 def whole_json(
@@ -94,11 +93,13 @@ def whole_json(
         message = _why_not(problem, finish_reason, max_tokens, refusal)
         raise StructuredOutputError(message, text, finish_reason, max_tokens, refusal)
     if cut and _has_long_integer(whole):
-        message = (
+        raise StructuredOutputError(
             f"the answer holds an integer of {INTEGER_DIGITS} digits, at which integers are cut "
-            "off: its length ran out. Set minimum and maximum in the schema to allow more"
+            "off: its length ran out. Set minimum and maximum in the schema to allow more",
+            text,
+            finish_reason,
+            max_tokens,
         )
-        raise StructuredOutputError(message, text, finish_reason, max_tokens)
     if cut:
         logger.warning(
             "a structured answer is as long as it may be%s: a value may be cut short",
@@ -135,11 +136,11 @@ def call_arguments(call: ToolCall) -> dict[str, Any]:
             return arguments
     except (ValueError, RecursionError) as error:
         problem = str(error)
-    msg = (
+    raise StructuredOutputError(
         f"the arguments of the call of {call.name!r} are no JSON object: {problem}. If the answer "
-        f"was cut off, raise max_tokens. Got {call.arguments[:200]!r}"
+        f"was cut off, raise max_tokens. Got {call.arguments[:200]!r}",
+        call.arguments,
     )
-    raise StructuredOutputError(msg, call.arguments)
 
 
 def call_arguments_so_far(call: ToolCall) -> dict[str, Any]:
@@ -261,8 +262,7 @@ def _has_long_integer(text: str) -> bool:
 
 
 def _refuse(name: str) -> NoReturn:
-    msg = f"{name} is no JSON"
-    raise ValueError(msg)
+    raise ValueError(f"{name} is no JSON")
 
 
 _DECODER: Any = json.JSONDecoder(parse_constant=_refuse)

@@ -145,8 +145,7 @@ class FlowPart:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            msg = f"a part's name must be a non-empty string, got {self.name!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"a part's name must be a non-empty string, got {self.name!r}")
         check_int(f"part {self.name!r}: tokens", self.tokens, 0)
         check_choice(f"part {self.name!r}: changes", self.changes, CHANGES)
 
@@ -289,20 +288,17 @@ class PrefixPlan:
 
     def _check(self) -> None:
         if not self._steps or not all(isinstance(step, FlowStep) for step in self._steps):
-            msg = "steps must hold at least one FlowStep, and nothing else"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("steps must hold at least one FlowStep, and nothing else")
         names = [step.name for step in self._steps]
         if len(set(names)) < len(names):
-            msg = f"the steps' names must be distinct, got {', '.join(names)}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"the steps' names must be distinct, got {', '.join(names)}")
         known: dict[str, FlowPart] = {}
         for part in (part for step in self._steps for part in step.parts):
             if known.setdefault(part.name, part) != part:
-                msg = (
+                raise ConfigurationError(
                     f"two parts have the name {part.name!r}, but differ: {known[part.name]} "
                     f"and {part}"
                 )
-                raise ConfigurationError(msg)
         check_type("traffic", self._traffic, Traffic, "a Traffic")
         check_seconds("ttft_goal", self._goal)
 

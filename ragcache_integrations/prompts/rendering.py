@@ -75,8 +75,7 @@ def value_text(value: object) -> str:
 
 def _plain(value: object) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        msg = f"JSON has no {value}: pass a finite number or None"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"JSON has no {value}: pass a finite number or None")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, BaseModel):
@@ -90,8 +89,7 @@ def _plain(value: object) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, set | frozenset):
-        msg = "a set has no order, so its text would change: pass a sorted list"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("a set has no order, so its text would change: pass a sorted list")
     msg = f"cannot write a {type(value).__name__} as JSON: pass strings, numbers, lists, mappings"
     raise ConfigurationError(msg)
 
@@ -152,12 +150,11 @@ class TextTemplate:
                 raise ConfigurationError(msg)
             value = values[piece.name]
             if fixed and isinstance(value, _MOMENTS):
-                msg = (
+                raise ConfigurationError(
                     f"{piece.name!r} is a {type(value).__name__}, which is new in every request, "
                     "in a part that must not change: put it into the query, or declare the part "
                     'as changes="request"'
                 )
-                raise ConfigurationError(msg)
             documents = _as_documents(value)
             filled += [value_text(value)] if documents is None else _join_documents(documents)
         return _strip_ends(merge_texts(filled))

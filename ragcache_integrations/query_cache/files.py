@@ -100,11 +100,10 @@ def encode_key(key: Hashable) -> Any:
             return encoded
     except ValueError:
         pass  # a type that is made inside a function, for example
-    msg = (
+    raise ConfigurationError(
         "what a saved cache's keys hold must be None, bool, int, float, str, bytes, tuples, "
         f"frozensets, or types and enum members found in their modules, got {key!r}"
     )
-    raise ConfigurationError(msg)
 
 
 def decode_key(encoded: Any) -> Hashable:
@@ -129,8 +128,7 @@ def decode_key(encoded: Any) -> Hashable:
             kind = _find(module, name)
             if issubclass(kind, Enum) and member in kind.__members__:
                 return kind.__members__[member]
-    msg = f"a cache key must be one that was saved, got {encoded!r}"
-    raise ValueError(msg)
+    raise ValueError(f"a cache key must be one that was saved, got {encoded!r}")
 
 
 def _name(kind: type) -> list[str]:
@@ -169,8 +167,7 @@ def decode_learning(saved: Any, learnt: TenantTolerances | None) -> TenantTolera
     if learnt is None or saved is None:
         return None
     if not isinstance(saved, list) or len(saved) > MOST_TENANTS:
-        msg = f"what was learnt must be a list of at most {MOST_TENANTS} tenants"
-        raise ValueError(msg)
+        raise ValueError(f"what was learnt must be a list of at most {MOST_TENANTS} tenants")
     return learnt.restore((decode_key(tenant), state) for tenant, state in saved)
 
 
@@ -231,8 +228,7 @@ def check_arguments(path: object, function: object, store_tag: object) -> None:
         ConfigurationError: It cannot be used.
     """
     if not isinstance(path, str | os.PathLike):
-        msg = f"path must be a string or a path, got {path!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"path must be a string or a path, got {path!r}")
     if function is not None and not callable(function):
         msg = f"encode and decode must be functions of one argument or None, got {function!r}"
         raise ConfigurationError(msg)
@@ -421,8 +417,7 @@ def read(
 
 def _check_header(header: dict[str, Any], expected: dict[str, object]) -> None:
     if header["format"] != FORMAT:
-        msg = f"its format must be {FORMAT}, got {header['format']!r}"
-        raise ValueError(msg)
+        raise ValueError(f"its format must be {FORMAT}, got {header['format']!r}")
     saved = header["settings"]
     differences = [
         f"{name} is {value!r} here and {saved.get(name)!r} there"
@@ -436,15 +431,13 @@ def _check_header(header: dict[str, Any], expected: dict[str, object]) -> None:
 def _documents(arrays: Arrays, decode: Decode[T] | None) -> list[T]:
     saved = json.loads(arrays["documents"].tobytes())
     if not isinstance(saved, list):
-        msg = f"its documents must be a list, got a {type(saved).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"its documents must be a list, got a {type(saved).__name__}")
     if decode is None:
         return saved
     try:
         return [decode(document) for document in saved]
     except Exception as error:
-        msg = f"decode raised {error!r}"
-        raise ValueError(msg) from error
+        raise ValueError(f"decode raised {error!r}") from error
 
 
 class _Rows(Generic[T]):
@@ -461,15 +454,13 @@ class _Rows(Generic[T]):
                 msg = f"{name} must be {length} of {kind.__name__}, got {array.shape} {array.dtype}"
                 raise ValueError(msg)
             if below is not None and length and not 0 <= array.min() <= array.max() < below:
-                msg = f"{name} must be from 0 and below {below}"
-                raise ValueError(msg)
+                raise ValueError(f"{name} must be from 0 and below {below}")
             return array
 
         def distances(name: str) -> NDArray[np.float64]:
             array = column(name, np.float64, count)
             if np.isnan(array).any():
-                msg = f"{name} must be numbers, got NaN"
-                raise ValueError(msg)
+                raise ValueError(f"{name} must be numbers, got NaN")
             return array
 
         dim = settings.dim
@@ -483,8 +474,7 @@ class _Rows(Generic[T]):
         count = len(self.keys)
         self.wordings = header["wordings"]
         if len(self.wordings) != count or not all(isinstance(text, str) for text in self.wordings):
-            msg = f"its wordings must be {count} strings"
-            raise ValueError(msg)
+            raise ValueError(f"its wordings must be {count} strings")
         self.stamps = column("stamps", np.int64, count)
         self.serves = column("serves", np.int64, count, NEVER + 1).tolist()
         self.ages = column("ages", np.int64, count, NEVER + 1).tolist()
@@ -518,22 +508,18 @@ def _check_lengths(
 ) -> None:
     """Check what proofs go by: no key is zero, and unit vectors have length 1."""
     if not keys.any(axis=1).all():
-        msg = "the keys must not be zero"
-        raise ValueError(msg)
+        raise ValueError("the keys must not be zero")
     if settings.unit and not (are_unit(keys).all() and are_unit(vectors).all()):
-        msg = "the keys and the documents' vectors must have length 1"
-        raise ValueError(msg)
+        raise ValueError("the keys and the documents' vectors must have length 1")
 
 
 def _names(saved: Any) -> list[tuple[str, str]]:
     """Return the documents' ids and fingerprints, no two the same."""
     names = [(document_id, fingerprint) for document_id, fingerprint in saved]
     if not all(isinstance(part, str) for name in names for part in name):
-        msg = "its names must be pairs of strings"
-        raise TypeError(msg)
+        raise TypeError("its names must be pairs of strings")
     if len(set(names)) < len(names):
-        msg = "its names must differ from each other"
-        raise ValueError(msg)
+        raise ValueError("its names must differ from each other")
     return names
 
 
@@ -542,8 +528,7 @@ def _table(
 ) -> EntryTable[T]:
     longest = as_number(header["longest"])
     if not 0 <= longest < math.inf:
-        msg = f"longest must be a length, got {header['longest']!r}"
-        raise ValueError(msg)
+        raise ValueError(f"longest must be a length, got {header['longest']!r}")
     longest = max(longest, settings.longest or 0.0)
     table = EntryTable[T](settings, kernels, longest, rows.planes)
     passed = time.time_ns() - check_int("saved_at", header["saved_at"], 0)

@@ -88,8 +88,7 @@ class Settings:
         for name, given in (("tenant_of", "a cache key"), ("vectors", "a list of ids")):
             function = getattr(self, name)
             if function is not None and not callable(function):
-                msg = f"{name} must be callable with {given}, got {function!r}"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"{name} must be callable with {given}, got {function!r}")
         check_text("tag", self.tag)
         check_seconds("ttl", self.ttl)
         or_none(check_number)("longest", self.longest, 0, above=True, also="None")
@@ -113,8 +112,7 @@ class Settings:
         }
         missing = [need for need, there in needs.items() if not there]
         if missing:
-            msg = f"guarantee={guarantee!r} needs {'; and '.join(missing)}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"guarantee={guarantee!r} needs {'; and '.join(missing)}")
 
     @property
     def planes(self) -> int:
@@ -161,8 +159,7 @@ def takes_fields_of(
             try:
                 fields.bind(*args, **kwargs)
             except TypeError as error:  # would name the dataclass
-                msg = f"{type(self).__name__}() {error}"
-                raise TypeError(msg) from None
+                raise TypeError(f"{type(self).__name__}() {error}") from None
             init(self, kind(*args, **kwargs))
 
         own, *_ = inspect.signature(init).parameters.values()

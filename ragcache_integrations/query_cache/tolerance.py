@@ -196,8 +196,7 @@ class AdaptiveTolerance:
             ConfigurationError: The distance is negative or NaN.
         """
         if not distance >= 0:
-            msg = f"distance must be a number from 0, got {distance!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"distance must be a number from 0, got {distance!r}")
         if distance == 0 and not violated:
             return  # the store's own answer, as in wants_check: it would only dilute the others
         self._labels += 1
@@ -471,12 +470,10 @@ class _Evidence:
         for name, array in self._arrays().items():
             values = np.array(state[name])
             if values.shape != array.shape or not np.isfinite(values).all():
-                msg = f"{name} must be {len(array)} finite numbers"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"{name} must be {len(array)} finite numbers")
             array[:] = values
         if (self._labels < 0).any() or (self._runs < 1).any():
-            msg = "labels must be counted from 0, and runs from 1"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("labels must be counted from 0, and runs from 1")
         self._reach = check_int("reach", state["reach"], -1, len(self._numbers))
         self._conclude()
 

@@ -28,8 +28,7 @@ def check_below_one(name: str, value: object) -> float:
     """Return ``value`` as a float above 0 and below 1."""
     share = as_number(value)
     if not 0 < share < 1:
-        msg = f"{name} must be a number above 0 and below 1, got {value!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} must be a number above 0 and below 1, got {value!r}")
     return share
 
 
@@ -49,8 +48,7 @@ def check_ids(ids: Sequence[object]) -> None:
     """Raise unless all ids are strings."""
     for document in ids:
         if not isinstance(document, str):
-            msg = f"ids must be strings, got {document!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"ids must be strings, got {document!r}")
 
 
 def check_key(key: Hashable) -> Hashable:
@@ -58,8 +56,7 @@ def check_key(key: Hashable) -> Hashable:
     try:
         hash(key)
     except TypeError as error:
-        msg = f"key must be hashable, got {key!r}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"key must be hashable, got {key!r}") from error
     return key
 
 
@@ -119,11 +116,9 @@ def check_vector(
     array = _as_float32("an embedding", value)
     if array.ndim != 1 or array.size == 0 or (dim is not None and array.size != dim):
         shape = "(dim,)" if dim is None else f"({dim},)"
-        msg = f"an embedding must have the shape {shape}, got {array.shape}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"an embedding must have the shape {shape}, got {array.shape}")
     if not zero and not array.any():
-        msg = "an embedding must not be zero: the zero vector has no direction"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("an embedding must not be zero: the zero vector has no direction")
     return array
 
 
@@ -168,6 +163,5 @@ def check_vectors(
     array = _as_float32(name, value)
     if array.ndim != _MATRIX or array.shape[1] != dim or count not in {None, len(array)}:
         shape = f"(n, {dim})" if count is None else f"{(count, dim)}"
-        msg = f"{name} must have the shape {shape}, got {array.shape}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} must have the shape {shape}, got {array.shape}")
     return array

@@ -140,8 +140,7 @@ class QueryEmbedder:
                 rounded = check_vector(array, self.dim, zero=zero)
                 array = array if array.dtype.kind == "f" else rounded.copy()
         except ConfigurationError as error:
-            msg = f"unusable embedding of {source}: {error}"
-            raise EmbeddingError(msg) from error
+            raise EmbeddingError(f"unusable embedding of {source}: {error}") from error
         array.setflags(write=False)
         with self._lock:
             if self.dim is None:

@@ -317,13 +317,11 @@ def check_question(
     """
     unread = embedding is None and not texts
     if unread and not empty:
-        msg = "the query has neither a text to embed nor an embedding"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("the query has neither a text to embed nor an embedding")
     for text in () if embedding is not None else texts:
         if not isinstance(text, str):
             query = text if len(texts) == 1 else texts
-            msg = f"the query must be a string, got {query!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"the query must be a string, got {query!r}")
     if k is not None:
         check_int("k", k, 1)
     return unread
@@ -345,6 +343,5 @@ def checked_results(found: Iterable[T], kind: type = object) -> Iterable[T]:
     found = found if isinstance(found, Sequence) else list(found)
     for document in found:
         if not isinstance(document, kind):
-            msg = f"a retriever must return documents, got {document!r:.100}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"a retriever must return documents, got {document!r:.100}")
     return found

@@ -184,8 +184,7 @@ class Request(Generic[Document]):
 
     def _found(self, last: StageOfDocuments[Document] | None) -> tuple[Document, ...]:
         if last is None or not last.final:
-            msg = "the stages ended without one whose `final` is True"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("the stages ended without one whose `final` is True")
         return tuple(last.documents)
 
     def _take(self, stage: StageOfDocuments[Document], current: Guess | None) -> Guess | None:

@@ -77,11 +77,10 @@ class Speculator:
             msg = f"engine must be a RAGCacheEngine, got {type(engine).__name__}"
             raise ConfigurationError(msg)
         if max_prefill_bs is not None and not (is_whole(max_prefill_bs) and max_prefill_bs >= 1):
-            msg = (
+            raise ConfigurationError(
                 "max_prefill_bs must be a whole number of at least 1 prompt, or None, "
                 f"got {max_prefill_bs!r}"
             )
-            raise ConfigurationError(msg)
         stage_interval = check_seconds("stage_interval", stage_interval)
         speculate = check_flag("speculate", speculate)
         capacity = Capacity(max_prefill_bs, saturating_tokens(_prefill_cost(engine)))
@@ -198,8 +197,7 @@ def _check(
         msg = f"stages must be an iterable or an async iterable, got {type(stages).__name__}"
         raise ConfigurationError(msg)
     if not callable(prompt_of):
-        msg = f"prompt_of must be a function of documents, got {prompt_of!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"prompt_of must be a function of documents, got {prompt_of!r}")
     check_call(options, **call)
 
 

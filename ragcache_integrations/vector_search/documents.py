@@ -187,8 +187,7 @@ def check_ids(ids: object, count: int | None = None) -> list[str]:
         ConfigurationError: The value is something else.
     """
     if isinstance(ids, str) or not isinstance(ids, Iterable):
-        msg = f"ids must be a sequence of strings, got {ids!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"ids must be a sequence of strings, got {ids!r}")
     checked = list(ids)
     validation.check_ids(checked)
     if count is not None and len(checked) != count:
@@ -196,8 +195,7 @@ def check_ids(ids: object, count: int | None = None) -> list[str]:
         raise ConfigurationError(msg)
     if len(set(checked)) < len(checked):
         ((twice, _),) = Counter(checked).most_common(1)
-        msg = f"ids must differ from each other, got {twice!r} twice"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"ids must differ from each other, got {twice!r} twice")
     return checked
 
 
@@ -214,14 +212,12 @@ def check_metadata(metadata: object, count: int) -> list[Metadata | None] | None
     if metadata is None:
         return None
     if isinstance(metadata, str | Mapping) or not isinstance(metadata, Iterable):
-        msg = f"metadata must be a sequence of mappings, got {metadata!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"metadata must be a sequence of mappings, got {metadata!r}")
     checked = list(metadata)
     if len(checked) != count:
         msg = f"metadata must be one mapping for each of the {count} documents, got {len(checked)}"
         raise ConfigurationError(msg)
     wrong = [each for each in checked if not isinstance(each, Mapping | None)]
     if wrong:
-        msg = f"metadata must be mappings or None, got {wrong[0]!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"metadata must be mappings or None, got {wrong[0]!r}")
     return checked

@@ -132,11 +132,10 @@ class ReadWriteLock:
 
     def _check(self) -> None:
         if self._torn:
-            msg = (
+            raise RAGCacheError(
                 "this process was forked while another thread changed the index, which is "
                 "incomplete here: load or build it in this process"
             )
-            raise RAGCacheError(msg)
 
 
 _PLAN = StagePlan(number=8)
@@ -206,11 +205,10 @@ class StagedIndex:
         opened = open_index(index)
         labels = opened.labels()
         if not np.array_equal(labels, np.arange(len(labels))):
-            msg = (
+            raise ConfigurationError(
                 "the vectors' numbers must be 0, 1, 2 and so on: add them by index.add(), and give "
                 "their ids here"
             )
-            raise ConfigurationError(msg)
         if ids is None:
             ids = [
                 str(label) for label in (labels if opened.outer_ids is None else opened.outer_ids)
@@ -313,8 +311,7 @@ class StagedIndex:
             Exception: Any error of a filter that is a function.
         """
         if plan is not None and not isinstance(plan, StagePlan):
-            msg = f"plan must be a StagePlan or None, got {plan!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"plan must be a StagePlan or None, got {plan!r}")
         vector, k = self._check_query(query, k, filter)
         return self._run(vector, k, plan or _PLAN, filter)
 
@@ -477,16 +474,14 @@ class StagedIndex:
             self._check_unchanged()
             unknown = [name for name in ids if name not in self._documents.labels]
             if unknown:
-                msg = f"document {unknown[0]!r} is not in the index"
-                raise LookupError(msg)
+                raise LookupError(f"document {unknown[0]!r} is not in the index")
             labels = np.array([self._documents.labels[name] for name in ids], np.int64)
             if not len(labels):
                 return np.empty((0, self.dim), np.float32)
             try:
                 rows = self._opened.transform_back(self.index.reconstruct_batch(labels))
             except RuntimeError as error:  # FAISS raises nothing more special
-                msg = f"the FAISS index cannot give its vectors: {error}"
-                raise LookupError(msg) from error
+                raise LookupError(f"the FAISS index cannot give its vectors: {error}") from error
             return np.asarray(rows, np.float32)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
@@ -571,8 +566,7 @@ class StagedIndex:
             return self._opened.transform(query[None]), k
         row = as_array("query", query)
         if row.shape != (self._dim,):
-            msg = f"query must have the shape ({self._dim},), got {row.shape}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"query must have the shape ({self._dim},), got {row.shape}")
         return self._opened.transform(check_vectors(row[None], 1, self._dim, "query")), k
 
     def _check_documents(
@@ -590,11 +584,10 @@ class StagedIndex:
 
     def _check_unchanged(self) -> None:
         if self.index.ntotal != self._size:
-            msg = (
+            raise ConfigurationError(
                 f"the FAISS index must be changed through its StagedIndex alone: it had "
                 f"{self._size} vectors and has {self.index.ntotal}. Make a new StagedIndex of it"
             )
-            raise ConfigurationError(msg)
 
     def _name_results(self, part: Part) -> tuple[tuple[str, ...], tuple[float, ...]]:
         (distances, labels), names = part, self._documents.names

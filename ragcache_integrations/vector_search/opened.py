@@ -138,8 +138,7 @@ def open_index(index: Any) -> Opened:
         ConfigurationError: It cannot be searched in stages, or is not trained.
     """
     if not isinstance(index, faiss().Index):
-        msg = f"index must be a FAISS index, got {type(index).__name__}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"index must be a FAISS index, got {type(index).__name__}")
     inner = faiss().downcast_index(index)
     outer_ids: Labels | None = None
     transforms: list[Any] = []

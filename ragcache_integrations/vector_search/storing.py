@@ -196,8 +196,7 @@ def _load(folder: Path) -> tuple[Opened, Documents]:
         opened = {part: opening.enter_context(_open(paths[part])) for part in checksums}
         for part, file in opened.items():
             if hashlib.file_digest(file, "sha256").hexdigest() != checksums[part]:
-                msg = f"{paths[part]} is damaged: its checksum is wrong"
-                raise IndexFileError(msg)
+                raise IndexFileError(f"{paths[part]} is damaged: its checksum is wrong")
             file.seek(0)
         try:
             return _read(opened["index"], opened["documents"])
@@ -231,16 +230,14 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(error.strerror) from error
     manifest = json.loads(content)
     if not isinstance(manifest, dict) or not isinstance(manifest["files"], dict):
-        msg = "it must name a format and files"
-        raise TypeError(msg)
+        raise TypeError("it must name a format and files")
     return manifest
 
 
 def _check_name(name: Any) -> str:
     """Return a file's name, if it has the form that a save gives it."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        msg = f"the names of its files must be as a save gives them, got {name!r}"
-        raise ValueError(msg)
+        raise ValueError(f"the names of its files must be as a save gives them, got {name!r}")
     return name
 
 
@@ -256,11 +253,10 @@ def _check_manifest(folder: Path) -> None:
     except FileNotFoundError:
         return
     except MALFORMED as error:
-        msg = (
+        raise ConfigurationError(
             f"{folder} must be new or hold an index that was saved, its {_MANIFEST} is damaged or "
             "somebody else's: nothing was written. Remove it, or name another folder"
-        )
-        raise ConfigurationError(msg) from error
+        ) from error
 
 
 def _check_written(file: BinaryIO) -> None:
@@ -294,8 +290,7 @@ def _read(index: BinaryIO, documents: BinaryIO) -> tuple[Opened, Documents]:
     labels = _labels(opened, read["labels"], check_int("end", read["end"], 0))
     metadata = [read["metadata"].get(name) for name in ids]
     if not all(each is None or isinstance(each, dict) for each in metadata):
-        msg = "metadata must be mappings"
-        raise TypeError(msg)
+        raise TypeError("metadata must be mappings")
     count = int(opened.inner.ntotal)
     return opened, Documents(labels, ids, metadata, count, count)
 
@@ -307,20 +302,17 @@ def _labels(opened: Opened, saved: Any, end: int) -> Labels:
     longer than there are vectors.
     """
     if not all(type(label) is int for label in saved):
-        msg = "labels must be whole numbers"
-        raise TypeError(msg)
+        raise TypeError("labels must be whole numbers")
     labels = np.array(saved, np.int64)
     there = opened.labels()
     if opened.kind == "ivf":
         # The file's map of where vectors are is dropped: it is made again when it is needed.
         opened.inner.set_direct_map_type(faiss().DirectMap.NoMap)
     elif end != len(there):
-        msg = f"end must be {len(there)}, got {end}"
-        raise ValueError(msg)
+        raise ValueError(f"end must be {len(there)}, got {end}")
     unique = len(np.unique(there)) == len(there) and len(np.unique(labels)) == len(labels)
     if not unique or not np.isin(labels, there).all():
-        msg = "labels must be those of the vectors, each once"
-        raise ValueError(msg)
+        raise ValueError("labels must be those of the vectors, each once")
     if opened.kind == "ivf":
         renumber(opened.inner, there)
         labels = np.searchsorted(there, labels)
@@ -329,8 +321,7 @@ def _labels(opened: Opened, saved: Any, end: int) -> Labels:
 
 def _folder(directory: object) -> Path:
     if not isinstance(directory, str | os.PathLike):
-        msg = f"directory must be a string or a path, got {directory!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"directory must be a string or a path, got {directory!r}")
     return Path(directory)
 
 

@@ -56,8 +56,7 @@ def read(path: Path) -> Gguf:
         try:
             return _Reader(content).gguf()
         except (struct.error, KeyError, UnicodeDecodeError) as error:
-            msg = f"{path} cannot be read as GGUF: {error!r}"
-            raise ValueError(msg) from error
+            raise ValueError(f"{path} cannot be read as GGUF: {error!r}") from error
 
 
 class _Reader:
@@ -69,14 +68,12 @@ class _Reader:
     def gguf(self) -> Gguf:
         magic, version, tensors, facts = self._struct("<4sIQQ")
         if magic != b"GGUF" or version not in {2, 3}:
-            msg = f"no GGUF file of version 2 or 3: it begins with {magic!r}, {version}"
-            raise ValueError(msg)
+            raise ValueError(f"no GGUF file of version 2 or 3: it begins with {magic!r}, {version}")
         known = {self._string(): self._value(self._number("I")) for _ in range(facts)}
         places = [self._place() for _ in range(tensors)]
         alignment = known.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
-            msg = f"its tensors are aligned to {alignment!r} bytes"
-            raise ValueError(msg)
+            raise ValueError(f"its tensors are aligned to {alignment!r} bytes")
         begin = -(-self._at // alignment) * alignment
         return Gguf(
             known,
@@ -91,17 +88,14 @@ class _Reader:
 
     def _tensor(self, at: int, shape: tuple[int, ...], kind: int) -> NDArray[np.float32]:
         if kind not in _BYTES:
-            msg = f"tensors of kind {kind} are not understood, only of {sorted(_BYTES)}"
-            raise ValueError(msg)
+            raise ValueError(f"tensors of kind {kind} are not understood, only of {sorted(_BYTES)}")
         count = math.prod(shape)
         if count % _BLOCK:
-            msg = f"a tensor has {count} numbers, which is no multiple of {_BLOCK}"
-            raise ValueError(msg)
+            raise ValueError(f"a tensor has {count} numbers, which is no multiple of {_BLOCK}")
         size = count // _BLOCK * _BYTES[kind]
         packed = np.frombuffer(self._content[at : at + size], np.uint8)
         if len(packed) < size:
-            msg = "the file is cut short"
-            raise ValueError(msg)
+            raise ValueError("the file is cut short")
         return _numbers(packed.reshape(-1, _BYTES[kind]), kind).reshape(shape)
 
     def _value(self, kind: int) -> Any:

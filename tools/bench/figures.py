@@ -159,11 +159,9 @@ class Rule:
             ValueError: ``better`` or ``slack`` is out of range.
         """
         if self.better not in DIRECTIONS:
-            msg = f"better must be one of {', '.join(DIRECTIONS)}, got {self.better!r}"
-            raise ValueError(msg)
+            raise ValueError(f"better must be one of {', '.join(DIRECTIONS)}, got {self.better!r}")
         if not 0 <= self.slack < 1:
-            msg = f"slack must be from 0 to below 1, got {self.slack!r}"
-            raise ValueError(msg)
+            raise ValueError(f"slack must be from 0 to below 1, got {self.slack!r}")
 
 
 @dataclass(frozen=True)

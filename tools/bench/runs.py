@@ -156,8 +156,7 @@ def _run(script: Path, limit: float) -> dict[str, Any]:
     except ValueError:
         result = None
     if not isinstance(result, dict):
-        msg = f"its last line is no JSON object: {last[:200]!r}"
-        raise FailedRunError(msg)
+        raise FailedRunError(f"its last line is no JSON object: {last[:200]!r}")
     return {"result": result, "seconds": round(seconds, 1)}
 
 

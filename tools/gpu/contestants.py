@@ -262,8 +262,7 @@ def empty(engine: RAGCacheEngine) -> None:
     deadline = time.monotonic() + EMPTY_SECONDS
     while not engine.reset_cache():
         if time.monotonic() > deadline:
-            msg = "the cache is still in use"
-            raise TimeoutError(msg)
+            raise TimeoutError("the cache is still in use")
         time.sleep(0.01)
 
 

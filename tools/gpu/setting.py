@@ -117,8 +117,7 @@ class Setting:
         """Of the KV cache of one token."""
         size = self.facts.kv_bytes_per_token
         if size is None:
-            msg = f"the size of the KV cache of {self.shape} is unknown"
-            raise SystemExit(msg)
+            raise SystemExit(f"the size of the KV cache of {self.shape} is unknown")
         return size * (2 if self.cpu else 1)  # the facts are for 16-bit numbers
 
     def gib(self, tokens: int) -> float:

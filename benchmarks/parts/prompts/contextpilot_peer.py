@@ -67,8 +67,7 @@ class ContextPilotPeer:
         ordered = [tuple(one) for one in found]
         _check([requests[number] for number in numbers], ordered)
         if sorted(numbers) != list(range(len(requests))):
-            msg = "ContextPilot did not schedule every request once"
-            raise RuntimeError(msg)
+            raise RuntimeError("ContextPilot did not schedule every request once")
         return list(numbers), ordered, took
 
 
@@ -76,8 +75,7 @@ def _check(requests: Sequence[Request], ordered: Sequence[Request]) -> None:
     """It must answer the same requests as we do."""
     for request, order in zip(requests, ordered, strict=True):
         if sorted(request) != sorted(order):
-            msg = f"ContextPilot made {order} of {request}"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"ContextPilot made {order} of {request}")
 
 
 @contextlib.contextmanager

@@ -231,8 +231,7 @@ def _contextpilot_manager() -> Any:
     package = find_spec("contextpilot")
     places = None if package is None else package.submodule_search_locations
     if not places:
-        msg = "contextpilot is not installed"
-        raise ModuleNotFoundError(msg)
+        raise ModuleNotFoundError("contextpilot is not installed")
     path = Path(places[0]) / "pipeline" / "multi_turn.py"
     return run_path(str(path))["MultiTurnManager"]()
 

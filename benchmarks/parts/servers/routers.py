@@ -270,5 +270,4 @@ def _wait(process: subprocess.Popen[bytes], port: int, name: str) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         time.sleep(0.05)
-    msg = f"{name} did not start: exit status {process.poll()}"
-    raise RuntimeError(msg)
+    raise RuntimeError(f"{name} did not start: exit status {process.poll()}")

@@ -136,5 +136,4 @@ def _until_full(scheduling: Scheduling, nodes: int) -> Iterator[None]:
         if scheduling.tree.stats().nodes >= nodes:
             return
         yield
-    msg = f"the tree has only {scheduling.tree.stats().nodes} nodes of {nodes}"
-    raise RuntimeError(msg)
+    raise RuntimeError(f"the tree has only {scheduling.tree.stats().nodes} nodes of {nodes}")

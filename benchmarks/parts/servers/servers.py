@@ -88,8 +88,7 @@ class Server:
             time.sleep(POLL_SECONDS)
         status = self._process.poll()
         what = f"ended with status {status}" if status is not None else "was not ready in time"
-        msg = f"the server {what}; its last words:\n{self.last_words()}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"the server {what}; its last words:\n{self.last_words()}")
 
     def last_words(self) -> str:
         """The end of what it printed."""

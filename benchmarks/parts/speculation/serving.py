@@ -275,8 +275,7 @@ def serve_and_cancel(
             await asyncio.gather(*map(begin, range(first, min(first + 8, requests))))
         left = len(asyncio.all_tasks()) - 1
         if left:
-            msg = f"{left} tasks are left behind"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"{left} tasks are left behind")
 
     asyncio.run(all_of_them())
 

@@ -86,8 +86,7 @@ def read_questions(path: str | Path) -> list[str]:
         if path.is_dir():
             subjects = sorted(path.glob("*_test.csv"))
             if not subjects:
-                msg = f"the folder {path} holds no *_test.csv"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"the folder {path} holds no *_test.csv")
             return [question for subject in subjects for question in read_questions(subject)]
         if _suffix(path) == ".csv":
             return ["\n".join(row[:5]) for row in csv.reader(io.StringIO(_read(path)))]
@@ -123,8 +122,7 @@ def join_documents(
         ConfigurationError: ``low`` is below 1 or above ``high``.
     """
     if not 1 <= low <= high:
-        msg = f"lengths need 1 <= low <= high, got {low} and {high}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"lengths need 1 <= low <= high, got {low} and {high}")
     rng = np.random.default_rng(seed)
     joined: dict[str, int] = {}
     part_of: dict[str, str] = {}
@@ -156,8 +154,7 @@ def lexical_top_k(
         ConfigurationError: ``k`` is below 1.
     """
     if k < 1:
-        msg = f"k must be at least 1 document, got {k}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"k must be at least 1 document, got {k}")
     counts = [Counter(_words(text)) for text in documents.values()]
     lengths = [sum(count.values()) for count in counts]
     mean = sum(lengths) / max(1, len(lengths)) or 1.0
@@ -209,8 +206,7 @@ def _telling(path: Path, what: str) -> Iterator[None]:
         msg = f"cannot read {what} from {path} ({error.strerror or error})"
         raise ConfigurationError(msg) from error
     except (ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError) as error:
-        msg = (
+        raise ConfigurationError(
             f"{path} holds no {what} in a known format (Natural Questions, MMLU, PubMedQA, QMSum): "
             f"{type(error).__name__}: {error}"
-        )
-        raise ConfigurationError(msg) from error
+        ) from error

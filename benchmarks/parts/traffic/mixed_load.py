@@ -267,8 +267,7 @@ class MixedLoad:
                 first = first or time.perf_counter() - began
                 texts.append(chunk.text)
         if first is None:
-            msg = "the stream ended without a chunk"
-            raise RuntimeError(msg)
+            raise RuntimeError("the stream ended without a chunk")
         return first, ["".join(texts)]
 
     async def _given_up(self, job: Job) -> tuple[None, list[str]]:

@@ -54,11 +54,9 @@ def load_mmlu(folder: Path) -> tuple[Question, ...]:
             with path.open(encoding="utf-8", newline="") as rows:
                 texts.update((row[0].strip(), None) for row in csv.reader(rows) if row)
     except (OSError, ValueError, csv.Error) as error:
-        msg = f"{folder} must hold mmlu/SUBJECT_test.csv: {error!r}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"{folder} must hold mmlu/SUBJECT_test.csv: {error!r}") from error
     if not texts:
-        msg = f"{folder} must hold mmlu/SUBJECT_test.csv, there is none"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{folder} must hold mmlu/SUBJECT_test.csv, there is none")
     return tuple(map(Question, texts))
 
 
@@ -109,8 +107,7 @@ def retrieve(
         embed: Embeds both.
     """
     if len(passages) > len(corpus.passages):
-        msg = f"there are {len(corpus.passages)} passages, got {len(passages)}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"there are {len(corpus.passages)} passages, got {len(passages)}")
     store = ExactStore(embed(passages))
     # All at once, so that they are kept in one file.
     distinct = sorted({text for texts in streams.values() for text in texts})

@@ -246,8 +246,7 @@ class _Sending:
                     first = time.perf_counter() - began
                 usage = chunk.usage or usage
         if first is None or usage is None:
-            msg = "the server answered without a token, or without usage"
-            raise RuntimeError(msg)
+            raise RuntimeError("the server answered without a token, or without usage")
         details = usage.prompt_tokens_details
         if details is None:
             msg = "the server tells no cached tokens: --enable-prompt-tokens-details is off"

@@ -63,8 +63,7 @@ def question_stream(
         else list(question_tokens)
     )
     if len(lengths) != len(retrieved):
-        msg = f"got {len(lengths)} lengths for {len(retrieved)} questions"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"got {len(lengths)} lengths for {len(retrieved)} questions")
     unknown = sorted(set(itertools.chain.from_iterable(retrieved)) - tokens.keys())
     if unknown:
         msg = f"{len(unknown)} documents have no length, {unknown[0]!r} among them"
@@ -152,8 +151,7 @@ def sampled_lengths(
         ConfigurationError: ``low`` is below 1 or above ``high``.
     """
     if not 1 <= low <= high:
-        msg = f"lengths need 1 <= low <= high, got {low} and {high}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"lengths need 1 <= low <= high, got {low} and {high}")
     known = list(dict.fromkeys(names))
     drawn = np.random.default_rng(seed).integers(low, high, len(known), endpoint=True)
     return dict(zip(known, drawn.tolist(), strict=True))
@@ -166,8 +164,7 @@ def _check_stream(
         msg = f"a stream needs {what} and at least 1 request, got {items} and {requests}"
         raise ConfigurationError(msg)
     if exponent is not None and not 0 <= exponent < math.inf:
-        msg = f"the exponent must be finite and at least 0, got {exponent}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"the exponent must be finite and at least 0, got {exponent}")
     if rate is not None and not 0 < rate < math.inf:
         msg = f"the rate must be finite and above 0 requests a second, got {rate}"
         raise ConfigurationError(msg)

@@ -126,11 +126,10 @@ class Learned(Positions):
     def place(self, keys: Tensor, into: Tensor, positions: Tensor, shift: int) -> None:  # noqa: ARG002 - one signature for all
         """Copy keys that stay at their positions."""
         if shift:
-            msg = (
+            raise ConfigurationError(
                 f"a module was to be moved by {shift} positions, but the model has a learned table "
                 "of positions: encode the module at the position where it is used, with shift=0"
             )
-            raise ConfigurationError(msg)
         into.copy_(keys)
 
 
@@ -212,17 +211,15 @@ class RotaryDecoder(Decoder):
         # from the highest position of the prompt, so keys encoded in a short text differ from those
         # in a long one.
         if rotary.rope_type not in ROPES:
-            msg = (
+            raise ConfigurationError(
                 f"the model's RoPE is of type {rotary.rope_type!r}; keys can be moved where "
                 f"frequencies do not depend on the length: {', '.join(ROPES)}"
             )
-            raise ConfigurationError(msg)
         if 2 * rotary.inv_freq.numel() != self.head_dim:
-            msg = (
+            raise ConfigurationError(
                 f"the model rotates {2 * rotary.inv_freq.numel()} of {self.head_dim} dimensions of "
                 "a head; allowed: all"
             )
-            raise ConfigurationError(msg)
         # Within the window, sliding attention is full attention.
         windows = getattr(config, "layer_types", None)
         if getattr(config, "sliding_window", None) and (
@@ -384,12 +381,11 @@ def decoder_of(model: Any) -> Decoder:
     """
     kind: Any = getattr(getattr(model, "config", None), "model_type", None)
     if kind not in DECODERS or not hasattr(model, "lm_head"):
-        msg = (
+        raise ConfigurationError(
             f"a {type(model).__name__} of type {kind!r} cannot be served module by module, as its "
             f"position encoding is not known here; allowed: causal models of type "
             f"{', '.join(DECODERS)}"
         )
-        raise ConfigurationError(msg)
     return DECODERS[kind](model)
 
 

@@ -60,8 +60,7 @@ class Patience:
         if self.cancelled:
             raise Cancelled
         if self._until is not None and time.monotonic() > self._until:
-            msg = f"no complete answer within {self._timeout:g} s"
-            raise GenerationTimeoutError(msg)
+            raise GenerationTimeoutError(f"no complete answer within {self._timeout:g} s")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -175,8 +174,7 @@ class ModuleEncoder:
             PromptTooLongError: It reaches beyond the model's last position.
         """
         if self.closed:
-            msg = "the model was closed"
-            raise EngineClosedError(msg)
+            raise EngineClosedError("the model was closed")
         if not isinstance(module, Module):
             msg = f"what is encoded must be a Module, got {type(module).__name__}"
             raise ConfigurationError(msg)
@@ -194,11 +192,10 @@ class ModuleEncoder:
         """
         least, most = min(token_ids, default=0), max(token_ids, default=0)
         if least < 0 or most >= self._vocabulary:
-            msg = (
+            raise ConfigurationError(
                 f"there is no token {least if least < 0 else most}; the vocabulary has "
                 f"{self._vocabulary}"
             )
-            raise ConfigurationError(msg)
 
     def _far(
         self, key: object, module: Module, tokens: int, patience: Patience

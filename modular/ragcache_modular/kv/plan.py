@@ -170,18 +170,16 @@ def plan_assembly(
     positions = tokens[1]
     order = np.argsort(positions, kind="stable")
     if len(order) and positions[order[0]] < 0:
-        msg = f"position {positions[order[0]]} is negative; allowed: 0 and more"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"position {positions[order[0]]} is negative; allowed: 0 and more")
     twice = np.flatnonzero(np.diff(positions[order]) == 0)
     if len(twice):
         msg = f"two tokens of the prompt have position {positions[order[twice[0]]]}"
         raise ConfigurationError(msg)
     if order[-1] != len(order) - 1:
-        msg = (
+        raise ConfigurationError(
             f"the prompt's last token is at position {positions[-1]} and would not see the tokens "
             f"after it; allowed: above {positions[order[-1]]}, the highest of the others"
         )
-        raise ConfigurationError(msg)
     ids, positions, numbers, offsets = tokens[:, order]
     placed = tuple(None if isinstance(part, Fresh) else part for part in parts)
     hidden = np.array([part is not None and part.module.name in masked for part in placed])
@@ -208,11 +206,10 @@ def _valid_parts(assembly: Assembly) -> Parts:
         raise ConfigurationError(msg)
     for part in parts:
         if isinstance(part, Fresh) and len(part.token_ids) != len(part.positions):
-            msg = (
+            raise ConfigurationError(
                 f"a fresh part has {len(part.token_ids)} tokens and {len(part.positions)} "
                 "positions; allowed: one position per token"
             )
-            raise ConfigurationError(msg)
     return parts
 
 
@@ -224,11 +221,10 @@ def _select_parts(
         owners.check(what, names)
     names = owners.of_parts
     if names[-1] in {*masked, *dropped}:
-        msg = (
+        raise ConfigurationError(
             f"the prompt ends in an argument of {names[-1]!r}, which is masked or dropped, so "
             "there is nothing to compute an answer from: end it with text or a turn"
         )
-        raise ConfigurationError(msg)
     return tuple(
         part
         for part, name in zip(parts, names, strict=True)

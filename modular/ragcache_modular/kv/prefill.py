@@ -148,8 +148,7 @@ class Prefilled(Closeable):
         """
         ids = (*self._pending, *token_ids)
         if not ids:
-            msg = "at least one token is needed to extend a prompt, got none"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("at least one token is needed to extend a prompt, got none")
         self._parts.encoder.check_tokens(ids)
         limit = self._parts.decoder.limit
         if self._next + len(ids) > limit:
@@ -256,8 +255,7 @@ class Prefilled(Closeable):
 
     def _check_open(self) -> None:
         if self.closed:
-            msg = "the prefilled prompt was closed"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("the prefilled prompt was closed")
 
     def _slots_of(self, what: str, names: Collection[str]) -> NDArray[np.int64]:
         self._check_open()
@@ -265,11 +263,10 @@ class Prefilled(Closeable):
         numbers = [at for at, name in enumerate(self._owners.of_parts) if name in names]
         slots = np.flatnonzero(np.isin(self._numbers, numbers))
         if len(slots) and slots[-1] == self.length - 1:
-            msg = (
+            raise ConfigurationError(
                 f"{what} names the module whose argument the prompt ends in: nothing would be left "
                 "to continue from"
             )
-            raise ConfigurationError(msg)
         return slots
 
     def _step(self, token_ids: Tensor, first: int, patience: Patience) -> Tensor:

@@ -132,11 +132,10 @@ class ModuleStore(Generic[T]):
             Exception: Any error of ``make`` or ``check``.
         """
         if size > self.capacity_bytes:
-            msg = (
+            raise ConfigurationError(
                 f"module {name!r} takes {size} bytes, the whole store has {self.capacity_bytes}: "
                 "raise store_bytes or split the module"
             )
-            raise ConfigurationError(msg)
         entry, mine = self._claim(key, name, size, check)
         try:
             value = self._make(key, entry, tokens, make) if mine else entry.value

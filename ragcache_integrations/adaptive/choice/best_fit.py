@@ -175,8 +175,7 @@ class ChunkFacts:
             if not values:
                 object.__setattr__(self, name, (0,) * length)
             elif len(values) != length:
-                msg = f"{name} must have {length} numbers, got {len(values)}"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"{name} must have {length} numbers, got {len(values)}")
 
 
 @dataclass(frozen=True, slots=True)

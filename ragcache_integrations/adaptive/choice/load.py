@@ -154,19 +154,16 @@ class MetricsLoadSource:
             with urllib.request.urlopen(self.url, timeout=self._timeout) as answer:  # noqa: S310 - see above
                 text = answer.read(MAX_METRICS_BYTES).decode(errors="replace")
         except urllib.error.HTTPError as error:
-            msg = f"{self.url} answered {error.code}"
-            raise ServerResponseError(msg, error.code) from error
+            raise ServerResponseError(f"{self.url} answered {error.code}", error.code) from error
         except (OSError, ValueError, HTTPException) as error:  # URLError is an OSError
             if isinstance(getattr(error, "reason", error), TimeoutError):
                 msg = f"{self.url} did not answer in {self._timeout:g} s"
                 raise ServerTimeoutError(msg) from error
-            msg = f"{self.url} cannot be read: {error}"
-            raise ServerUnreachableError(msg) from error
+            raise ServerUnreachableError(f"{self.url} cannot be read: {error}") from error
         try:
             return read_metrics(text, self._total)
         except ConfigurationError as error:
-            msg = f"{self.url}: {error}"
-            raise ServerResponseError(msg) from error
+            raise ServerResponseError(f"{self.url}: {error}") from error
 
     async def aread(self) -> MemoryLoad:
         """Async version of :meth:`read`; reads in a thread."""

@@ -76,17 +76,15 @@ class Held:
             return
         reduces = self.method == "map_reduce"
         if self.intermediate_length is not None and not reduces:
-            msg = (
+            raise ConfigurationError(
                 f"intermediate_length is for map_reduce, got {self.intermediate_length!r} with "
                 f"method={self.method!r}"
             )
-            raise ConfigurationError(msg)
         if self.num_chunks is not None and (self.intermediate_length is not None or not reduces):
-            msg = (
+            raise ConfigurationError(
                 f"method={self.method!r} and num_chunks={self.num_chunks!r} leave nothing to "
                 "choose for a question: use mode='fixed' with a config"
             )
-            raise ConfigurationError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +143,7 @@ class PrunedSpace:
 
     def __post_init__(self) -> None:
         if not self.regions:
-            msg = "a space needs at least one region"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("a space needs at least one region")
         check_int("fewest_chunks", self.fewest_chunks, 1, self.max_chunks)
 
     @property

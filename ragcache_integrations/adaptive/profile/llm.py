@@ -108,8 +108,7 @@ class LLMProfiler:
 
     def __init__(self, asker: Asker, corpus: str = "", chunk_size: int | None = None) -> None:
         if not isinstance(corpus, str) or "\n" in corpus.strip():
-            msg = f"corpus must be one line of text, got {corpus!r:.200}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"corpus must be one line of text, got {corpus!r:.200}")
         self._asker = asker
         self._corpus = corpus.strip()
         self._chunk_size = or_none(check_int)(
@@ -277,8 +276,7 @@ async def adraft_corpus(asker: Asker, sample: Sequence[str]) -> str:
 def _corpus_request(sample: Sequence[str]) -> ModelRequest:
     texts = [] if isinstance(sample, str) else [text for text in sample if text.strip()]
     if not texts:
-        msg = "a corpus is drafted from a list of its texts, and there are none"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("a corpus is drafted from a list of its texts, and there are none")
     shown = "\n\n".join(text[:SAMPLE_CHARACTERS] for text in texts[:SAMPLE_DOCUMENTS])
     messages = (Message("system", _CORPUS_INSTRUCTION), Message("user", f"{shown}\n\nOne line:"))
     return ModelRequest(Prompt(messages=messages), CORPUS_TOKENS)

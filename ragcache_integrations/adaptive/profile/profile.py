@@ -87,8 +87,7 @@ class CachedProfiler:
         min_confidence: float = 0.9,
     ) -> None:
         if not callable(embed):
-            msg = f"embed must be a function of a question, got {embed!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"embed must be a function of a question, got {embed!r}")
         self._profiler = profiler
         self._embed = embed
         self._arguments = (
@@ -255,8 +254,7 @@ class RecordedProfiler:
                 }
             )
         except (OSError, ValueError, TypeError, LookupError) as error:
-            msg = f"{path} holds no recorded profiles: {error}"
-            raise ConfigurationError(msg) from error
+            raise ConfigurationError(f"{path} holds no recorded profiles: {error}") from error
 
 
 def save_profiles(path: str | Path, estimates: Iterable[tuple[str, ProfileEstimate]]) -> int:
@@ -324,15 +322,13 @@ class QueryProfile:
         check_field(self, check_int, "pieces", 1, MAX_PIECES)
         words = self.summary_words
         if not isinstance(words, Sequence) or len(words) != 2 or not all(map(is_whole, words)):  # noqa: PLR2004 - a range
-            msg = f"summary_words must be two whole numbers, got {words!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"summary_words must be two whole numbers, got {words!r}")
         low, high = words
         if not MIN_SUMMARY_WORDS <= low <= high <= MAX_SUMMARY_WORDS:
-            msg = (
+            raise ConfigurationError(
                 f"summary_words must be in rising order, from {MIN_SUMMARY_WORDS} to "
                 f"{MAX_SUMMARY_WORDS}, got {words!r}"
             )
-            raise ConfigurationError(msg)
         object.__setattr__(self, "summary_words", (low, high))
 
     @property
@@ -356,8 +352,7 @@ class QueryProfile:
         """
         names = [value.name for value in fields(cls)]
         if not isinstance(content, Mapping) or set(content) != set(names):
-            msg = f"a profile has {', '.join(names)}, got {content!r:.200}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"a profile has {', '.join(names)}, got {content!r:.200}")
         return cls(**content)
 
 

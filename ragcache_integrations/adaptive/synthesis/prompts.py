@@ -96,8 +96,7 @@ class SynthesisPrompts:
         for field in fields(self):
             text = getattr(self, field.name)
             if not isinstance(text, str):
-                msg = f"{field.name} must be a text, got {text!r}"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"{field.name} must be a text, got {text!r}")
             if field.name != "system":
                 _check_variables(field.name, text)
 
@@ -152,8 +151,7 @@ def _check_variables(name: str, text: str) -> None:
         raise ConfigurationError(msg) from error
     used = {variable for _, variable, _, _ in parsed if variable is not None}
     if "question" not in used:
-        msg = f"{name} must hold {{question}}, got {text!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} must hold {{question}}, got {text!r}")
     if not used <= allowed:
         wrong = ", ".join(sorted(used - allowed))
         msg = f"{name} may hold {', '.join(sorted(allowed))} as variables, got {wrong or 'unnamed'}"

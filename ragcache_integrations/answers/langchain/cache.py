@@ -338,8 +338,7 @@ class _Call:
         arguments: dict[str, Any],
     ) -> None:
         if not isinstance(namespace, str | None):
-            msg = f"namespace must be a string, got {namespace!r:.100}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"namespace must be a string, got {namespace!r:.100}")
         self._cache = cache
         self._way = way
         self._value = value
@@ -502,8 +501,7 @@ class _Call:
         output = await self._ask_chain(way, heard.alone(silent))
         reason = self._why_none(heard, output)
         if reason is not None:
-            msg = f"the answer can't be compared: {reason}"
-            raise RAGCacheError(msg)
+            raise RAGCacheError(f"the answer can't be compared: {reason}")
         return output
 
     def served(self, earlier: CachedAnswer[Any]) -> Any:

@@ -315,11 +315,10 @@ def cached_node(
         written = _written(node)
         others = set(list(inspect.signature(node).parameters)[1:]) - {"config"}
         if others:
-            msg = (
+            raise ConfigurationError(
                 f"a cached node may take the state and its config alone: the node gets "
                 f"{', '.join(sorted(others))}, so its results depend on more"
             )
-            raise ConfigurationError(msg)
         node = RunnableLambda(node)
     calls = ToolCalls(
         _LANGCHAIN,

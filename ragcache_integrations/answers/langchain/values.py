@@ -147,8 +147,7 @@ def _sum(whole: Any, piece: Any) -> Any:
         return whole + piece
     if isinstance(whole, AddableDict) and isinstance(piece, AddableDict):
         return AddableDict({**whole, **{name: _value(whole, piece, name) for name in piece}})
-    msg = f"{piece!r:.100} may be all of the answer so far"
-    raise TypeError(msg)
+    raise TypeError(f"{piece!r:.100} may be all of the answer so far")
 
 
 def _value(whole: dict[str, Any], piece: dict[str, Any], name: str) -> Any:
@@ -371,8 +370,7 @@ def _decode(saved: Any, depth: int = _MOST_DEPTH) -> Any:
             )
         case [str(name), dict(fields)] if name in _MESSAGES:
             return _MESSAGES[name](**decode_value(fields))
-    msg = f"a saved answer must be one that was written, got {saved!r:.100}"
-    raise ValueError(msg)
+    raise ValueError(f"a saved answer must be one that was written, got {saved!r:.100}")
 
 
 CODEC: AnswerCodec[Any] = AnswerCodec("langchain", _encode, _decode)

@@ -161,11 +161,10 @@ class AdaptiveKnobs(AnswerKnobs):
         elif self.profiler == "heuristic":
             return None, HeuristicProfiler()
         elif isinstance(self.profiler, str) or not hasattr(self.profiler, "aprofile"):
-            msg = (
+            raise ConfigurationError(
                 "profiler must be llm, heuristic, or have profile and aprofile, "
                 f"got {self.profiler!r:.100}"
             )
-            raise ConfigurationError(msg)
         else:
             profiler = self.profiler
         teaches = profiler if isinstance(profiler, LLMProfiler) else None

@@ -124,11 +124,10 @@ class SchemaPrompts:
 
     def __init__(self, schema: object, llm: object) -> None:
         if not isinstance(llm, LLMKnobs) or not _has_tokens(llm):
-            msg = (
+            raise ConfigurationError(
                 "llm must be one of this package with an engine of this machine, because a server "
                 f"gets text and no modules: got {llm!r:.100}"
             )
-            raise ConfigurationError(msg)
         self._llm = llm
         self.schema = _schema(schema)
         self._lock = make_lock()
@@ -252,11 +251,10 @@ def _left_out(
     if is_modular(engine):
         return left_out
     if any(left_out.values()):
-        msg = (
+        raise ConfigurationError(
             "masked and dropped are for the engine of ragcache-modular, which leaves modules out "
             f'without moving others (engine="{MODULAR}"): here, import fewer modules'
         )
-        raise ConfigurationError(msg)
     return {}
 
 
@@ -282,8 +280,7 @@ def _schema(schema: object) -> Schema:
         return Schema.from_pml(text, source=str(schema))
     if isinstance(schema, str):
         return Schema.from_pml(schema)
-    msg = f"schema must be markup, a Path or a Schema, got {schema!r:.100}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"schema must be markup, a Path or a Schema, got {schema!r:.100}")
 
 
 def _imports(contents: Mapping[str, Any]) -> tuple[dict[str, str], tuple[Import, ...]]:
@@ -301,11 +298,10 @@ def _imports(contents: Mapping[str, Any]) -> tuple[dict[str, str], tuple[Import,
             case Mapping():
                 imports.append(Import(name, *_imports(value)))
             case _:
-                msg = (
+                raise ConfigurationError(
                     f"{name!r} must be a string (an argument), a mapping or True (an import), "
                     f"or False or None (left out), got {value!r:.100}"
                 )
-                raise ConfigurationError(msg)
     return arguments, tuple(imports)
 
 

@@ -132,6 +132,5 @@ class ModularPrompt(StreamedRunnable[PromptLike]):
             return value, ""
         text = value.get(self.input_key, "")
         if not isinstance(text, str):
-            msg = f"{self.input_key!r} must be a string, got {text!r:.100}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{self.input_key!r} must be a string, got {text!r:.100}")
         return {name: item for name, item in value.items() if name != self.input_key}, text

@@ -109,11 +109,10 @@ class SpeculativeRAG(SpeculationKnobs, StreamedRunnable[str | dict[str, Any]]):
         super().model_post_init(context)
         variables = self.prompt.input_variables
         if self.document_variable_name not in variables:
-            msg = (
+            raise ConfigurationError(
                 f"the prompt must take the documents as {self.document_variable_name!r}, "
                 f"it takes {', '.join(variables) or 'nothing'}"
             )
-            raise ConfigurationError(msg)
         self._model = unbound(self.llm)
         knobs = {name: getattr(self, name) for name in SpeculationKnobs.model_fields}
         runnable = self._model.runnable

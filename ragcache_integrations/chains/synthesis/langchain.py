@@ -176,11 +176,10 @@ class _Question:
         check_type("the input", values, Mapping, "a dict")
         key = next((key for key in DOCUMENTS_KEYS if key in values), None)
         if key is None or "question" not in values:
-            msg = (
+            raise ConfigurationError(
                 f"the input must have {' or '.join(DOCUMENTS_KEYS)}, and question, "
                 f"got {', '.join(map(str, values)) or 'nothing'}"
             )
-            raise ConfigurationError(msg)
         self._chain = chain
         self._values = values
         self._documents = _documents(key, values[key])

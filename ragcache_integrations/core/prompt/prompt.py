@@ -40,8 +40,7 @@ class PromptDocument:
             msg = f"a document's text and id must be strings, got {self.text!r} and {self.id!r}"
             raise ConfigurationError(msg)
         if not self.text:
-            msg = "a document's text must not be empty"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("a document's text must not be empty")
         if not self.id:
             object.__setattr__(self, "id", content_id(self.text))
 
@@ -181,16 +180,14 @@ class Prompt:
 
     def __post_init__(self) -> None:
         if bool(self.messages) == bool(self.parts):
-            msg = "a prompt needs either messages or parts, and not both"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("a prompt needs either messages or parts, and not both")
         if self.tools:
             if self.parts:
                 msg = "tools are for conversations: a prompt of raw text has no place for them"
                 raise ConfigurationError(msg)
             check_unique(self.tools)
         if not any(document_or_text for document_or_text in self.all_parts):
-            msg = "the prompt is empty"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("the prompt is empty")
 
     @classmethod
     def rag(
@@ -210,8 +207,7 @@ class Prompt:
             separator: Text after every document.
         """
         if not isinstance(query, str) or not query.strip():
-            msg = f"the query must be a non-empty string, got {query!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"the query must be a non-empty string, got {query!r}")
         if isinstance(documents, str):
             msg = f"documents must be several, such as a list, got {documents!r:.60}"
             raise ConfigurationError(msg)

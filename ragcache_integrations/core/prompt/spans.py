@@ -70,12 +70,10 @@ def check_spans(spans: Sequence[Span], prompt_tokens: int) -> None:
     previous_end = 0
     for name, start, end in spans:
         if not isinstance(name, str) or not name:
-            msg = f"a document's id must be a non-empty string, got {name!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"a document's id must be a non-empty string, got {name!r}")
         fault = _fault(start, end, previous_end, prompt_tokens)
         if fault is not None:
-            msg = f"document {name!r}: {fault}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"document {name!r}: {fault}")
         previous_end = end
 
 
@@ -114,15 +112,13 @@ def spans_from_extra_args(
         return ()
     lists: list[Any] = [extra_args.get(name) for name in (IDS, STARTS, ENDS)]
     if not all(isinstance(values, list | tuple) for values in lists):
-        msg = f"{IDS}, {STARTS} and {ENDS} must be lists, got {lists!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{IDS}, {STARTS} and {ENDS} must be lists, got {lists!r}")
     ids, starts, ends = lists
     if not len(ids) == len(starts) == len(ends):
-        msg = (
+        raise ConfigurationError(
             f"{IDS}, {STARTS} and {ENDS} must be of one length, "
             f"got {len(ids)}, {len(starts)} and {len(ends)}"
         )
-        raise ConfigurationError(msg)
     spans = tuple(zip(ids, starts, ends, strict=True))
     check_spans(spans, prompt_tokens)
     return spans
@@ -167,8 +163,7 @@ def check_steps(step: object, next_steps: object) -> tuple[str, NextSteps]:
         for key, number in steps.items()
     )
     if checked and not name:
-        msg = "next_steps needs step, the name of the request's own step"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("next_steps needs step, the name of the request's own step")
     return name, checked
 
 
@@ -187,8 +182,7 @@ def _check_name(what: str, name: object) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        msg = f"{what} must be valid Unicode, got {text!r:.100}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"{what} must be valid Unicode, got {text!r:.100}") from None
     if not text or len(text) > STEP_CHARACTERS:
         msg = f"{what} must have 1 to {STEP_CHARACTERS} characters, got {len(text)}"
         raise ConfigurationError(msg)

@@ -155,11 +155,10 @@ class TextEncoder:
             "".join(full), lambda: self._backend.literals(full, self._forbidden, first=first)
         )
         if tokens is None:
-            msg = (
+            raise ConfigurationError(
                 "the text has a character that this tokenizer has as a control token only, so "
                 "it cannot be read as text"
             )
-            raise ConfigurationError(msg)
         known = iter(tokens)
         return [next(known) if text else [] for text in texts]
 

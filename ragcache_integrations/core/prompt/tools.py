@@ -62,11 +62,10 @@ class Tool:
     def __post_init__(self) -> None:
         check_text("a tool's name", self.name)
         if not NAME.fullmatch(self.name) or self.name in (*TOOL_CHOICES, "any"):
-            msg = (
+            raise ConfigurationError(
                 "a tool's name must be 1 to 128 letters, digits and _$.:- and not one of "
                 f"any, {', '.join(TOOL_CHOICES)}, got {self.name[:150]!r}"
             )
-            raise ConfigurationError(msg)
         check_text(f"the description of the tool {self.name}", self.description)
         of_this = f"of the tool {self.name}"
         check_type(f"strict {of_this}", self.strict, bool | None, "True, False or None")
@@ -93,8 +92,7 @@ class Tool:
             or not isinstance(function, Mapping)
             or "name" not in function
         ):
-            msg = f"a tool must be {_DEFINITION}, got {definition!r:.200}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"a tool must be {_DEFINITION}, got {definition!r:.200}")
         unknown = sorted(set(map(str, function)) - set(_FUNCTION_FIELDS))
         if unknown:
             raise ConfigurationError(unknown_name("field of a tool", unknown[0], _FUNCTION_FIELDS))
@@ -126,8 +124,7 @@ def tools_of(definitions: object) -> tuple[Tool, ...]:
         ConfigurationError: They are no list, or a definition is wrong.
     """
     if not isinstance(definitions, list | tuple | None):
-        msg = f"tools must be a list of {_DEFINITION}, got {definitions!r:.200}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"tools must be a list of {_DEFINITION}, got {definitions!r:.200}")
     return tuple(map(Tool.of, definitions or ()))
 
 
@@ -140,8 +137,7 @@ def check_unique(tools: Sequence[Tool]) -> None:
     names = [tool.name for tool in tools]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        msg = f"every tool needs a name of its own, {twice[0]!r} occurs twice"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"every tool needs a name of its own, {twice[0]!r} occurs twice")
 
 
 def choice_name(choice: object) -> str:
@@ -163,11 +159,10 @@ def choice_name(choice: object) -> str:
     function = choice.get("function") if isinstance(choice, Mapping) else None
     if isinstance(function, Mapping) and isinstance(function.get("name"), str):
         return str(function["name"])
-    msg = (
+    raise ConfigurationError(
         f"tool_choice must be any, {', '.join(TOOL_CHOICES)}, the name of a tool or "
         f'{{"type": "function", "function": {{"name": ...}}}}, got {choice!r:.200}'
     )
-    raise ConfigurationError(msg)
 
 
 def check_tool_choice(choice: object, tools: Sequence[Tool]) -> str:
@@ -185,8 +180,7 @@ def check_tool_choice(choice: object, tools: Sequence[Tool]) -> str:
     if choice not in allowed:
         raise ConfigurationError(unknown_name("tool_choice", choice, allowed))
     if choice == "required" and not tools:
-        msg = "tool_choice='required' needs tools, and there are none"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("tool_choice='required' needs tools, and there are none")
     return choice
 
 

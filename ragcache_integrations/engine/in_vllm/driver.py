@@ -513,8 +513,7 @@ class VLLM:
             # A panic in guidance, which is written in Rust, is a BaseException.
             if type(error).__name__ != "PanicException":
                 raise
-            msg = f"no grammar can be made of json_schema: {error}"
-            raise ValueError(msg) from None
+            raise ValueError(f"no grammar can be made of json_schema: {error}") from None
         if request.emitted:
             continue_text(
                 self._engine.output_processor, name, request.token_ids, request.emitted, sampling

@@ -113,8 +113,7 @@ def block_runs(layer: torch.Tensor, blocks: int) -> list[Run]:
         elif stride > length:
             outside.append([at * stride for at in range(size)])
         else:
-            msg = f"a KV cache of strides {layer.stride()} has overlapping parts"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"a KV cache of strides {layer.stride()} has overlapping parts")
     width = layer.element_size()
     return [
         Run(
@@ -458,8 +457,7 @@ def host_copies(layers: Mapping[str, torch.Tensor], blocks: int, slots: int) -> 
         return CPUCopies(layers, blocks, slots)
     if device.type == "cuda":
         return CUDACopies(layers, blocks, slots)
-    msg = f"the host tier does not work on {device.type}"
-    raise RuntimeError(msg)
+    raise RuntimeError(f"the host tier does not work on {device.type}")
 
 
 class InFlight:
@@ -513,8 +511,7 @@ class PinnedRows:
         size = rows * width
         available = psutil.virtual_memory().available
         if size > available:
-            msg = f"{size} bytes are needed, and the host has {available}"
-            raise MemoryError(msg)
+            raise MemoryError(f"{size} bytes are needed, and the host has {available}")
         begun = time.monotonic()
         self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory.madvise(mmap.MADV_DONTFORK)  # a copy of a pinned page would go unnoticed

@@ -68,11 +68,10 @@ def host_blocks(host_cache_gib: float, kv_cache_config: Any, workers: int) -> in
     size = block_bytes(kv_cache_config) * workers
     blocks = int(host_cache_gib * GIB) // size
     if blocks < 1:
-        msg = (
+        raise ValueError(
             f"host_cache_gib must hold at least one block of {size / GIB:.6f} GiB, "
             f"got {host_cache_gib}"
         )
-        raise ValueError(msg)
     return blocks
 
 
@@ -132,8 +131,7 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
         parallel = vllm_config.parallel_config
         gib = float(self._kv_transfer_config.get_from_extra_config(HOST_CACHE_GIB, 0.0))
         if gib and parallel.pipeline_parallel_size > 1:  # its stages' blocks may differ in size
-            msg = "host_cache_gib does not work with pipeline parallelism: set it to 0"
-            raise ValueError(msg)
+            raise ValueError("host_cache_gib does not work with pipeline parallelism: set it to 0")
         self.host_blocks = host_blocks(gib, kv_cache_config, parallel.world_size) if gib else 0
         self._unused = not gib or unsuited(kv_cache_config, vllm_config.cache_config) is not None
         self._gpu_blocks = kv_cache_config.num_blocks
@@ -312,8 +310,7 @@ class HostTierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _read_back(self, host: Sequence[int], gpu: Sequence[int]) -> None:
         if not self._bad.isdisjoint(host):
-            msg = "a block was to be read in the step in which copying it failed"
-            raise RuntimeError(msg)
+            raise RuntimeError("a block was to be read in the step in which copying it failed")
         self._available_copies().read_back(host, gpu)
 
     def _record_failure(self, action: str, host: Sequence[int], error: Exception) -> None:

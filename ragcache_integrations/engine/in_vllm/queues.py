@@ -135,8 +135,7 @@ class DocumentFreeQueue(FreeKVCacheBlockQueue):
     def popleft(self) -> KVCacheBlock:
         """Take out the first block, to be overwritten."""
         if not self.num_free_blocks:
-            msg = "No free blocks available"
-            raise ValueError(msg)
+            raise ValueError("No free blocks available")
         return self.popleft_n(1)[0]
 
     def popleft_n(self, n: int) -> list[KVCacheBlock]:

@@ -103,8 +103,7 @@ class UnreadBlocks:
         """
         known = {request.request_id for request in running}
         if not all(known.issuperset(names) for names in self._admitted):
-            msg = "requests have left"
-            raise RequestsLeftError(msg)
+            raise RequestsLeftError("requests have left")
         firsts, wrong_blocks = self._spread(known, blocks)
         wrong: list[BlockHash] = []
         for request in running:

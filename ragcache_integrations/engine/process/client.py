@@ -302,8 +302,7 @@ class EngineProcess:
     def _serve(self, ready: Ready) -> Ready:
         with self._closing:
             if self._closed:
-                msg = "the engine was closed while it started"
-                raise EngineClosedError(msg)
+                raise EngineClosedError("the engine was closed while it started")
             self.ready_at = time.monotonic()
             self._started_words = os.fstat(self._log.fileno()).st_size
             for work in (self._read, self._write):

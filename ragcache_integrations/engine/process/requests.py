@@ -41,8 +41,7 @@ def expect(kind: type[Reply], received: Received) -> Reply:
     if isinstance(received, Exception):
         raise received
     if not isinstance(received, kind):
-        msg = f"the engine answered out of turn: {received!r}"
-        raise EngineError(msg)
+        raise EngineError(f"the engine answered out of turn: {received!r}")
     return received
 
 

@@ -197,8 +197,7 @@ class Supervisor:
         """
         self.check_owner()
         if self.closed:
-            msg = "the engine is closed"
-            raise EngineClosedError(msg)
+            raise EngineClosedError("the engine is closed")
         if self._dead is not None:
             raise EngineDeadError(str(self._dead))
 
@@ -209,11 +208,10 @@ class Supervisor:
             EngineError: It is a fork of that process.
         """
         if os.getpid() != self._owner:
-            msg = (
+            raise EngineError(
                 f"this engine belongs to process {self._owner}, and this is process "
                 f"{os.getpid()}: start one in this process"
             )
-            raise EngineError(msg)
 
     def register(self, receiver: Receiver, message: Submit | Control) -> int:
         """Register a request or a control message (see :meth:`Exchange.register`).

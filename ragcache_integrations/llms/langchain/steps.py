@@ -46,11 +46,10 @@ def hint_steps(graph: Graph) -> Graph:
     """
     known: Any = graph
     if not hasattr(known, "nodes") or not hasattr(known, "get_graph"):
-        msg = (
+        raise ConfigurationError(
             "hint_steps takes a compiled graph, such as StateGraph(...).compile(), got "
             f"{type(graph).__name__}"
         )
-        raise ConfigurationError(msg)
     drawn = known.get_graph()
     hints = step_hints(
         (name for name in drawn.nodes if name not in ENDS),

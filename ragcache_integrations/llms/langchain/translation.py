@@ -306,8 +306,7 @@ def _role(message: BaseMessage) -> str:
     for kind, role in _ROLES:
         if isinstance(message, kind):
             return role
-    msg = f"messages of type {message.type!r} are not supported"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"messages of type {message.type!r} are not supported")
 
 
 def _tool_calls(message: AIMessage, answered: AbstractSet[str]) -> Iterator[ToolCall]:
@@ -382,8 +381,7 @@ def _json_schema(schema: dict[str, Any] | type) -> dict[str, Any]:
             return schema.model_json_schema()  # LangChain's form knows no recursion
         return convert_to_json_schema(schema)
     except (ValueError, TypeError) as error:
-        msg = f"no JSON schema can be made from {schema!r}: {error}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"no JSON schema can be made from {schema!r}: {error}") from error
 
 
 def tool_definition(tool: object, strict: bool | None = None) -> dict[str, Any]:
@@ -399,8 +397,7 @@ def tool_definition(tool: object, strict: bool | None = None) -> dict[str, Any]:
     try:
         definition: dict[str, Any] = convert_to_openai_tool(tool)  # type: ignore[arg-type]  # it checks by itself
     except (ValueError, TypeError) as error:
-        msg = f"no tool can be made from {tool!r:.200}: {error}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"no tool can be made from {tool!r:.200}: {error}") from error
     function = definition.get("function")
     if strict is None or not isinstance(function, dict):
         return definition

@@ -291,8 +291,7 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
         calls = _calls(response.message)
         if not calls and error_on_no_tool_call:
             text = response.message.content or ""
-            msg = f"the answer calls no tool: {text:.200}"
-            raise StructuredOutputError(msg, text)
+            raise StructuredOutputError(f"the answer calls no tool: {text:.200}", text)
         return [
             ToolSelection(
                 tool_id=call.id,
@@ -489,8 +488,7 @@ def chat_prompt(messages: Sequence[ChatMessage], model: str = "") -> Prompt:
 def _message(message: ChatMessage, model: str) -> Message:
     role = _ROLES.get(message.role)
     if role is None:
-        msg = f"messages of role {message.role.value!r} are not supported"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"messages of role {message.role.value!r} are not supported")
     for block in message.blocks:
         if isinstance(block, ThinkingBlock | ToolCallBlock) and role == "assistant":
             continue  # read below
@@ -550,11 +548,10 @@ def _openai_call(call: Any) -> ToolCall:
     plain = call.model_dump() if isinstance(call, BaseModel) else call
     function = plain.get("function") if isinstance(plain, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        msg = (
+        raise ConfigurationError(
             'tool_calls of a message must be {"id": ..., "function": {"name": ..., "arguments": '
             f"...}}}}, got {call!r:.200}"
         )
-        raise ConfigurationError(msg)
     arguments = function.get("arguments")
     return ToolCall(
         str(plain.get("id") or ""),

@@ -176,8 +176,7 @@ class StreamParser:
         if stray and not self._parser.answered:
             yield self._parser.read_whole(stray)  # one JSON object, an error or a page
         elif self._parser.finish_reason is None and not self.done:
-            msg = "its answer broke off before its end"
-            raise AnswerError(msg)
+            raise AnswerError("its answer broke off before its end")
         self._parser.check_answered()
 
     def _read(self, events: Iterator[tuple[str, str]]) -> Iterator[GenerationChunk]:
@@ -434,8 +433,7 @@ def _dumped(value: object) -> str:
 
 
 def _refuse(problem: str, sent: object) -> NoReturn:
-    msg = f"{problem}: {shortened(sent if isinstance(sent, str) else _dumped(sent))}"
-    raise AnswerError(msg)
+    raise AnswerError(f"{problem}: {shortened(sent if isinstance(sent, str) else _dumped(sent))}")
 
 
 def _string(value: object) -> str:

@@ -215,8 +215,7 @@ class OpenAIClients:
 
     def _check_open(self) -> None:
         if self._closed:
-            msg = f"the client of {self._base_url} was closed"
-            raise EngineClosedError(msg)
+            raise EngineClosedError(f"the client of {self._base_url} was closed")
 
 
 async def _closed_with_loop(client: openai.AsyncOpenAI) -> AsyncIterator[None]:

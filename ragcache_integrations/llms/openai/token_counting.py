@@ -31,11 +31,10 @@ def require_unicode(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        msg = (
+        raise ConfigurationError(
             f"the text holds a lone surrogate (U+{ord(text[error.start]):04X}) at position "
             f"{error.start}: it is no valid Unicode; decode its source with errors='replace'"
-        )
-        raise ConfigurationError(msg) from error
+        ) from error
     return text
 
 

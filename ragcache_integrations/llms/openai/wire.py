@@ -337,8 +337,7 @@ def _strict(tool: Tool) -> Tool:
     try:
         return replace(tool, parameters=strict_schema(tool.parameters, asked=True))
     except ConfigurationError as error:
-        msg = f"strict=True of the tool {tool.name}: {error}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"strict=True of the tool {tool.name}: {error}") from error
 
 
 def _content(parts: Sequence[Part], documents: bool) -> str | list[dict[str, Any]]:

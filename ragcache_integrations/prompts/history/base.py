@@ -162,8 +162,7 @@ class HistoryBase:
         count = parts["count_tokens"] or getattr(engine, "count_tokens", None)
         count = count or self._default_counter(llm)
         if not callable(count):
-            msg = "nothing counts tokens: pass llm=, engine= or count_tokens="
-            raise ConfigurationError(msg)
+            raise ConfigurationError("nothing counts tokens: pass llm=, engine= or count_tokens=")
         dialect = self._dialect_class(MessageCounter(count, engine), parts["pin"])
         return dialect, None if llm is None else self._model_class(llm, engine)
 

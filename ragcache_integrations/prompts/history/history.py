@@ -398,13 +398,12 @@ class ChatHistory(Generic[M]):
         if size > self._policy.budget:
             longest = max(new, key=lambda entry: entry.tokens, default=Entry(0, ""))
             pins = sum(entry.tokens for entry in entries if entry.pinned)
-            msg = (
+            raise ConfigurationError(
                 f"these messages leave {size} tokens that cannot be separated, and at most "
                 f"{self._policy.budget} of the budget of {self._settings.budget} are for messages; "
                 f"the longest has {longest.tokens}, of role {longest.role!r}, and pinned ones have "
                 f"{pins} together: shorten it, or raise the budget"
             )
-            raise ConfigurationError(msg)
         return planned
 
     def _write(self, write: Callable[[Sequence[M]], None], messages: Sequence[M]) -> None:

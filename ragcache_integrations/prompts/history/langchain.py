@@ -275,11 +275,10 @@ class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
         elif name.startswith("_") or name == "messages" or self._is_of_subclass(name):
             super().__setattr__(name, value)
         else:
-            msg = (
+            raise ConfigurationError(
                 f"{name!r} of a finished {type(self).__name__} cannot be assigned, only messages, "
                 f"{', '.join(PARTS)}: make another object over the same store"
             )
-            raise ConfigurationError(msg)
 
     def _is_of_subclass(self, name: str) -> bool:
         fixed = {"store", *self._arguments()}

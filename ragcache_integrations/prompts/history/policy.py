@@ -259,12 +259,11 @@ class HistorySettings:
         if summarises and self.summary_tokens and half:
             room -= self.summary_tokens + SUMMARY_MARKUP
             if 2 * room < self.budget:
-                msg = (
+                raise ConfigurationError(
                     f"summary_tokens must be at most {self.budget // 2 - SUMMARY_MARKUP}, to leave "
                     f"half of the budget of {self.budget} tokens to the messages, or 0 for no "
                     f"summaries; got {self.summary_tokens}"
                 )
-                raise ConfigurationError(msg)
         return Truncation(room, int(room * self.threshold) if half else room, half=half)
 
 

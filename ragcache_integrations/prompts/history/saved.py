@@ -180,8 +180,7 @@ class SavedConversation(Generic[M]):
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(str(part) for part in first["loc"])
-            msg = f"{DAMAGED}: {place or 'it'}: {first['msg']}"
-            raise ConfigurationError(msg) from error
+            raise ConfigurationError(f"{DAMAGED}: {place or 'it'}: {first['msg']}") from error
         except MALFORMED as error:
             msg = f"{DAMAGED}: a message cannot be read ({type(error).__name__})"
             raise ConfigurationError(msg) from error
@@ -238,11 +237,9 @@ def parse_saved(text: object) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        msg = f"{DAMAGED}: it is no JSON ({error})"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"{DAMAGED}: it is no JSON ({error})") from error
     if not isinstance(content, dict):
-        msg = f"{DAMAGED}: it is a {type(content).__name__}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{DAMAGED}: it is a {type(content).__name__}")
     return content
 
 
@@ -258,8 +255,7 @@ def check_saved(content: object, arguments: Mapping[str, Any]) -> dict[str, Any]
     """
     if not isinstance(content, Mapping) or not {"budget", "saved"} <= content.keys():
         held = sorted(map(str, content)) if isinstance(content, Mapping) else type(content).__name__
-        msg = f"{DAMAGED}: it must hold a budget and what was saved, got {held}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{DAMAGED}: it must hold a budget and what was saved, got {held}")
     if not isinstance(content["saved"], Mapping):
         msg = f"{DAMAGED}: saved must be a mapping, got {content['saved']!r:.100}"
         raise ConfigurationError(msg)
@@ -284,8 +280,7 @@ def check_parts(parts: Mapping[str, object], model: type) -> None:
         if name == "llm":
             check_type(name, part, model | None, f"of the class {model.__name__}")
         if name in {"count_tokens", "pin"} and not (part is None or callable(part)):
-            msg = f"{name} must be a function, got {type(part).__name__}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{name} must be a function, got {type(part).__name__}")
 
 
 def missing_parts(

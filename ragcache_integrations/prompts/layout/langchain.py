@@ -130,11 +130,10 @@ class RAGPromptTemplate(FixedSettings, BaseChatPromptTemplate):
         check_lifetime(cache_control)
         check_flag("documents_once", documents_once)
         if cache_control is not None and kwargs.get("document_blocks"):
-            msg = (
+            raise ConfigurationError(
                 "document_blocks are for ChatRAGCache and cache_control is for Anthropic's API: "
                 f"take one, got document_blocks=True and {cache_control=}"
             )
-            raise ConfigurationError(msg)
         bound = kwargs.get("partial_variables") or {}
         layout.check_bound(bound)
         history_variable = layout.history_variable

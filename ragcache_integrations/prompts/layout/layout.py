@@ -110,8 +110,7 @@ class PromptPart:
             raise ConfigurationError(msg)
         template = TextTemplate(self.template)
         if not template.text:
-            msg = f"the part {self.kind!r} is empty: leave it out"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"the part {self.kind!r} is empty: leave it out")
         if self.kind in {"query", "documents"} and not template.variables:
             msg = (
                 f"the {self.kind} must hold a variable such as {{question}}, got {template.text!r}"
@@ -390,11 +389,10 @@ class PromptLayout:
         """
         for name in sorted(self.fixed_variables & values.keys()):
             if callable(values[name]):
-                msg = (
+                raise ConfigurationError(
                     f"{name!r} is bound to a function, but its part must not change: "
                     'bind its value, or declare the part as changes="request"'
                 )
-                raise ConfigurationError(msg)
 
     def key_values(self, values: Mapping[str, object]) -> dict[str, object]:
         """Values for a prompt of which only the ``cache_key`` is needed.

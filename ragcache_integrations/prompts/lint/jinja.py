@@ -77,8 +77,7 @@ def jinja_pieces(text: str) -> list[TemplatePiece]:
         msg = f"the Jinja template cannot be read: {str(error)[:LONGEST_REASON]}"
         raise ConfigurationError(msg) from error
     except RecursionError as error:
-        msg = "the Jinja template is nested too deeply"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError("the Jinja template is nested too deeply") from error
 
 
 def _blocks(extension: Any, kinds: Any) -> type:

@@ -90,8 +90,7 @@ def lint_prompt(
             min_tokens=min_tokens,
         )
     if variables or lengths:
-        msg = "traffic has no variables: leave out variables= and lengths="
-        raise ConfigurationError(msg)
+        raise ConfigurationError("traffic has no variables: leave out variables= and lengths=")
     if not isinstance(source, list | tuple):
         msg = f"pass a template or a list of requests to lint, got a {type(source).__name__}"
         raise ConfigurationError(msg)

@@ -367,17 +367,16 @@ class _Assembler:
                 continue
             module = self._module(scope, child)
             if child.name in seen:
-                msg = f"{child.name!r} is imported twice"
-                raise markup_error(msg, child.where)
+                raise markup_error(f"{child.name!r} is imported twice", child.where)
             seen[child.name] = child
             if module.union is not None:
                 other = chosen.setdefault(module.union, child)
                 if other is not child:
-                    msg = (
+                    raise markup_error(
                         f"{other.name!r} and {child.name!r} are members of one union: import one "
-                        "of them"
+                        "of them",
+                        child.where,
                     )
-                    raise markup_error(msg, child.where)
             self._scopes.append(module)
             self._fill(module, child.arguments, child.where)
             children_of = list(self._resolve(module, child.children))
@@ -410,11 +409,11 @@ class _Assembler:
                 raise markup_error(msg, where)
             tokens = self._compiled.tokens(argument, where)
             if len(tokens) > len(slot):
-                msg = (
+                raise markup_error(
                     f"the argument {param!r} of {name} has {len(tokens)} tokens; "
-                    f"allowed: {len(slot)}"
+                    f"allowed: {len(slot)}",
+                    where,
                 )
-                raise markup_error(msg, where)
             self._compute(tokens, slot.start, scope.path or OWN_TEXT)
 
     # New text
@@ -434,20 +433,20 @@ class _Assembler:
             )
             before = scope.end if follower is None else follower.scope.start
             if follower is not None and name and before < after:
-                msg = (
+                raise markup_error(
                     f"text comes between {name!r} and {follower.scope.path!r}, which the schema "
-                    "has in the other order"
+                    "has in the other order",
+                    child.where,
                 )
-                raise markup_error(msg, child.where)
             tokens = self._compiled.tokens(child.text, child.where)
             start, longest = self._used.gap(after, before, len(tokens))
             if start is None:
-                msg = (
+                raise markup_error(
                     f"new text of {len(tokens)} tokens finds no room between positions {after} and "
                     f"{before}: at most {longest} are free in a row; leave out a module, put the "
-                    "text at the prompt's end, or add a param to the schema"
+                    "text at the prompt's end, or add a param to the schema",
+                    child.where,
                 )
-                raise markup_error(msg, child.where)
             self._compute(tokens, start)
             self._used.add(range(start, start + len(tokens)))
             after = start + len(tokens)
@@ -458,11 +457,11 @@ class _Assembler:
         roles += (item.role for item in tail if isinstance(item, Turn))
         markers = self._compiled.roles.markers(roles) if roles else ()
         if any(turn.markers != other for turn, other in zip(turns, markers, strict=False)):
-            msg = (
+            raise markup_error(
                 "the model's chat template writes the turns of these modules in another way when "
-                "others are left out: put such turns into the schema itself"
+                "others are left out: put such turns into the schema itself",
+                self._prompt.where,
             )
-            raise markup_error(msg, self._prompt.where)
         at = self._used.end
         following = iter(markers[len(turns) :])
         for number, item in enumerate(tail):
@@ -499,11 +498,11 @@ class _Assembler:
         parts = sorted([*parts, *self._fresh], key=_first)
         last = max(self._fresh, key=_last, default=None)
         if last is None or any(_last(part) > _last(last) for part in parts):
-            msg = (
+            raise markup_error(
                 "the prompt ends in a module, so there is nothing to compute an answer from: end "
-                "it with text, a turn, or an argument at the end of its last module"
+                "it with text, a turn, or an argument at the end of its last module",
+                self._prompt.where,
             )
-            raise markup_error(msg, self._prompt.where)
         parts.remove(last)
         return (*parts, last)
 

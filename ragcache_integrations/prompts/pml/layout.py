@@ -59,11 +59,10 @@ class Module:
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.positions):
-            msg = (
+            raise ConfigurationError(
                 f"module {self.name!r} has {len(self.token_ids)} tokens and "
                 f"{len(self.positions)} positions; allowed: one position per token, at least 1"
             )
-            raise ConfigurationError(msg)
         if self.positions[0] < 0 or any(
             after <= before
             for before, after in zip(self.positions, self.positions[1:], strict=False)

@@ -184,8 +184,7 @@ def attributes_of(element: Element, *names: str) -> tuple[str, ...]:
             raise markup_error(msg, element.where)
     for name in names:
         if not element.attributes.get(name, "").strip():
-            msg = f"<{element.tag}> needs the attribute {name!r}"
-            raise markup_error(msg, element.where)
+            raise markup_error(f"<{element.tag}> needs the attribute {name!r}", element.where)
     return tuple(element.attributes[name] for name in names)
 
 
@@ -214,11 +213,10 @@ def to_markup(text: str, *, attribute: bool = False) -> str:
     """
     bad = _UNWRITABLE.search(text)
     if bad is not None:
-        msg = (
+        raise MarkupError(
             f"a text holds U+{ord(bad[0]):04X} at position {bad.start()}, which markup cannot "
             "hold: keep the object, or drop the character"
         )
-        raise MarkupError(msg)
     return _keeping_spaces(text, _ESCAPED if attribute else _WRITTEN)
 
 
@@ -330,11 +328,9 @@ class _Reader:
         limits = self._limits
         self._elements += 1
         if self._elements > limits.elements:
-            msg = f"more than {limits.elements} elements"
-            raise markup_error(msg, where)
+            raise markup_error(f"more than {limits.elements} elements", where)
         if len(self._open) >= limits.depth:
-            msg = f"elements are nested more than {limits.depth} deep"
-            raise markup_error(msg, where)
+            raise markup_error(f"elements are nested more than {limits.depth} deep", where)
         attributes = dict(zip(pairs[::2], pairs[1::2], strict=True))
         for name in (tag, *attributes):
             if len(name) > limits.name:
@@ -347,11 +343,11 @@ class _Reader:
             raise markup_error(msg, where)
         for name, value in attributes.items():
             if len(value) > limits.value:
-                msg = (
+                raise markup_error(
                     f"the attribute {name!r} of <{tag}> has {len(value)} characters; "
-                    f"allowed: {limits.value}"
+                    f"allowed: {limits.value}",
+                    where,
                 )
-                raise markup_error(msg, where)
         self._open.append(_Open(tag, attributes, where, []))
 
     def _end(self, _tag: str) -> None:

@@ -56,8 +56,7 @@ class Text:
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
-            msg = f"text must be a string, got {type(self.text).__name__}"
-            raise markup_error(msg, self.where)
+            raise markup_error(f"text must be a string, got {type(self.text).__name__}", self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +75,11 @@ class Slot:
     def __post_init__(self) -> None:
         check_name(self.name, "param", self.where)
         if type(self.length) is not int or not 1 <= self.length <= MAX_SLOT:
-            msg = (
+            raise markup_error(
                 f"the len of param {self.name!r} must be a whole number of tokens "
-                f"from 1 to {MAX_SLOT}, got {self.length!r}"
+                f"from 1 to {MAX_SLOT}, got {self.length!r}",
+                self.where,
             )
-            raise markup_error(msg, self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +113,7 @@ class Union:
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", tuple(self.members))
         if not self.members or not all(isinstance(member, SchemaModule) for member in self.members):
-            msg = "a union holds modules, one or more, and nothing else"
-            raise markup_error(msg, self.where)
+            raise markup_error("a union holds modules, one or more, and nothing else", self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,18 +224,17 @@ class SchemaTree:
             msg = f"a scaffold names a module twice: {' '.join(members)}"
             raise markup_error(msg, scaffold.where)
         if len(members) < 2:  # noqa: PLR2004 - a set of one shares nothing
-            msg = "a scaffold needs two modules or more"
-            raise markup_error(msg, scaffold.where)
+            raise markup_error("a scaffold needs two modules or more", scaffold.where)
         chosen: dict[int, str] = {}
         for path in members:
             for union, member in known.get(path, {}).items():
                 other = chosen.setdefault(union, member)
                 if other != member:
-                    msg = (
+                    raise markup_error(
                         f"a scaffold holds {other!r} and {member!r}, two members of one union, "
-                        "which no prompt can import together"
+                        "which no prompt can import together",
+                        scaffold.where,
                     )
-                    raise markup_error(msg, scaffold.where)
 
 
 class _Check:
@@ -280,8 +277,7 @@ class _Check:
                         raise markup_error(msg, node.where)
                     self.scope(node.children, depth=depth + 1, in_turn=inside, path=end + 1)
                 case Turn() if inside:
-                    msg = f"<{node.role}> is within another turn"
-                    raise markup_error(msg, node.where)
+                    raise markup_error(f"<{node.role}> is within another turn", node.where)
                 case Text() | Turn():
                     pass
                 case _:
@@ -290,8 +286,7 @@ class _Check:
 
     def _once(self, name: str, seen: set[str], kind: str, where: Where | None) -> None:
         if name in seen:
-            msg = f"there are two {kind}s called {name!r} in one place"
-            raise markup_error(msg, where)
+            raise markup_error(f"there are two {kind}s called {name!r} in one place", where)
         seen.add(name)
 
 
@@ -307,11 +302,11 @@ def check_name(name: object, kind: str, where: Where | None = None) -> None:
         MarkupError: It is not a valid name.
     """
     if not isinstance(name, str) or len(name) > MAX_NAME or not _NAME.fullmatch(name):
-        msg = (
+        raise markup_error(
             f"the name of a {kind} begins with an ASCII letter or '_', followed by letters, "
-            f"digits, '.', '_' and '-', and has up to {MAX_NAME} characters; got {name!r:.200}"
+            f"digits, '.', '_' and '-', and has up to {MAX_NAME} characters; got {name!r:.200}",
+            where,
         )
-        raise markup_error(msg, where)
 
 
 def join_texts(children: Iterable[_Child]) -> tuple[_Child | Text, ...]:

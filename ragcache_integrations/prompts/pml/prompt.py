@@ -92,17 +92,17 @@ class Prompt:
                 case Turn():
                     turn = child
                     if not all(isinstance(part, Text) for part in child.children):
-                        msg = (
+                        raise markup_error(
                             f"<{child.role}> in a prompt contains only text: put imports before "
-                            "it, or the turn into the schema"
+                            "it, or the turn into the schema",
+                            child.where,
                         )
-                        raise markup_error(msg, child.where)
                 case Import() if turn is not None:
-                    msg = (
+                    raise markup_error(
                         f"<{child.name}> comes after <{turn.role}>: put imports before the turns "
-                        "of a prompt"
+                        "of a prompt",
+                        child.where,
                     )
-                    raise markup_error(msg, child.where)
                 case Import():
                     _check_depth(child)
                 case Text():
@@ -128,13 +128,11 @@ class Prompt:
         """
         root = parse_markup(text, limits=limits or DEFAULT_LIMITS, source=source)
         if root.tag != "prompt":
-            msg = f'expected <prompt schema="...">, found <{root.tag}>'
-            raise markup_error(msg, root.where)
+            raise markup_error(f'expected <prompt schema="...">, found <{root.tag}>', root.where)
         arguments = dict(root.attributes)
         schema = arguments.pop("schema", "")
         if not schema.strip():
-            msg = "<prompt> needs the attribute 'schema'"
-            raise markup_error(msg, root.where)
+            raise markup_error("<prompt> needs the attribute 'schema'", root.where)
         children = tuple(_read(item) for item in text_and_blocks(root.children, prompt=True))
         return cls(schema, children, arguments, root.where)
 
@@ -178,8 +176,7 @@ def _check_depth(import_: Import) -> None:
         ]
         if not level:
             return
-    msg = f"imports are nested more than {MAX_DEPTH} deep"
-    raise markup_error(msg, level[0].where)
+    raise markup_error(f"imports are nested more than {MAX_DEPTH} deep", level[0].where)
 
 
 def _read(item: Element | Characters) -> PromptNode:
@@ -190,11 +187,11 @@ def _read(item: Element | Characters) -> PromptNode:
         texts: list[Text] = []
         for child in text_and_blocks(item.children, prompt=True):
             if isinstance(child, Element):
-                msg = (
+                raise markup_error(
                     f"<{item.tag}> in a prompt contains only text, found <{child.tag}>: put "
-                    "imports before it, or the turn into the schema"
+                    "imports before it, or the turn into the schema",
+                    child.where,
                 )
-                raise markup_error(msg, child.where)
             texts.append(Text(child.text, child.where))
         return Turn(item.tag, tuple(texts), item.where)
     return _import(item)
@@ -227,8 +224,7 @@ def _node(node: object) -> str:
             return _element_markup(node.role, "", node.children)
         case Text():
             return to_markup(node.text)
-    msg = f"a prompt holds imports, text and turns, got {node!r}"
-    raise MarkupError(msg)
+    raise MarkupError(f"a prompt holds imports, text and turns, got {node!r}")
 
 
 def _element_markup(tag: str, attributes: str, children: Sequence[object]) -> str:

@@ -92,8 +92,7 @@ class Schema(SchemaTree):
         """
         root = parse_markup(text, limits=limits or DEFAULT_LIMITS, source=source)
         if root.tag != "schema":
-            msg = f'expected <schema name="...">, found <{root.tag}>'
-            raise markup_error(msg, root.where)
+            raise markup_error(f'expected <schema name="...">, found <{root.tag}>', root.where)
         (name,) = attributes_of(root, "name")
         scaffolds = [child for child in root.children if _is_scaffold(child)]
         others = [child for child in root.children if not _is_scaffold(child)]
@@ -152,11 +151,9 @@ def _element(element: Element) -> Node:
             attributes_of(element)
             return Turn(role, _children(element.children, turn=True), element.where)
         case "scaffold":
-            msg = "put <scaffold> directly into <schema>"
-            raise markup_error(msg, element.where)
+            raise markup_error("put <scaffold> directly into <schema>", element.where)
         case tag:
-            msg = f"a schema has no <{tag}>{name_hint(tag, _TAGS)}"
-            raise markup_error(msg, element.where)
+            raise markup_error(f"a schema has no <{tag}>{name_hint(tag, _TAGS)}", element.where)
 
 
 def _slot(element: Element) -> Slot:

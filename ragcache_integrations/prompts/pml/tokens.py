@@ -124,11 +124,10 @@ class ChatRoles:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         if not has_chat_template(tokenizer):
-            msg = (
+            raise ConfigurationError(
                 "this tokenizer has no chat template, so <system>, <user> and <assistant> mean "
                 "nothing to its model: set tokenizer.chat_template, or write turns as text"
             )
-            raise ConfigurationError(msg)
         self._tokenizer = tokenizer
         self._markers: dict[tuple[Role, ...], tuple[Markers, ...]] = {(): ()}
 
@@ -149,8 +148,7 @@ class ChatRoles:
                 order than turn by turn.
         """
         if len(roles) > MAX_TURNS:
-            msg = f"{len(roles)} turns; allowed: {MAX_TURNS}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{len(roles)} turns; allowed: {MAX_TURNS}")
         whole = tuple(roles)
         for count in range(1, len(whole) + 1):
             turns = whole[:count]

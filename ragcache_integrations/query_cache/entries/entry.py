@@ -295,8 +295,7 @@ def check_candidates(
     """
     checked = tuple(candidates)
     if [candidate for candidate in checked if not isinstance(candidate, Candidate)]:
-        msg = f"candidates must be Candidate objects, got {candidates!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"candidates must be Candidate objects, got {candidates!r}")
     if not checked and not complete:
         msg = "an entry without candidates answers nothing, unless it is complete"
         raise ConfigurationError(msg)

@@ -81,8 +81,7 @@ class Budget:
         """
         left = self.deadline - time.monotonic()
         if left <= 0:
-            msg = "the operation took too long"
-            raise TimeoutError(msg)
+            raise TimeoutError("the operation took too long")
         return left
 
     def take(self, count: int) -> None:
@@ -93,8 +92,7 @@ class Budget:
         """
         self._bytes -= count
         if self._bytes < 0:
-            msg = f"the server sends more than {LARGEST_ANSWER} bytes"
-            raise ConnectionError(msg)
+            raise ConnectionError(f"the server sends more than {LARGEST_ANSWER} bytes")
 
     @contextmanager
     def spending(self) -> Iterator[None]:
@@ -317,11 +315,9 @@ def check_reply(numbers: Iterable[object], texts: Iterable[object]) -> None:
         TypeError, ValueError: A number is no count, or a text is not of bytes.
     """
     if not all(type(number) is int and 0 <= number < _LARGEST_NUMBER for number in numbers):
-        msg = "numbers must be those of a server's script"
-        raise ValueError(msg)
+        raise ValueError("numbers must be those of a server's script")
     if not all(type(text) is bytes for text in texts):
-        msg = "texts must be bytes"
-        raise TypeError(msg)
+        raise TypeError("texts must be bytes")
 
 
 class UnreachableError(Exception):

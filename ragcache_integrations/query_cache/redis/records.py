@@ -212,11 +212,9 @@ def _document(
     document_id: object, fingerprint: object, score: object
 ) -> tuple[str, str, float | None]:
     if not _is_text(document_id) or not _is_text(fingerprint):
-        msg = "ids and fingerprints must be text"
-        raise TypeError(msg)
+        raise TypeError("ids and fingerprints must be text")
     if score is not None and type(score) not in {float, int}:
-        msg = "a score must be a number"
-        raise TypeError(msg)
+        raise TypeError("a score must be a number")
     return document_id, fingerprint, None if score is None else as_number(score)
 
 
@@ -286,8 +284,7 @@ def _part(
     centers: Vectors, marks: object, ids: object, before: object, distance: object = None
 ) -> Part:
     if before is not None and type(before) is not int:
-        msg = "a moment must be a whole number"
-        raise TypeError(msg)
+        raise TypeError("a moment must be a whole number")
     near = None
     if distance is not None:
         reach = as_number(distance)
@@ -301,6 +298,5 @@ def _part(
 
 def _texts(value: object) -> list[str]:
     if not isinstance(value, list) or not all(map(_is_text, value)):
-        msg = "ids must be a list of text"
-        raise TypeError(msg)
+        raise TypeError("ids must be a list of text")
     return value

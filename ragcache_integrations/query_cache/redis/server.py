@@ -54,17 +54,15 @@ def shared_settings(**arguments: Any) -> Settings:
         msg = "tolerance must be a number for a shared cache, got 'auto': it is not learnt together"
         raise ConfigurationError(msg)
     if not isinstance(arguments["tag"], str) or not arguments["tag"]:
-        msg = (
+        raise ConfigurationError(
             "tag must name the embedding model and the store, the same in all processes that share "
             f"the cache and another in all others, got {arguments['tag']!r}"
         )
-        raise ConfigurationError(msg)
     if arguments["metric"] == "ip" and arguments["guarantee"] is not None:
-        msg = (
+        raise ConfigurationError(
             f"guarantee={arguments['guarantee']!r} cannot be given by a shared cache under "
             "metric='ip': no process knows the longest vector that another one adds"
         )
-        raise ConfigurationError(msg)
     return Settings(
         capacity=1,  # of a bucket there is bucket_capacity
         index="lsh",
@@ -130,8 +128,7 @@ class RedisServer:
         for name in ("timeout", "connect_timeout", "change_timeout", "retry_after"):
             check_number(name, getattr(self, name), 0, above=True, unit="seconds")
         if not isinstance(self.prefix, str) or set(self.prefix) & set("{}"):
-            msg = f"prefix must be a string without braces, got {self.prefix!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"prefix must be a string without braces, got {self.prefix!r}")
 
     def __repr__(self) -> str:
         return f"RedisServer({self.where!r}, cluster={self.cluster})"

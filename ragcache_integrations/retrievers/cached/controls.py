@@ -130,11 +130,10 @@ class CacheControls:
         if changed is None:
             return wired
         if wired.core.caches.shared:
-            msg = (
+            raise ConfigurationError(
                 f"{changed} has changed since the retriever was made, and the answers in Redis are "
                 "those of before: make a new retriever with another tag"
             )
-            raise ConfigurationError(msg)
         logger.warning(
             "%s has changed since the retriever was made: answers from before are not used, and "
             "changes are followed through what is there now; attach() others again",
@@ -378,10 +377,8 @@ class CacheControls:
 def _check_ids(ids: object) -> list[str | int]:
     """Return ids as a list. Ids of another type would be those of no document."""
     if isinstance(ids, str):
-        msg = f"ids must be several ids, got one text: {ids!r:.100}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"ids must be several ids, got one text: {ids!r:.100}")
     listed = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, bytes) else None
     if listed is None or not all(isinstance(name, str) or is_whole(name) for name in listed):
-        msg = f"ids must be several strings, got {ids!r:.100}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"ids must be several strings, got {ids!r:.100}")
     return listed

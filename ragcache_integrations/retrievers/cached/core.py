@@ -278,8 +278,7 @@ class RetrieverCore(Generic[T]):
             marks.append(namespace_mark(namespace))
         spelt = None if ids is None else self._source.spell_ids(ids)
         if spelt is None and not all(isinstance(name, str) for name in ids or ()):
-            msg = f"ids must be several strings, got {ids!r:.100}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"ids must be several strings, got {ids!r:.100}")
         cache = self.caches.to_tell(None)
         if cache is None:
             return
@@ -316,8 +315,7 @@ class RetrieverCore(Generic[T]):
         """
         cache = self.caches.current
         if cache is None:
-            msg = "there is nothing to save before the first question"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("there is nothing to save before the first question")
         in_memory(cache).save(path, encode=self._source.encode, store_tag=store_tag)
 
     def load(self, path: str | PathLike[str], *, store_tag: str = "") -> Flow[int]:
@@ -590,8 +588,7 @@ class RetrieverCore(Generic[T]):
         finally:  # all of it is one call of the store
             self._tally.add(store_calls=1, store_seconds=elapsed)
         if stage is None:
-            msg = "the search ended without a final stage"
-            raise RuntimeError(msg)
+            raise RuntimeError("the search ended without a final stage")
         candidates = yield Step(partial(self._searcher.remember, question, stage.documents, count))
         retrieval = self._finish(question, candidates, "led")
         return replace(stage, documents=tuple(retrieval.documents), trace=retrieval.trace)

@@ -266,8 +266,7 @@ def in_memory(cache: AnyCache[T]) -> QueryCache[T]:
     """
     if isinstance(cache, QueryCache):
         return cache
-    msg = "a shared cache is neither saved nor loaded: Redis has it"
-    raise ConfigurationError(msg)
+    raise ConfigurationError("a shared cache is neither saved nor loaded: Redis has it")
 
 
 def why_unranked(facts: StoreFacts) -> str:
@@ -291,22 +290,20 @@ def _rerank_factor(knobs: CacheKnobs, facts: StoreFacts) -> int:
     if knobs.rerank_factor is None:
         return 1 if facts.vectors is None else RERANK_FACTOR
     if knobs.rerank_factor > 1 and facts.vectors is None:
-        msg = (
+        raise ConfigurationError(
             f"rerank_factor={knobs.rerank_factor} cannot be honoured: {why_unranked(facts)}. For a "
             "store that is searched by similarity, vectors='embed' embeds them"
         )
-        raise ConfigurationError(msg)
     return knobs.rerank_factor
 
 
 def _check_shared(knobs: CacheKnobs, documents: object) -> None:
     """Check that a cache can be shared."""
     if documents is None:
-        msg = (
+        raise ConfigurationError(
             "cache= needs what gives its documents by id, as other processes share ids only: a "
             "LangChain store with get_by_ids, or a LlamaIndex index; not just any retriever"
         )
-        raise ConfigurationError(msg)
     if knobs.vectors == "embed":
         msg = "vectors='embed' cannot go with cache=: other processes have no vectors"
         raise ConfigurationError(msg)
@@ -325,8 +322,7 @@ def _has_other_length(query: NDArray[np.float32]) -> bool:
 
 def _metric(metric: Metric | None, store: Metric | None) -> Metric:
     if metric is not None and store is not None and metric != store:
-        msg = f"metric={metric!r} was given, but the store ranks by {store!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"metric={metric!r} was given, but the store ranks by {store!r}")
     return metric or store or "l2"
 
 
@@ -335,43 +331,38 @@ def _check_noticed(knobs: CacheKnobs, facts: StoreFacts) -> None:
     if knobs.version is not None:
         return
     if facts.outside and not knobs.sole_writer:
-        msg = (
+        raise ConfigurationError(
             f"guarantee={knobs.guarantee!r} over a store that others can write to needs to know of "
             "it: version=, a function that returns another value once the store has changed, or "
             "sole_writer=True, if nobody else does"
         )
-        raise ConfigurationError(msg)
     if not knobs.follow_changes:
-        msg = (
+        raise ConfigurationError(
             f"guarantee={knobs.guarantee!r} with follow_changes=False needs to know of changes: "
             "version=, a function that returns another value once the store has changed (and the "
             "same one if it never does)"
         )
-        raise ConfigurationError(msg)
 
 
 def _is_exact(knobs: CacheKnobs, facts: StoreFacts) -> bool:
     """Return whether the store's search is exact; see that it carries what is asked for."""
     if facts.inexact and knobs.exact_search:
-        msg = f"exact_search=True was given, but {facts.doubt}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"exact_search=True was given, but {facts.doubt}")
     if knobs.vectors == "embed" and knobs.guarantee is not None:
-        msg = (
+        raise ConfigurationError(
             f"guarantee={knobs.guarantee!r} needs the store's own vectors, which those of "
             "vectors='embed' need not be"
         )
-        raise ConfigurationError(msg)
     exact = facts.exact if knobs.exact_search is None else knobs.exact_search
     if knobs.guarantee is None:
         return exact
     _check_noticed(knobs, facts)
     if exact and facts.vectors is not None:
         if _metric(knobs.metric, facts.metric) == "ip" and facts.lengths is None:
-            msg = (
+            raise ConfigurationError(
                 f"guarantee={knobs.guarantee!r} by inner products needs the length of the longest "
                 "document vector, which this store does not report"
             )
-            raise ConfigurationError(msg)
         return exact
     doubts = [] if facts.vectors is not None else ["the documents' vectors cannot be read"]
     if knobs.exact_search is False:

@@ -276,8 +276,7 @@ def _unread(ids: Sequence[str]) -> NoReturn:
     Raises:
         VectorsPendingError: Always.
     """
-    msg = f"the vectors of {len(ids)} documents are computed from their texts"
-    raise VectorsPendingError(msg)
+    raise VectorsPendingError(f"the vectors of {len(ids)} documents are computed from their texts")
 
 
 class DocumentEmbedder(Generic[T]):

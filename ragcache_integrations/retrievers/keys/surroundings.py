@@ -99,11 +99,10 @@ def check_ignores(value: object) -> frozenset[str]:
         place = next((place for place in _PLACES if name.startswith(place)), None)
         if place is not None:
             plain = name.rpartition(".")[2] if place == "variable." else name[len(place) :]
-            msg = (
+            raise ConfigurationError(
                 f"ignores takes names without their place, got {shortened(name)!r}; "
                 f"did you mean {shortened(plain)!r}?"
             )
-            raise ConfigurationError(msg)
     return names
 
 

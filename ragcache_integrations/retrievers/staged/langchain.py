@@ -101,8 +101,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         super().model_post_init(context)
         embeddings = self.embedding_model
         if embeddings is None:
-            msg = "embeddings are needed: there are none to take from a store"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("embeddings are needed: there are none to take from a store")
         # Not self: the core would keep it alive in a cycle, and its threads with it.
         # k and filter are part of each question.
         knobs = StagedKnobs(plan=self.plan, embedding_memo=self.embedding_memo)
@@ -301,8 +300,7 @@ def _source(
         find: Callable[[str], Document | None] = documents.get
     else:
         if documents is not None:
-            msg = "documents are for an index; a vectorstore has its own"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("documents are for an index; a vectorstore has its own")
         searched, find = _of_store(store)
         normalised = bool(getattr(store, "_normalize_L2", False))  # LangChain has no public name
     return StagedSource(

@@ -107,8 +107,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         # Indexes do not show their embedding model in public.
         model = embed_model or getattr(index, "_embed_model", None)
         if not isinstance(model, BaseEmbedding):
-            msg = f"embed_model must be a BaseEmbedding, got {model!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"embed_model must be a BaseEmbedding, got {model!r}")
         self._index = index
         self._nodes = nodes
         self._embed_model = model  # where LlamaIndex's own retrievers have theirs
@@ -303,8 +302,7 @@ def _index_and_finder(
         msg = f"index must be a VectorStoreIndex over FAISS or a StagedIndex, got {kind}"
         raise ConfigurationError(msg)
     if nodes is not None:
-        msg = "nodes are for a StagedIndex; a VectorStoreIndex has its own"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("nodes are for a StagedIndex; a VectorStoreIndex has its own")
 
     def find(node_id: str) -> BaseNode | None:
         return index.docstore.get_node(node_id, raise_error=False)

@@ -170,8 +170,7 @@ class MappedVectors:
         by_id = self._read(ids) if ids else {}
         missing = next((document_id for document_id in ids if document_id not in by_id), None)
         if missing is not None:
-            msg = f"document {missing!r} has no vector in the store"
-            raise LookupError(msg)
+            raise LookupError(f"document {missing!r} has no vector in the store")
         vectors: NDArray[np.float64] = np.array([by_id[name] for name in ids], dtype=np.float64)
         directed = vectors.any(axis=1) if ids else vectors
         if not directed.all():

@@ -164,11 +164,10 @@ class FaissVectors:
             mapping = self._ids()
             size = self._index.ntotal
             if size != len(mapping):
-                msg = (
+                raise LookupError(
                     f"the FAISS index holds {size} vectors for {len(mapping)} documents: which is "
                     "whose is not known"
                 )
-                raise LookupError(msg)
             positions = self._find(ids, mapping)
             vectors = self._read(positions)
             # Deletions move vectors. One that came between would have been read for another's.
@@ -214,8 +213,7 @@ class FaissVectors:
         try:
             return np.asarray(self._index.reconstruct_batch(np.array(positions, dtype=np.int64)))
         except RuntimeError as error:  # FAISS raises nothing more special
-            msg = f"the FAISS index cannot reconstruct its vectors: {error}"
-            raise LookupError(msg) from error
+            raise LookupError(f"the FAISS index cannot reconstruct its vectors: {error}") from error
 
     def _follow(self, mapping: Mapping[Any, str]) -> None:
         if self._mapped is not mapping or len(mapping) < self._mapped_size:
@@ -231,8 +229,7 @@ class FaissVectors:
     def _position(self, document_id: str) -> int:
         position = self._positions.get(document_id, _UNKNOWN)
         if position in {_UNKNOWN, _SEVERAL}:
-            msg = f"document {document_id!r} has {position} in the FAISS index"
-            raise LookupError(msg)
+            raise LookupError(f"document {document_id!r} has {position} in the FAISS index")
         return int(position)
 
 
@@ -312,11 +309,10 @@ def _names(index: Any, ids: Mapping[Any, str]) -> list[str]:
     numbers = faiss.vector_to_array(inner.id_map).tolist() if mapped else range(index.ntotal)
     if len(by_number) == len(numbers) and all(number in by_number for number in numbers):
         return [by_number[number] for number in numbers]
-    msg = (
+    raise ConfigurationError(
         f"the store's FAISS index holds {index.ntotal} vectors for {len(by_number)} documents, and "
         "which is whose is not known: rebuild it"
     )
-    raise ConfigurationError(msg)
 
 
 def _make_index(
@@ -325,9 +321,8 @@ def _make_index(
     try:
         return StagedIndex(index, names, metadata=metadata)
     except ConfigurationError as error:
-        msg = (
+        raise ConfigurationError(
             f"the store's FAISS index cannot be searched in stages: {error}. Where documents were "
             "deleted from an IVF index through the store, which renumbers the others as FAISS "
             "does not, rebuild it"
-        )
-        raise ConfigurationError(msg) from error
+        ) from error

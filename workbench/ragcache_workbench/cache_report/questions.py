@@ -106,11 +106,10 @@ def read_questions(path: Path) -> Log[LoggedQuestion]:
     log = read_log(path, questions_of)
     if len(log) < LEAST_QUESTIONS:
         why = f"; {log.skipped} entries were skipped: {log.remarks[0]}" if log.remarks else ""
-        msg = (
+        raise ConfigurationError(
             f"{path} has {len(log)} usable questions, and a report needs at least "
             f"{LEAST_QUESTIONS}{why}"
         )
-        raise ConfigurationError(msg)
     if all(question.time is not None for question in log):
         log.sort(key=lambda question: question.time or datetime.max.replace(tzinfo=UTC))
     return log
@@ -120,8 +119,7 @@ def _requested(value: object, where: str) -> list[LoggedQuestion]:
     """Return the questions of a recorded request."""
     requests = recorded_requests(value, where)
     if not requests or any(request.token_ids for request in requests):
-        msg = f"{where} has no question as text"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{where} has no question as text")
     around = value if isinstance(value, Mapping) else {}
     answer = None
     if len(requests) == 1:
@@ -169,8 +167,7 @@ def _question(
     entry: Mapping[str, Any], text: object, scope: str, answer: str | None
 ) -> LoggedQuestion:
     if not isinstance(text, str) or not text.strip():
-        msg = "a question must be a text that is not empty"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("a question must be a text that is not empty")
     if len(text) > MAX_QUESTION:
         msg = f"a question must have at most {MAX_QUESTION:,} characters, got {len(text):,}"
         raise ConfigurationError(msg)
@@ -194,8 +191,7 @@ def _answer(answer: object) -> str | None:
     if answer is None:
         return None
     if not isinstance(answer, str):
-        msg = f"an answer must be a text, got a {type(answer).__name__}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"an answer must be a text, got a {type(answer).__name__}")
     return content_id(plain_answer(answer))
 
 
@@ -203,8 +199,7 @@ def _documents(documents: object) -> frozenset[tuple[Hashable, str | None]] | No
     if documents is None:
         return None
     if not isinstance(documents, list) or len(documents) > MAX_DOCUMENTS:
-        msg = f"documents must be a list of at most {MAX_DOCUMENTS:,}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"documents must be a list of at most {MAX_DOCUMENTS:,}")
     return frozenset(map(_document, documents))
 
 
@@ -244,8 +239,7 @@ def _time(value: object) -> datetime | None:
             return datetime.fromtimestamp(value, UTC)
     except (ValueError, OverflowError, OSError):
         pass
-    msg = "a time must be in ISO 8601, or in seconds since 1970"
-    raise ConfigurationError(msg)
+    raise ConfigurationError("a time must be in ISO 8601, or in seconds since 1970")
 
 
 def _amount(entry: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
@@ -256,6 +250,5 @@ def _amount(entry: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
     if value is None:
         return None
     if not is_number(value) or not 0 <= value <= MOST:
-        msg = f"{names[0]} must be a number from 0 to {MOST:,}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{names[0]} must be a number from 0 to {MOST:,}")
     return float(value)

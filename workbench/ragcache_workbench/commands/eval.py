@@ -85,8 +85,7 @@ def read_options(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str,
             continue
         part = chosen[name]
         if name in knobs:
-            msg = f"{name} must be given once, by --{name} or otherwise"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{name} must be given once, by --{name} or otherwise")
         # A server's names may have colons, too.
         if name != "model" or not is_served:
             part = _part(f"--{name}", part)
@@ -111,8 +110,7 @@ def _eval(options: argparse.Namespace) -> None:
         name, values = parse_sweep(text)
         is_given = name in knobs or (name in PARTS and name in others)
         if is_given or name in sweep:
-            msg = f"{name} must be given once, by --sweep or otherwise"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{name} must be given once, by --sweep or otherwise")
         sweep[name] = values
     console = Console()
     command = shlex.join(["ragcache", *options.typed])
@@ -138,6 +136,5 @@ def _part(flag: str, value: str | None) -> Any:
         return value
     made = imported(f"{module}:{name}", f"{flag} {value} names no function that can be imported")
     if not callable(made):
-        msg = f"{flag} {value} must name a function, got {type(made).__name__}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{flag} {value} must name a function, got {type(made).__name__}")
     return made

@@ -75,8 +75,7 @@ def imported(source: str, problem: str) -> Any:
         for attribute in name.split("."):
             member = getattr(member, attribute)
     except (Exception, SystemExit) as error:  # the module is the user's and may do anything
-        msg = f"{problem} ({type(error).__name__}: {error})"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"{problem} ({type(error).__name__}: {error})") from error
     return member
 
 

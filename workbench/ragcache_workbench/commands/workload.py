@@ -36,8 +36,7 @@ def _profile(measure: Command, options: argparse.Namespace) -> int | None:
         "--requests-per-day belongs to": options.requests_per_day,
     }.items():
         if value is not None:
-            msg = f"{option} a workload: name one with --workload"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{option} a workload: name one with --workload")
     return measure(options)
 
 

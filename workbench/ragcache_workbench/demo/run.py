@@ -315,8 +315,7 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
             theirs = stock.result()
         except Exception as error:
             words = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-            msg = f"stock vLLM did not start: {error}\n{words}"
-            raise EngineStartError(msg) from error
+            raise EngineStartError(f"stock vLLM did not start: {error}\n{words}") from error
         yield _Ground(corpus, embeddings, theirs, ours)
 
 

@@ -55,8 +55,7 @@ def zipf_stream(
         ConfigurationError: There are no questions, or a number is out of its range.
     """
     if not questions:
-        msg = "a stream needs at least one question, got none"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("a stream needs at least one question, got none")
     check_int("length", length, 1)
     check_number("exponent", exponent, 0)
     check_number("rephrased_share", rephrased_share, 0, 1)

@@ -135,11 +135,10 @@ class Answerer:
         self._synthesis = SynthesisSettings(max_tokens=max_tokens)
         self._known = model.answers if settings.answer_once else None
         if self._known is not None and model.reuses_anywhere:
-            msg = (
+            raise ConfigurationError(
                 "answer_once needs a model with reuse='prefix', got one with 'anywhere': its "
                 "answers depend on what came before"
             )
-            raise ConfigurationError(msg)
         self._adaptive = self._pipeline(settings) if settings.synthesis == "adaptive" else None
 
     def _pipeline(self, settings: EvalSettings) -> AdaptivePipeline:

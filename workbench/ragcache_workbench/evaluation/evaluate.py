@@ -211,11 +211,10 @@ async def aevaluate_configurations(
 
 def _check_synthesis(settings: EvalSettings, dataset: EvalDataset) -> None:
     if dataset.chooses:
-        msg = (
+        raise ConfigurationError(
             f"synthesis={settings.synthesis!r} is for free answers: it would not show the options "
             f"of {dataset.name!r}, whose answers are one of them"
         )
-        raise ConfigurationError(msg)
 
 
 def run_name(settings: EvalSettings, swept: Sequence[str] = (), label: str = "") -> str:
@@ -397,11 +396,10 @@ def _check_answered(records: Sequence[Record], plan: Plan) -> None:
         question = plan.questions[expected.question].id
         if (record.question, record.text) != (question, expected.text):
             got = f"one of {record.question!r}" if record.question != question else "other words"
-            msg = (
+            raise ConfigurationError(
                 f"record {record.number} must be of question {question!r}, got {got}: the run is "
                 "damaged. Start over with --fresh, or name another --out"
             )
-            raise ConfigurationError(msg)
 
 
 async def _warm_up(plan: Plan) -> None:

@@ -72,11 +72,10 @@ def check_rephraser(plan: Plan) -> None:
         ConfigurationError: It has random weights.
     """
     if plan.model.random_weights:
-        msg = (
+        raise ConfigurationError(
             "rephrasing='model' needs a model that answers, and this one has random weights: name "
             "a model, or take one of the kinds of rules, such as rephrasing='medium'"
         )
-        raise ConfigurationError(msg)
 
 
 async def rephrased_by_model(plan: Plan, folder: Path, *, show_progress: bool = False) -> Plan:

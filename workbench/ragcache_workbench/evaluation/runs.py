@@ -205,25 +205,21 @@ def compare(
     """
     loaded = [run if isinstance(run, EvalRun) else EvalRun.load(run) for run in runs]
     if len(loaded) < 2:  # noqa: PLR2004 - with one there is nothing to compare
-        msg = f"a comparison needs at least 2 runs, got {len(loaded)}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"a comparison needs at least 2 runs, got {len(loaded)}")
     if not 0 <= baseline < len(loaded):
-        msg = f"baseline must be from 0 to {len(loaded) - 1}, got {baseline}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"baseline must be from 0 to {len(loaded) - 1}, got {baseline}")
     base = loaded[baseline]
     for other in loaded:
         if other.config["workload"] != base.config["workload"]:
-            msg = (
+            raise ConfigurationError(
                 f"{other.path} and {base.path} do not have the same questions: pairs need the "
                 "same data, sample, workload and seed"
             )
-            raise ConfigurationError(msg)
     others = [other for place, other in enumerate(loaded) if place != baseline]
     known = sorted({*answer_scores(loaded), *map(_full_name, _OF_ALL)})
     unknown = sorted(set(metrics or ()) - set(known))
     if unknown:
-        msg = f"metrics must be among {', '.join(known)}, got {unknown[0]!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"metrics must be among {', '.join(known)}, got {unknown[0]!r}")
     comparisons = (
         _compare(base, other, metric, seed)
         for other in others

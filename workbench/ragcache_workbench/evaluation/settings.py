@@ -88,8 +88,7 @@ _MOST = 2**53
 
 def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str) or not value.strip():
-        msg = f"{name} must be a text that is not empty, got {value!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{name} must be a text that is not empty, got {value!r}")
 
 
 def _check_whole(name: str, value: object, low: int = 1, *, also: str = "") -> None:
@@ -420,8 +419,7 @@ def parse_sweep(text: str) -> tuple[str, tuple[Any, ...]]:
     name, mark, listed = text.partition("=")
     name = name.strip().replace("-", "_")
     if not mark:
-        msg = f"write a knob as name=value, or name=value,value, got {text!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"write a knob as name=value, or name=value,value, got {text!r}")
     if name not in KNOBS:
         raise _unknown(name, KNOBS)
     words = [word.strip() for word in listed.split(",")]
@@ -452,8 +450,7 @@ def grid(
         if name not in KNOBS:
             raise _unknown(name, KNOBS)
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            msg = f"{name} must have a list of values, got {values!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{name} must have a list of values, got {values!r}")
     if math.prod(map(len, swept.values())) > MAX_SWEEP:
         msg = f"a sweep may have {MAX_SWEEP} configurations, got more: {json.dumps(swept)}"
         raise ConfigurationError(msg)

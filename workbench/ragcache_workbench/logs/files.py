@@ -101,8 +101,7 @@ class Log(list[E]):
         for entry in entries:
             self._room -= len(entry.text)
             if self._room < 0 or len(self) >= MAX_REQUESTS:
-                msg = f"at most {MAX_REQUESTS} are, of {MAX_TEXT} characters together"
-                raise _Full(msg)
+                raise _Full(f"at most {MAX_REQUESTS} are, of {MAX_TEXT} characters together")
             self.append(entry)
 
     def skip(self, reason: str) -> None:
@@ -152,13 +151,11 @@ def read_log(path: Path, read: Callable[[object, str], Iterable[E]]) -> Log[E]:
         log.remarks.append(f"only the first {len(log)} requests are read: {full}")
     except _READ_ERRORS as error:
         if not log:
-            msg = f"cannot read {path}: {error}"
-            raise ConfigurationError(msg) from error
+            raise ConfigurationError(f"cannot read {path}: {error}") from error
         log.skip(f"the file cannot be read to its end: {error}")
     if not log:
         reason = log.remarks[0] if log.remarks else "it is empty"
-        msg = f"{path} holds no request that can be read: {reason}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{path} holds no request that can be read: {reason}")
     return log
 
 
@@ -172,14 +169,11 @@ def read_text(path: Path) -> str:
         with _open(path) as file:
             text = file.read(MAX_LINE + 1)
     except _READ_ERRORS as error:
-        msg = f"cannot read {path}: {error}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"cannot read {path}: {error}") from error
     if len(text) > MAX_LINE:
-        msg = f"{path} must have at most {MAX_LINE} characters"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{path} must have at most {MAX_LINE} characters")
     if not _is_unicode(text):
-        msg = f"cannot read {path}: it is not UTF-8"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"cannot read {path}: it is not UTF-8")
     return text
 
 
@@ -284,8 +278,7 @@ def _entries(text: str, log: Log[Any]) -> Iterator[object]:
             position = match.end() if match else len(text)
             continue
         except RecursionError as error:
-            msg = "it is nested too deeply"
-            raise ValueError(msg) from error
+            raise ValueError("it is nested too deeply") from error
         items = export_entries(value)
         yield from [value] if items is None else items
         position = _next_value(text, position)
@@ -310,8 +303,7 @@ def _lines(file: io.TextIOWrapper) -> Iterator[tuple[int, str | None]]:
             if read > MAX_READ:
                 break
         if read > MAX_READ:
-            msg = f"at most {MAX_READ} characters of a file are read"
-            raise _Full(msg)
+            raise _Full(f"at most {MAX_READ} characters of a file are read")
 
 
 def _parse(text: str) -> Any:
@@ -321,20 +313,17 @@ def _parse(text: str) -> Any:
         ValueError: The text is no JSON, has too many values, or is nested too deeply.
     """
     if not _is_unicode(text):
-        msg = "it is not UTF-8"
-        raise ValueError(msg)
+        raise ValueError("it is not UTF-8")
     _check_size(text)
     try:
         return json.loads(text)
     except RecursionError as error:
-        msg = "it is nested too deeply"
-        raise ValueError(msg) from error
+        raise ValueError("it is nested too deeply") from error
 
 
 def _check_size(text: str) -> None:
     if sum(map(text.count, "[{,")) > MAX_VALUES:
-        msg = f"it has more than {MAX_VALUES} values"
-        raise ValueError(msg)
+        raise ValueError(f"it has more than {MAX_VALUES} values")
 
 
 def _is_unicode(text: str) -> bool:

@@ -107,8 +107,7 @@ def text_of(content: object, where: str, depth: int = 0) -> str:
         ConfigurationError: It is neither text nor blocks, or nested too deeply.
     """
     if depth > MAX_DEPTH:
-        msg = f"{where}: content must be nested at most {MAX_DEPTH} levels deep"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{where}: content must be nested at most {MAX_DEPTH} levels deep")
     if content is None:
         return ""
     if isinstance(content, str):
@@ -149,8 +148,7 @@ def dump_json(value: object, where: str) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)
     except (ValueError, RecursionError) as error:
-        msg = f"{where} cannot be written as JSON: {error}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"{where} cannot be written as JSON: {error}") from error
 
 
 MAX_NESTED = 8
@@ -221,8 +219,7 @@ def recorded_requests(entry: object, where: str = "the request") -> list[Recorde
     try:
         return list(_read(entry, (), where))
     except RecursionError as error:
-        msg = f"{where} is nested too deeply"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"{where} is nested too deeply") from error
 
 
 def export_entries(entry: object) -> list[object] | None:
@@ -251,8 +248,7 @@ def _read_mapping(
     entry: Mapping[str, Any], around: Envelopes, where: str
 ) -> Iterator[RecordedRequest]:
     if len(around) > MAX_NESTED:
-        msg = f"{where} is nested too deeply"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{where} is nested too deeply")
     if (items := export_entries(entry)) is not None:
         yield from _read_entries(items, (entry, *around), where)
         return
@@ -262,8 +258,7 @@ def _read_mapping(
         value = decoded(entry.get(name), messages_only=name != "inputs")
         if value and (not isinstance(value, Mapping) or _holds_prompt(value)):
             if name == "messages" and isinstance(value, list | tuple) and isinstance(value[0], str):
-                msg = f"{where}: a message must be a mapping, got a str"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"{where}: a message must be a mapping, got a str")
             yield from _read(value, around, where)
             return
     for name in _ENVELOPES:

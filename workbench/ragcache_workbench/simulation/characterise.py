@@ -189,8 +189,7 @@ def characterise(
         ConfigurationError: A number is out of its range, or no request has a document.
     """
     if sizes < 2:  # noqa: PLR2004 - the smallest and the largest
-        msg = f"sizes must be at least 2, got {sizes}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"sizes must be at least 2, got {sizes}")
     counts = Counter(name for request in trace.requests for name, _ in request.documents)
     if not counts:
         msg = "no request of the workload has a document: there is nothing to cache"

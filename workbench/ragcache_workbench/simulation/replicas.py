@@ -194,11 +194,10 @@ class _Router:
         self._routing = check_choice("routing", routing, ROUTINGS)
         self._factor = check_int("balance_factor", factor, 0, unit="per cent")
         if 0 < self._factor < 100:  # noqa: PLR2004 - per cent
-            msg = (
+            raise ConfigurationError(
                 "balance_factor must be 0 for no limit, or at least 100 per cent of the mean, got "
                 f"{factor}"
             )
-            raise ConfigurationError(msg)
         self._seed = check_int("seed", seed, 0)
         if routing == "session" and not any(request.session for request in trace.requests):
             msg = 'routing "session" needs sessions: no request of the trace has one'

@@ -112,8 +112,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for name in ("gpu_blocks", "block_size", "output_tokens"):
             if getattr(self, name) < 1:
-                msg = f"{name} must be at least 1, got {getattr(self, name)}"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.decode_seconds < math.inf:
             msg = f"decode_seconds must be finite and at least 0, got {self.decode_seconds}"
             raise ConfigurationError(msg)
@@ -124,11 +123,10 @@ class ServerSettings:
             self.cache_depth is None and self.reorder_window is None
         )
         if self.policy == STOCK_POLICY and has_tree:
-            msg = (
+            raise ConfigurationError(
                 "stock vLLM has no host_blocks, cache_depth, reorder_window and quotas here, got "
                 f"{self.host_blocks}, {self.cache_depth}, {self.reorder_window} and {self.quotas}"
             )
-            raise ConfigurationError(msg)
 
     def pager(self, trace: Trace) -> Pager:
         """Return what cuts the requests of a trace into blocks.
@@ -139,11 +137,10 @@ class ServerSettings:
         pager = Pager(trace, self.block_size, self.output_tokens)
         largest = max(map(trace.prompt_tokens, trace.requests))
         if pager.blocks(largest) > self.gpu_blocks:
-            msg = (
+            raise ConfigurationError(
                 f"gpu_blocks must be at least {pager.blocks(largest)} for the longest prompt of "
                 f"{largest} tokens and its answer, got {self.gpu_blocks}"
             )
-            raise ConfigurationError(msg)
         return pager
 
     def memory(self) -> PagedMemory:
@@ -298,11 +295,10 @@ def simulate(
     """
     settings = dataclasses.replace(ServerSettings.of(knobs), gpu_tier=gpu_tier)
     if settings.reorder_window is not None and not queue:
-        msg = (
+        raise ConfigurationError(
             "reorder_window only acts on a queue: it needs queue=True, got "
             f"{settings.reorder_window}"
         )
-        raise ConfigurationError(msg)
     server = Server(settings, settings.pager(trace))
     requests = tqdm(trace.requests, disable=not show_progress, unit=" requests")
     for number, request in enumerate(requests):

@@ -55,26 +55,23 @@ class Trace:
 
     def __post_init__(self) -> None:
         if not self.requests or self.system_tokens < 0:
-            msg = (
+            raise ConfigurationError(
                 "a trace needs at least one request and a system prompt of at least 0 tokens, got "
                 f"{len(self.requests)} requests and {self.system_tokens} tokens"
             )
-            raise ConfigurationError(msg)
         before = -math.inf
         for number, request in enumerate(self.requests):
             lengths = [tokens for _, tokens in request.documents]
             if request.question_tokens < 1 or min(lengths, default=1) < 1:
-                msg = (
+                raise ConfigurationError(
                     "documents and questions must have at least 1 token, request "
                     f"{number} has {lengths} and {request.question_tokens}"
                 )
-                raise ConfigurationError(msg)
             if not before <= request.arrival < math.inf:
-                msg = (
+                raise ConfigurationError(
                     "arrivals must be finite seconds that never go back, request "
                     f"{number} arrives at {request.arrival} after {before}"
                 )
-                raise ConfigurationError(msg)
             before = request.arrival
 
     @property

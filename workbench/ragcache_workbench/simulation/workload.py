@@ -75,11 +75,9 @@ def load_workload(
         try:
             reader.read(line, number)
         except ConfigurationError as error:
-            msg = f"{path}, line {number}: {error}"
-            raise ConfigurationError(msg) from error
+            raise ConfigurationError(f"{path}, line {number}: {error}") from error
     if not reader.requests:
-        msg = f"the workload {path} holds no request"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"the workload {path} holds no request")
     return reader.finish(path)
 
 
@@ -103,18 +101,15 @@ class _Reader:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            msg = f"this is no JSON: {error}"
-            raise ConfigurationError(msg) from error
+            raise ConfigurationError(f"this is no JSON: {error}") from error
         if not isinstance(row, Mapping):
-            msg = f"a request must be an object, got {_shown(row)}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"a request must be an object, got {_shown(row)}")
         question, documents = row.get("question"), row.get("documents")
         if not _is_text(question):
             msg = f'"question" must be a text that is not empty, got {_shown(question)}'
             raise ConfigurationError(msg)
         if not isinstance(documents, list):
-            msg = f'"documents" must be a list, got {_shown(documents)}'
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f'"documents" must be a list, got {_shown(documents)}')
         session = _id_in(row, "session", '"session"')
         named = [self._document(entry) for entry in documents]
         self.requests.append(_LoggedRequest(number, question, named, session or ""))
@@ -155,8 +150,7 @@ class _Reader:
         if (name := _as_id(entry)) is not None:
             return self._latest.get(name, name)
         if not isinstance(entry, Mapping):
-            msg = f"a document must be an object or an id, got {_shown(entry)}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"a document must be an object or an id, got {_shown(entry)}")
         name = _id_in(entry, "id", 'a document\'s "id"')
         text, tokens = entry.get("text"), entry.get("tokens")
         if _is_text(text):
@@ -164,11 +158,10 @@ class _Reader:
             return self._version(name or digest, digest, lambda: max(1, self._count_tokens(text)))
         if text is None and name is not None and is_whole(tokens) and 1 <= tokens <= MOST_TOKENS:
             return self._version(name, tokens, lambda: tokens)
-        msg = (
+        raise ConfigurationError(
             'a document needs a "text" that is not empty, or an "id" and "tokens" from 1 to '
             f"{MOST_TOKENS:,}, got {_shown(entry)}"
         )
-        raise ConfigurationError(msg)
 
     def _version(self, name: str, content: object, tokens: Callable[[], int]) -> tuple[str, int]:
         versions = self._versions.setdefault(name, {})

@@ -104,11 +104,9 @@ def _config(model: str) -> Mapping[str, Any] | None:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        msg = f"cannot read the model's {path}: {error}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"cannot read the model's {path}: {error}") from error
     if not isinstance(config, Mapping):
-        msg = f"the model's {path} is no JSON object"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"the model's {path} is no JSON object")
     return config
 
 

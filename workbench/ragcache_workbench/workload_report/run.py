@@ -86,6 +86,5 @@ def _resolved(model: str) -> str:
     if folder.is_dir():
         return str(folder.resolve())
     if not model.strip() or model.startswith(("/", "./", "../", "~")):
-        msg = f"no model at {model!r}: there is no such folder"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"no model at {model!r}: there is no such folder")
     return model

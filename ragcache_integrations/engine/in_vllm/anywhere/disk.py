@@ -99,8 +99,7 @@ def open_folder(config: Any, folder: str | None) -> DocumentFolder | None:
     try:
         return DocumentFolder(place, identity)
     except OSError as error:
-        msg = f"disk_cache_dir must name a folder of yours: {error}"
-        raise ValueError(msg) from error
+        raise ValueError(f"disk_cache_dir must name a folder of yours: {error}") from error
 
 
 class DiskIndex:

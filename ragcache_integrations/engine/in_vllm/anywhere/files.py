@@ -199,14 +199,12 @@ def read_document(path: Path, form: Form, tokens: int) -> Encoded:
     except OSError:
         raise
     except Exception as error:
-        msg = f"{path} is damaged: {error}"
-        raise DocumentFileError(msg) from error
+        raise DocumentFileError(f"{path} is damaged: {error}") from error
     if any(part.shape != form.shape(tokens) or part.dtype != form.dtype for part in parts):
         msg = f"{path} is damaged: its tensors must be {form.dtype} of shape {form.shape(tokens)}"
         raise DocumentFileError(msg)
     if position < 0 or checksum != _checksum(path, position, map(_as_bytes, parts)):
-        msg = f"{path} is damaged, or another document's: its checksum is wrong"
-        raise DocumentFileError(msg)
+        raise DocumentFileError(f"{path} is damaged, or another document's: its checksum is wrong")
     if size < COPIED_BYTES:
         parts = [part.clone() for part in parts]
     return Encoded(parts[0], parts[1], position)

@@ -74,8 +74,7 @@ class GroupedMemory:
             (form.heads, form.size, form.dtype) for form in (each.form for each in self._memories)
         }
         if len(kinds) != 1:
-            msg = f"the model's groups of layers differ in their KV caches: {kinds}"
-            raise LayoutError(msg)
+            raise LayoutError(f"the model's groups of layers differ in their KV caches: {kinds}")
 
     @property
     def form(self) -> Form:

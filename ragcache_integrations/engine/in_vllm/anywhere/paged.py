@@ -53,8 +53,7 @@ class PagedMemory:
         shapes = {(layer.num_kv_heads, layer.head_size) for layer in self._layers}
         kinds = {(cache.shape[1:], cache.dtype, cache.device) for cache in self._caches}
         if len(shapes) != 1 or len(kinds) != 1:
-            msg = f"the model's layers differ in their KV caches: {shapes}, {kinds}"
-            raise LayoutError(msg)
+            raise LayoutError(f"the model's layers differ in their KV caches: {shapes}, {kinds}")
         ((self._heads, self._head_size),) = shapes
         self._table = _rotary_table(self._head_size) if turns else None
         self._where = self._find_layout()
@@ -102,8 +101,7 @@ class PagedMemory:
         position, angles = document.position + cut.start, None
         if position != first:
             if self._table is None:
-                msg = f"keys of position {position} are of no use at {first}"
-                raise LayoutError(msg)
+                raise LayoutError(f"keys of position {position} are of no use at {first}")
             angles = angles_between(self._table, position, first, end - first)
         angles = angles if angles is None else angles.to(device)
         places = torch.arange(first, end)
@@ -123,8 +121,7 @@ class PagedMemory:
         count = self._size * self._heads * self._head_size
         block = cache[0]
         if block.numel() != 2 * count:
-            msg = f"a block has {block.numel()} numbers, not {2 * count}"
-            raise LayoutError(msg)
+            raise LayoutError(f"a block has {block.numel()} numbers, not {2 * count}")
         tags = torch.arange(1, 2 * count + 1, device=cache.device)
         slots = torch.arange(self._size, device=cache.device)
         found = torch.zeros(2 * count, dtype=torch.long, device=cache.device)
@@ -188,8 +185,7 @@ def _rotary_table(head_size: int) -> Tensor:
 
     kinds = list(getattr(rotary_embedding, "_ROPE_DICT", {}).values())
     if len(kinds) != 1:
-        msg = f"the model has {len(kinds)} kinds of rotary embedding; 1 is understood"
-        raise LayoutError(msg)
+        raise LayoutError(f"the model has {len(kinds)} kinds of rotary embedding; 1 is understood")
     (rotary,) = kinds
     if not rotary.is_neox_style or rotary.rotary_dim != head_size or rotary.head_size != head_size:
         msg = "the model rotates a part of each head, or other pairs of numbers than halves"

@@ -314,20 +314,17 @@ def _too_large(limit: int, headers: Headers | None = None) -> RequestRefusedErro
 
 
 def _no_number(name: str) -> None:
-    msg = f"{name} is no number in JSON"
-    raise ValueError(msg)
+    raise ValueError(f"{name} is no number in JSON")
 
 
 def _int64(digits: str) -> int:
     if len(digits) > 20 or not -_INT64 <= int(digits) < _INT64:  # noqa: PLR2004 - its digits
-        msg = f"the number {digits[:24]}... is beyond 64 bits"
-        raise ValueError(msg)
+        raise ValueError(f"the number {digits[:24]}... is beyond 64 bits")
     return int(digits)
 
 
 def _finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        msg = f"the number {digits[:24]} is too large"
-        raise ValueError(msg)
+        raise ValueError(f"the number {digits[:24]} is too large")
     return number

@@ -100,8 +100,7 @@ def read_call(
         query = in_context(query, turns)
     for name in ("namespace", "filter_key"):
         if not isinstance(own[name], str | None):
-            msg = f"{name} must be a string, got {own[name]!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{name} must be a string, got {own[name]!r}")
     if own["search_type"] is not None:
         check_choice("search_type", own["search_type"], SEARCH_TYPES)
     return Call(query, config, arguments, interval, **own)

@@ -231,11 +231,10 @@ class StoreRequests(Requests):
         facts, filters = self._facts, "filter" in arguments
         if filters and facts.filters_afterwards and self._knobs.guarantee is not None:
             kind = type(self._store).__name__
-            msg = (
+            raise ConfigurationError(
                 f"filter cannot go with guarantee={self._knobs.guarantee!r}: "
                 f"{kind} filters only what it found, so that documents are left out"
             )
-            raise ConfigurationError(msg)
         fixed = search_type != "similarity" or not arguments.keys() <= self._harmless
         by_distance = search_type == "similarity" and not facts.by_text
         return _Plan(

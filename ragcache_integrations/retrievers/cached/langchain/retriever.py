@@ -172,11 +172,10 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
 
     def _check_search(self) -> None:
         if self.retriever is not None and (self.search_kwargs or self.search_type != "similarity"):
-            msg = (
+            raise ConfigurationError(
                 "search_kwargs and search_type are for a vectorstore; set them on the wrapped "
                 "retriever instead"
             )
-            raise ConfigurationError(msg)
         if "k" not in self.search_kwargs:
             return
         k = check_int("k", self.search_kwargs.pop("k"), 1)
@@ -309,8 +308,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             watch(vectorstore, STAGED_INDEX_METHODS, self._core.follower)
             return
         if not isinstance(vectorstore, VectorStore):
-            msg = f"vectorstore must be a VectorStore, got {vectorstore!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"vectorstore must be a VectorStore, got {vectorstore!r}")
         watch(vectorstore, methods_of(vectorstore), self._core.follower)
 
     def detach(self, vectorstore: VectorStore | StagedIndex) -> None:

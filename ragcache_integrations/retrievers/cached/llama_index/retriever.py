@@ -267,11 +267,10 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         self._wrapped = wrapped
         model = self._own_embed_model or _model_of(wrapped)
         if not isinstance(model, BaseEmbedding):
-            msg = (
+            raise ConfigurationError(
                 "embed_model must be a BaseEmbedding, as neither what is wrapped nor "
                 f"Settings.embed_model has one, got {model!r}"
             )
-            raise ConfigurationError(msg)
         self._embed_model = model  # where LlamaIndex's own retrievers have theirs
         self._staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
         facts, default_k = self._facts()

@@ -73,8 +73,7 @@ def register_store(kind: StoreKind) -> None:
         ConfigurationError: It is something else.
     """
     if not isinstance(kind, StoreKind):
-        msg = f"kind must be a StoreKind, got {kind!r:.100}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"kind must be a StoreKind, got {kind!r:.100}")
     _registered.insert(0, kind)
 
 

@@ -87,8 +87,7 @@ def _facts_of_legacy(store: Any) -> StoreFacts:
 
     def read(ids: Sequence[str]) -> Mapping[str, ArrayLike]:
         if store.async_mode:
-            msg = "a PGVector in async mode has no way to read vectors from other code"
-            raise LookupError(msg)
+            raise LookupError("a PGVector in async mode has no way to read vectors from other code")
         table = store.EmbeddingStore
         with store._make_sync_session() as session:  # noqa: SLF001
             collection = store.get_collection(session)

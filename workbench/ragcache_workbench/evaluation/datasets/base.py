@@ -187,15 +187,13 @@ class EvalDataset(ABC):
         # The same document may come twice, and is then retrieved twice, as from its own store.
         for kind, items in (("questions", questions), ("documents", set(documents))):
             if not items:
-                msg = f"the data set from {source} has no {kind}"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"the data set from {source} has no {kind}")
             ids = {item.id for item in items}
             if len(ids) != len(items):
-                msg = (
+                raise ConfigurationError(
                     f"the {kind} of the data set from {source} must have different ids, got "
                     f"{len(items)} with {len(ids)} different ids"
                 )
-                raise ConfigurationError(msg)
             _check_unicode(source, kind, items)
         self.questions = tuple(questions)
         self.documents = tuple(documents)
@@ -292,11 +290,10 @@ def _check_unicode(
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                msg = (
+                raise ConfigurationError(
                     f"{source} must hold {kind} of valid Unicode, but the {name} of {item.id!r} "
                     f"has a lone surrogate at character {error.start}"
-                )
-                raise ConfigurationError(msg) from error
+                ) from error
 
 
 def digest_of(documents: Sequence[EvalDocument]) -> str:

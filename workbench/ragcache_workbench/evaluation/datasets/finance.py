@@ -289,8 +289,7 @@ def _result(qa: Row) -> str:
     """Return the result of the authors' program: a number, or yes or no."""
     value = qa["exe_ans"]
     if not math.isfinite(as_number(value)) and value not in YES_NO:
-        msg = f"'exe_ans' must be a number, yes or no, got {value!r:.60}"
-        raise ValueError(msg)
+        raise ValueError(f"'exe_ans' must be a number, yes or no, got {value!r:.60}")
     return value if isinstance(value, str) else f"{Decimal(repr(value)):f}"
 
 

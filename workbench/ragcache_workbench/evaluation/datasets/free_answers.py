@@ -113,8 +113,7 @@ class NaturalQuestions(PublishedDataset):
             return sample_passages()
         beside = passages_in(path.parent)
         if beside is None:
-            msg = f"{path.parent} must hold passages.jsonl, also as .gz"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{path.parent} must hold passages.jsonl, also as .gz")
         return beside
 
 
@@ -226,11 +225,10 @@ def _evidence(path: Path) -> Path:
     for folder in (path.parent, path.parent.parent):
         if (folder / "evidence").is_dir():
             return folder / "evidence"
-    msg = (
+    raise ConfigurationError(
         f"{path} needs the folder 'evidence' next to it or to its folder, which has the pages: "
         "triviaqa-rc.tar.gz has both"
     )
-    raise ConfigurationError(msg)
 
 
 def _pages(row: Row, evidence: Path, *, verified: bool) -> Iterator[tuple[str, str]]:
@@ -248,8 +246,7 @@ def _pages(row: Row, evidence: Path, *, verified: bool) -> Iterator[tuple[str, s
 def _within(folder: Path, name: str) -> Path:
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
-        msg = f"'Filename' must be a file of {folder.name!r}, got {name!r:.60}"
-        raise ValueError(msg)
+        raise ValueError(f"'Filename' must be a file of {folder.name!r}, got {name!r:.60}")
     return path
 
 
@@ -464,11 +461,10 @@ class LongBench(PublishedDataset):
             # Those of LongBench-E are the same tasks.
             name = text_of(row, "dataset").removesuffix("_e")
             if name not in SUBSETS:
-                msg = (
+                raise ValueError(
                     f"'dataset' must be a subset whose texts can be searched, one of "
                     f"{', '.join(SUBSETS)}, got {name!r}{did_you_mean(name, list(SUBSETS))}"
                 )
-                raise ValueError(msg)
             answers = texts_of(row, "answers")
             texts: dict[str, str] = {}
             for text in _parts(text_of(row, "context"), SUBSETS[name].begins):

@@ -165,8 +165,7 @@ def choose_option(logprobs: Sequence[float]) -> int:
         ConfigurationError: There is no option.
     """
     if not logprobs:
-        msg = "there must be at least one option, got none"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("there must be at least one option, got none")
     return max(range(len(logprobs)), key=logprobs.__getitem__)
 
 

@@ -239,11 +239,10 @@ class PublishedDataset(EvalDataset):
         if data == BUNDLED:
             rows = cls.bundled()
             if not rows:
-                msg = (
+                raise ConfigurationError(
                     f"{cls.title} comes without a sample: name a folder with "
                     f"{_listed(facts.files)}, from {facts.home}, or the hub"
                 )
-                raise ConfigurationError(msg)
             yield Content(rows, "the bundled sample")
         elif hub == HUB:
             if mark and not name.strip():
@@ -251,11 +250,10 @@ class PublishedDataset(EvalDataset):
                 raise ConfigurationError(msg)
             name = name or facts.hub
             if not name:
-                msg = (
+                raise ConfigurationError(
                     f"the hub has no copy of {cls.title} that is known to have its authors' "
                     f"fields: name a copy with {facts.entry} as hub:NAME"
                 )
-                raise ConfigurationError(msg)
             for configuration, split in facts.parts:
                 rows = _hub_rows(name, configuration or None, split)
                 yield Content(rows, f"the hub's {name}", part=split)
@@ -272,11 +270,10 @@ class PublishedDataset(EvalDataset):
             found = [file for name in facts.files for file in _existing(folder, name)]
             if found:
                 return found if facts.every else found[:1]
-        msg = (
+        raise ConfigurationError(
             f"{data!r} must be a folder with {_listed(facts.files)}, also as .gz, or such a file, "
             f"but {_present(path)}. {cls.title} is published at {facts.home}"
         )
-        raise ConfigurationError(msg)
 
     @classmethod
     def _read(cls, path: Path) -> Content:
@@ -306,19 +303,16 @@ def _split(content: Any, facts: Published) -> tuple[Any, dict[str, Any]]:
         return content, {}
     if not isinstance(content, dict) or key not in content:
         wanted = f"an object with {key!r}" if key else "an object of entries by their ids"
-        msg = f"it must be {wanted}, got {_kind(content)}"
-        raise ValueError(msg)
+        raise ValueError(f"it must be {wanted}, got {_kind(content)}")
     return content[key], {name: value for name, value in content.items() if name != key}
 
 
 def _check_rows(rows: Any) -> None:
     if not isinstance(rows, list) or len(rows) > MOST_ROWS:
-        msg = f"entries must be a list of at most {MOST_ROWS}, got {_kind(rows)}"
-        raise ValueError(msg)
+        raise ValueError(f"entries must be a list of at most {MOST_ROWS}, got {_kind(rows)}")
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            msg = f"entry {number} must be an object, got {row!r:.60}"
-            raise TypeError(msg)
+            raise TypeError(f"entry {number} must be an object, got {row!r:.60}")
 
 
 def _kind(value: Any) -> str:
@@ -396,8 +390,7 @@ def texts_of(row: Row, name: str) -> tuple[str, ...]:
     value = row.get(name)
     if isinstance(value, list | tuple) and value and all(isinstance(text, str) for text in value):
         return tuple(value)
-    msg = f"{name!r} must be a list of texts, got {value!r:.60}"
-    raise ValueError(msg)
+    raise ValueError(f"{name!r} must be a list of texts, got {value!r:.60}")
 
 
 def some_texts(row: Row, name: str) -> tuple[str, ...]:

@@ -102,15 +102,13 @@ def read_checkpoint(path: Path, questions: int) -> tuple[Checkpoint, list[Record
     except FileNotFoundError:
         return Checkpoint(), []
     except (OSError, ValueError) as error:
-        msg = f"{file} is no checkpoint of a run: {reason(error)}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"{file} is no checkpoint of a run: {reason(error)}") from error
     del saved["format"]
     checkpoint = Checkpoint(**saved)
     records = read_records(path, checkpoint)
     wrong = _contradiction(path, checkpoint, records, questions)
     if wrong:
-        msg = f"{file} is damaged: {wrong}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{file} is damaged: {wrong}")
     return checkpoint, records
 
 
@@ -167,8 +165,7 @@ def read_json_file(path: Path, *, links: bool = False) -> Any:
     try:
         return from_json(read_regular(path, _LARGEST_JSON, links=links))
     except (OSError, ValueError) as error:
-        msg = f"{path} must be a file of a run: {error}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"{path} must be a file of a run: {error}") from error
 
 
 def read_records(path: Path, checkpoint: Checkpoint | None = None) -> list[Record]:
@@ -188,8 +185,7 @@ def read_records(path: Path, checkpoint: Checkpoint | None = None) -> list[Recor
     except FileNotFoundError:
         content = b""
     except OSError as error:
-        msg = f"cannot read {file} ({error.strerror or error})"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"cannot read {file} ({error.strerror or error})") from error
     if checkpoint is not None:
         if len(content) < checkpoint.records_bytes:
             msg = f"{file} must have {checkpoint.records_bytes} bytes, but has {len(content)}"
@@ -197,10 +193,8 @@ def read_records(path: Path, checkpoint: Checkpoint | None = None) -> list[Recor
         content = content[: checkpoint.records_bytes]
         known = checkpoint.records_sha256
         if known and hashlib.sha256(content).hexdigest() != known:
-            msg = f"{file} is damaged: its checksum is wrong"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{file} is damaged: its checksum is wrong")
     try:
         return [Record.from_json(line) for line in content.split(b"\n") if line]
     except ValueError as error:
-        msg = f"{file} holds no records of a run: {reason(error)}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"{file} holds no records of a run: {reason(error)}") from error

@@ -82,8 +82,7 @@ class RunDirectory(Closeable):
             self._open(dict(config), fresh=fresh)
         except OSError as error:
             self.close()
-            msg = f"{_refused(path, error)}: name another --out"
-            raise ConfigurationError(msg) from error
+            raise ConfigurationError(f"{_refused(path, error)}: name another --out") from error
         except BaseException:
             self.close()
             raise
@@ -277,8 +276,7 @@ def _check_same(path: Path, there: Any, here: Mapping[str, Any]) -> None:
         shown = (
             differing if len(differing) <= _LONGEST_SHOWN else f"{differing[:_LONGEST_SHOWN]}..."
         )
-        msg = f"{path} holds another run: {shown}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{path} holds another run: {shown}")
 
 
 def _flat(content: Any, prefix: str = "") -> dict[str, Any]:

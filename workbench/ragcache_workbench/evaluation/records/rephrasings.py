@@ -80,11 +80,10 @@ def lock(file: BinaryIO, what: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        msg = (
+        raise ConfigurationError(
             f"{what} is being written by another process: wait until that ends, or name another "
             "--out"
-        )
-        raise ConfigurationError(msg) from error
+        ) from error
 
 
 class RephrasingsFile(Closeable):
@@ -142,8 +141,7 @@ class RephrasingsFile(Closeable):
     @property
     def _opened(self) -> BinaryIO:
         if self._file is None:
-            msg = f"{self.path} is closed"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{self.path} is closed")
         return self._file
 
     def _unwritable(self, error: OSError) -> ConfigurationError:

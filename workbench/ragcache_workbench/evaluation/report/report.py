@@ -139,14 +139,12 @@ def gather(runs: Source | Iterable[Source], baseline: Source | None = None) -> G
         for run in [source] if isinstance(source, EvalRun) else _in_folder(Path(source), left_out):
             by_path.setdefault(run.path.resolve(), run)
     if not by_path:
-        msg = "a report needs at least one complete run, got none"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("a report needs at least one complete run, got none")
     if baseline is not None:
         first = (baseline.path if isinstance(baseline, EvalRun) else Path(baseline)).resolve()
         if first not in by_path:
             known = ", ".join(str(run.path) for run in by_path.values())
-            msg = f"baseline must be one of the runs, {known}, got {baseline}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"baseline must be one of the runs, {known}, got {baseline}")
         by_path = {first: by_path[first], **by_path}
     return Gathered(tuple(by_path.values()), tuple(left_out))
 
@@ -159,8 +157,7 @@ def _in_folder(path: Path, left_out: list[str]) -> list[EvalRun]:
     left_out += [folder.name for folder in inside if folder not in complete]
     if not complete:
         why = f"only runs that are not complete: {', '.join(left_out)}" if inside else "no run"
-        msg = f"{path} must hold complete runs, but has {why}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{path} must hold complete runs, but has {why}")
     return in_order([EvalRun.load(folder) for folder in complete])
 
 

@@ -118,11 +118,9 @@ def paired_intervals(
         raise ConfigurationError(msg)
     pairs = np.array([baseline, other], dtype=np.float64)
     if not np.isfinite(pairs).all():
-        msg = "pairs must be finite numbers"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("pairs must be finite numbers")
     if resamples < 2:  # noqa: PLR2004 - SciPy takes their standard deviation
-        msg = f"resamples must be at least 2, got {resamples}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"resamples must be at least 2, got {resamples}")
     statistic: Callable[..., Any] = of_pairs
     samples = pairs
     if questions is not None:

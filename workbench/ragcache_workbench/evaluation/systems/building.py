@@ -58,8 +58,7 @@ class Builder:
         self._datasets: dict[tuple[Any, ...], EvalDataset] = {}
         self._model: tuple[str, Model] | None = None
         if self.own_reference is not None and self.own_retriever is None:
-            msg = "reference is for a retriever of yours; that of ours is known"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("reference is for a retriever of yours; that of ours is known")
 
     @property
     def passed_parts(self) -> list[str]:
@@ -79,11 +78,10 @@ class Builder:
         }
         for name, (part, knobs) in parts.items():
             if part is not None and knobs and not is_making(part):
-                msg = (
+                raise ConfigurationError(
                     f"{', '.join(sorted(knobs))} cannot be set on a {name} that is given: give a "
                     "function of settings and documents that makes one"
                 )
-                raise ConfigurationError(msg)
 
     def dataset(self, settings: EvalSettings) -> EvalDataset:
         """Return the data set of a configuration."""
@@ -184,11 +182,10 @@ def _adapters_of(part: Any, what: str) -> ModuleType:
     for framework, (package, _) in _FRAMEWORKS.items():
         if package.partition(".")[0] in roots:
             return _adapters(framework)
-    msg = (
+    raise ConfigurationError(
         f"{what} must be one of LangChain's or LlamaIndex's, or a function that makes one, "
         f"got {type(part).__name__}"
     )
-    raise ConfigurationError(msg)
 
 
 def _own_model(settings: EvalSettings) -> Model:

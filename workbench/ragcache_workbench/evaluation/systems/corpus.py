@@ -181,8 +181,7 @@ def _check_written(path: Path, size: int, digest: str) -> None:
     with open_regular(path) as file:
         same = os.fstat(file.fileno()).st_size == size and _digest(file) == digest
     if not same:
-        msg = "it was damaged or replaced"
-        raise OSError(msg)
+        raise OSError("it was damaged or replaced")
 
 
 def _digest(file: BufferedReader) -> str:

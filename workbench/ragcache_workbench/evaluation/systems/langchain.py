@@ -152,8 +152,7 @@ def _documents(output: Any) -> list[PromptDocument]:
 
 def _document(item: Any) -> PromptDocument:
     if not isinstance(item, Document):
-        msg = f"a retriever must return documents, got {type(item).__name__}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"a retriever must return documents, got {type(item).__name__}")
     text = item.page_content or " "
     return PromptDocument(text, item.id or content_id(text))
 

@@ -177,5 +177,4 @@ def rephrase(text: str, kind: Kind, rng: np.random.Generator, taken: set[str]) -
         if form not in taken and form != original:
             taken.add(form)
             return drawn
-    msg = f"no new {kind} rephrasing found of {text!r}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError(f"no new {kind} rephrasing found of {text!r}")

@@ -160,8 +160,7 @@ def make_workload(
             rephrasings, or a log cannot be read or is too short.
     """
     if not texts:
-        msg = "a workload needs at least one question, got none"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("a workload needs at least one question, got none")
     check_workload(kind)
     or_none(check_int)("length", length, 1, unit="questions", also="None")
     check_int("variants", variants, 1)
@@ -224,11 +223,10 @@ def _shuffled(questions: int, times: int, rng: np.random.Generator) -> np.ndarra
 
 def _zipf(questions: int, length: int, exponent: float, rng: np.random.Generator) -> list[int]:
     if length < questions:
-        msg = (
+        raise ConfigurationError(
             f"a Zipf stream of {length} cannot hold each of {questions} questions once: ask for a "
             "longer one, or for a smaller sample"
         )
-        raise ConfigurationError(msg)
     ranks = [*range(questions), *zipf_ranks(questions, length - questions, exponent, rng)]
     by_rank = rng.permutation(questions)
     order: list[int] = rng.permutation(by_rank[ranks]).tolist()
@@ -291,12 +289,11 @@ def query_ranks(path: str | Path, most: int, length: int | None = None) -> list[
             break
         order.append(numbers.setdefault(query, len(numbers)))
     if not order or len(order) < (length or 0):
-        msg = (
+        raise ConfigurationError(
             f"a workload of {length or 1} searches needs a longer log or more questions: {path} "
             f"has {len(order)} searches of at most {most} different queries in a row, one for each "
             "question"
         )
-        raise ConfigurationError(msg)
     popular = [number for number, _ in Counter(order).most_common()]
     ranks = {number: rank for rank, number in enumerate(popular)}
     return [ranks[number] for number in order]
@@ -327,11 +324,10 @@ def _files(path: Path) -> list[Path]:
     present = (
         f"it has {shown or 'no files'}" if path.is_dir() else "there is no such file or folder"
     )
-    msg = (
+    raise ConfigurationError(
         f"{str(path)!r} must be a file of records with 'Keywords', or a folder of YYYY-MM-DD.json, "
         f"but {present}. TripClick's logs are at {HOME}"
     )
-    raise ConfigurationError(msg)
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
@@ -348,8 +344,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             ):
                 line = file.readline(LONGEST_LINE + 1)
                 if line and number > MOST_LINES:
-                    msg = f"a file must have at most {MOST_LINES:,} lines, but has more"
-                    raise ValueError(msg)
+                    raise ValueError(f"a file must have at most {MOST_LINES:,} lines, but has more")
                 record = _record(line)
             if not line:
                 return
@@ -359,14 +354,12 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     if len(line) > LONGEST_LINE:
-        msg = f"a record must have at most {LONGEST_LINE} bytes, but has more"
-        raise ValueError(msg)
+        raise ValueError(f"a record must have at most {LONGEST_LINE} bytes, but has more")
     text = line.decode("utf-8").strip().strip(",").removeprefix("[").removesuffix("]").strip()
     if not text:
         return None
     record = json.loads(text)
     if not isinstance(record, dict) or not isinstance(record.get("Keywords", 0), str | None):
         names = ", ".join(map(str, record)) if isinstance(record, dict) else repr(record)
-        msg = f"it must be an object whose 'Keywords' are a text, got {names:.100}"
-        raise TypeError(msg)
+        raise TypeError(f"it must be an object whose 'Keywords' are a text, got {names:.100}")
     return record
