@@ -15,12 +15,17 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import threading
 import time
 import venv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -176,14 +181,17 @@ def try_row(kind: Kind, framework: str, wheels: Path, folder: Path) -> float:
     before = megabytes(folder)
     extras = ",".join((framework, *kind.extras))
     if kind.address:
-        run([*install, f"ragcache-integrations[{extras}] @ git+{ROOT.as_uri()}"])
+        with served_repository(folder) as address:
+            run([*install, f"ragcache-integrations[{extras}] @ git+{address}"])
+            if kind.sibling:
+                install_sibling(folder, SIBLINGS[kind.sibling])
     else:
         (wheel,) = wheels.glob("ragcache_integrations-*.whl")
         run([*install, f"{wheel}[{extras}]"])
     if kind.engine:
         run([*install, "ragcache-reader"])
         run([str(folder / "bin" / "ragcache"), "install-engine", "--device", "cpu"])
-    if kind.sibling:
+    if kind.sibling and not kind.address:
         install_sibling(folder, SIBLINGS[kind.sibling])
     check_conflicts(folder)
     added = megabytes(folder) - before
@@ -197,6 +205,29 @@ def try_row(kind: Kind, framework: str, wheels: Path, folder: Path) -> float:
     run([str(folder / "bin" / "python"), str(script)])
     run([str(folder / "bin" / "ragcache"), "doctor"])
     return added
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Serves files without a line for each of them."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+        """Say nothing."""
+
+
+@contextmanager
+def served_repository(folder: Path) -> Iterator[str]:
+    """Serve the last commit by HTTP: an address as users have one, for any version of pip."""
+    copy = folder / "served" / "ragcache.git"
+    run(["git", "clone", "--quiet", "--bare", str(ROOT), str(copy)])
+    run(["git", "-C", str(copy), "update-server-info"])
+    handler = partial(QuietHandler, directory=str(copy.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/{copy.name}"
+        finally:
+            server.shutdown()
+            shutil.rmtree(copy.parent)
 
 
 def install_sibling(folder: Path, words: Sequence[str]) -> None:
