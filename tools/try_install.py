@@ -150,26 +150,27 @@ def main() -> int:
             folders += [ROOT / name for name in ("minilm", "modular", "reader", "workbench")]
         build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(wheels)]
         run([*build, *map(str, folders)])
-        print(f"{'row':24} {'adds MB':>8} {'limit':>6} {'seconds':>8}  result")
+        print(f"{'row':24} {'adds MB':>8} {'limit':>6} {'all MB':>8} {'seconds':>8}  result")
         for row in chosen:
             kind, _, framework = row.partition("-")
             start = time.monotonic()
             try:
-                size = try_row(KINDS[kind], framework, wheels, Path(temporary) / row)
-                result, added = "ok", f"{size:.0f}"
+                added, whole = try_row(KINDS[kind], framework, wheels, Path(temporary) / row)
+                result, sizes = "ok", (f"{added:.0f}", f"{whole:.0f}")
             except Failure as failure:
-                failed, result, added = True, f"FAILED: {failure}", "?"
+                failed, result, sizes = True, f"FAILED: {failure}", ("?", "?")
             seconds = time.monotonic() - start
             limit = KINDS[kind].limit or "-"
-            print(f"{row:24} {added:>8} {limit:>6} {seconds:>8.0f}  {result}", flush=True)
+            line = f"{row:24} {sizes[0]:>8} {limit:>6} {sizes[1]:>8} {seconds:>8.0f}  {result}"
+            print(line, flush=True)
     return int(failed)
 
 
-def try_row(kind: Kind, framework: str, wheels: Path, folder: Path) -> float:
+def try_row(kind: Kind, framework: str, wheels: Path, folder: Path) -> tuple[float, float]:
     """Install and run a row.
 
     Returns:
-        The megabytes that the package adds to the framework.
+        The megabytes that the package adds to the framework, and those of the whole environment.
 
     Raises:
         Failure: Something is not as it should be.
@@ -194,7 +195,8 @@ def try_row(kind: Kind, framework: str, wheels: Path, folder: Path) -> float:
     if kind.sibling and not kind.address:
         install_sibling(folder, SIBLINGS[kind.sibling])
     check_conflicts(folder)
-    added = megabytes(folder) - before
+    whole = megabytes(folder)
+    added = whole - before
     if kind.limit is not None and added > kind.limit:
         raise Failure(f"it adds {added:.0f} MB, more than {kind.limit}")
     names = sorted(path.name.lower() for path in folder.glob("lib/*/site-packages/*.dist-info"))
@@ -204,7 +206,7 @@ def try_row(kind: Kind, framework: str, wheels: Path, folder: Path) -> float:
     script.write_text(code(kind, framework), encoding="utf-8")
     run([str(folder / "bin" / "python"), str(script)])
     run([str(folder / "bin" / "ragcache"), "doctor"])
-    return added
+    return added, whole
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
