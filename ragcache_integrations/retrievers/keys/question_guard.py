@@ -7,7 +7,7 @@ part of a cache key: entries of other marks are not even looked at.
 
 Marks don't show every difference. So questions in English whose marks are the same are compared
 with each other, word by word (:mod:`.question_pairs`), before one gets the other's answer; in other
-languages all words are marks (:mod:`.question_languages`). It knows words, not meanings: it takes
+languages all words are marks. It knows words, not meanings: it takes
 some rephrasings for other questions, which costs a hit.
 """
 
@@ -20,8 +20,9 @@ from decimal import Decimal
 from functools import lru_cache
 from itertools import pairwise
 
-from .question_languages import is_english, words_of_other_languages
+from .question_lexicon import is_english_word
 from .question_pairs import english_difference
+from .question_reading import TOKEN
 from .question_words import (
     ADVERBS,
     AUXILIARIES,
@@ -35,11 +36,15 @@ from .question_words import (
     QUESTION_WORDS,
     RELATIONS,
     SCALES,
+    TABLES,
     TENS,
     UNITS,
     asking_words,
+    first_for_others,
     in_one_wording,
+    patterns,
     without_courtesies,
+    word_set,
 )
 
 __all__ = ["QuestionMarks", "may_share", "question_difference", "question_marks", "unify_unicode"]
@@ -114,7 +119,7 @@ def question_difference(text: str, other: str) -> str | None:
         if own != others:
             return f"{kind}: {', '.join(own) or 'none'} / {', '.join(others) or 'none'}"
     one, two = _plain_text(text), _plain_text(other)
-    if one == two or max(len(one), len(two)) > _LONGEST or not is_english(one):
+    if one == two or max(len(one), len(two)) > _LONGEST or not _is_english(one):
         return None
     return english_difference(one, two)
 
@@ -132,8 +137,8 @@ def _plain_text(text: str) -> str:
 def _marks(text: str) -> QuestionMarks:
     if len(text) > _LONGEST:
         return ((text,), *((),) * (len(KINDS) - 1))
-    if not is_english(text):
-        return (*((),) * (len(KINDS) - 1), words_of_other_languages(text))
+    if not _is_english(text):
+        return (*((),) * (len(KINDS) - 1), _words_of_other_languages(text))
     text = in_one_wording(without_courtesies(text))
     tokens = list(_TOKEN.finditer(text))
     plain = [part for token in tokens for part in _parts(_plain(token[0]))]
@@ -387,3 +392,67 @@ def _names(text: str, tokens: Iterable[re.Match[str]]) -> Iterator[str]:
         inner = any(map(str.isupper, word[1:])) or any(character in word for character in "_.@/+#")
         if capital or inner:
             yield _plain(word)
+
+
+# ------------------------------------------------------------------------------ other languages
+# Of German, French, Spanish, Italian and Portuguese, polite phrases, number words and units are
+# known. All other words must be the same, in the same order: in these languages, negations, endings
+# and the order of words carry too much to be guessed at. Of other languages nothing is known, so
+# the whole text must be the same.
+
+_WORD = re.compile(r"[^\W\d_]+")
+_ENGLISH = word_set(TABLES["frequent_in_english"])
+_OTHERS = frozenset(
+    word
+    for name in ("german", "french", "spanish", "italian", "portuguese")
+    for word in TABLES[f"frequent_in_{name}"].split()
+)
+_POLITE = re.compile(
+    rf"\b(?:{patterns('polite_in_other_languages')})(?!\w)|\best-ce qu'", re.IGNORECASE
+)
+_FORMAL = word_set(TABLES["formal"])
+_SAME = first_for_others("same_in_other_languages")
+_MOSTLY = 0.5
+_SOME = 0.3
+
+
+@lru_cache(_REMEMBERED)
+def _is_english(text: str) -> bool:
+    """Return whether a question is in English, as far as its words show."""
+    words = [word for word in _WORD.findall(text.lower()) if len(word) > 1]
+    letters = "".join(words)
+    if not letters:
+        return not any(map(_is_foreign, text))
+    if sum(map(_is_foreign, letters)) > _SOME * len(letters):
+        return False
+    english = sum(word in _ENGLISH for word in words)
+    others = sum(word in _OTHERS for word in words)
+    if english or others:
+        return english > others
+    return sum(map(is_english_word, words)) >= _MOSTLY * len(words)
+
+
+def _is_foreign(letter: str) -> bool:
+    """Return whether a character is a letter, and not a Latin one."""
+    if letter.isascii() or not letter.isalpha():
+        return False
+    return not unicodedata.name(letter, "").startswith("LATIN")
+
+
+def _words_of_other_languages(text: str) -> tuple[str, ...]:
+    """Return what must be the same of a question that is not in English."""
+    words = _WORD.findall(text.lower())
+    if any(map(_is_foreign, text)) or _OTHERS.isdisjoint(words):
+        return (" ".join(text.split()).rstrip("?.\u3002\uff1f "),)
+    return tuple(_known_words(_POLITE.sub(" ", text)))
+
+
+def _known_words(text: str) -> Iterator[str]:
+    for match in TOKEN.finditer(text):
+        word = match[0]
+        # A capital at the beginning of a word says nothing, for which German has most.
+        if word[1:].islower() or len(word) == 1:
+            word = word if word in _FORMAL else word.lower()
+        for part in word.split("'"):
+            if part:
+                yield _SAME.get(part, part)

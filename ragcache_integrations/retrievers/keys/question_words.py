@@ -42,18 +42,21 @@ __all__ = [
     "RESTRICTING",
     "SAME_WORDS",
     "SCALES",
+    "TABLES",
     "TENS",
     "UNITS",
     "WEAK_PREPOSITIONS",
     "asking_words",
+    "first_for_others",
     "in_one_wording",
+    "patterns",
     "phrases",
     "without_courtesies",
     "word_set",
 ]
 
 
-_TABLES = tomllib.loads(files(__package__).joinpath("question_words.toml").read_text("utf-8"))
+TABLES = tomllib.loads(files(__package__).joinpath("question_words.toml").read_text("utf-8"))
 
 
 def word_set(text: str) -> frozenset[str]:
@@ -61,103 +64,85 @@ def word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def _first_of_line(table: str) -> dict[str, str]:
+def _lines(name: str) -> list[tuple[str, ...]]:
+    """Return the words of each line of a table; an indented line continues the one before it."""
+    lines = re.sub(r"\n +", " ", TABLES[name].strip()).splitlines()
+    return [tuple(line.split()) for line in lines]
+
+
+def _first_of_line(name: str) -> dict[str, str]:
     """Return the first word of each word's line."""
-    lines = (line.split() for line in table.strip().splitlines())
-    return {word: words[0] for words in lines for word in words}
+    return {word: words[0] for words in _lines(name) for word in words}
 
 
-def _meanings(table: str) -> dict[str, str]:
+def first_for_others(name: str) -> dict[str, str]:
+    """Return the first word of the line for each of the other words."""
+    return {word: first for first, *words in _lines(name) for word in words}
+
+
+def patterns(name: str) -> str:
+    """Return the patterns of a table as one, of which any may match."""
+    return "|".join(TABLES[name].strip().splitlines())
+
+
+def _meanings(name: str) -> dict[str, str]:
     """Return what stands for each phrase, by lines such as ``how come=reason``."""
-    return dict(line.split("=") for line in table.strip().splitlines())
+    return dict(line.split("=") for line in TABLES[name].strip().splitlines())
 
 
-def _lines(table: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(line.split()) for line in table.strip().splitlines())
-
-
-def _groups(table: str) -> tuple[tuple[str, ...], ...]:
+def _groups(name: str) -> list[tuple[str, ...]]:
     """Return the groups of words that mean the same.
 
     ``end: stop cease`` is the groups ``end stop`` and ``end cease``.
     """
     groups: list[tuple[str, ...]] = []
-    for words in _lines(table.replace("\n ", " ")):
+    for words in _lines(name):
         first, *others = words
         if first.endswith(":"):
             groups += [(first[:-1], other) for other in others]
         else:
             groups.append(words)
-    return tuple(groups)
+    return groups
 
 
-def _bases(table: str) -> dict[str, tuple[str, ...]]:
+def _bases(name: str) -> dict[str, tuple[str, ...]]:
     """Return the first word of the lines that each word is on."""
     bases: dict[str, tuple[str, ...]] = {}
-    for base, *forms in _lines(table):
+    for base, *forms in _lines(name):
         for word in forms:
             bases[word] = (*bases.get(word, ()), base)
     return bases
 
 
-def _sides(table: str) -> dict[str, tuple[str, ...]]:
+def _sides(name: str) -> dict[str, tuple[str, ...]]:
     """Return the sides that each word takes, such as ``enable`` and ``enable-`` of one line."""
     sides: dict[str, tuple[str, ...]] = {}
-    for line in re.sub(r"\n +", " ", table.strip()).splitlines():
-        one, other = (words.split() for words in line.split(" : "))
-        for side, words in ((one[0], one), (f"{one[0]}-", other)):
-            for word in words:
+    for words in _lines(name):
+        colon = words.index(":")
+        for side, some in ((words[0], words[:colon]), (f"{words[0]}-", words[colon + 1 :])):
+            for word in some:
                 sides[word] = (*sides.get(word, ()), side)
     return sides
 
 
-def _numbers() -> dict[str, str]:
-    small = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
-    small += " sixteen seventeen eighteen nineteen twenty"
-    ordinals = (
-        "second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth"
-    )
-    ordinals += " fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
-    roman = "ii iii iv v vi vii viii ix x xi xii xiii xiv xv xvi xvii xviii xix xx"
-    roman += " xxi xxii xxiii xxiv xxv xxvi xxvii xxviii xxix xxx"
-    numbers = {word: str(number) for number, word in enumerate(small.split(), 2)}
-    tens = {word: str(10 * number) for number, word in enumerate(TENS, 2)}
-    numbers |= tens
-    numbers |= {f"{word[:-1]}ies": tens[word] for word in TENS}
-    numbers |= {f"{word[:-1]}ieth": f"{tens[word]}th" for word in TENS}
-    numbers |= {f"{word}s": word for word in ("hundred", "thousand", "million", "billion")}
-    numbers |= {word: f"{number}th" for number, word in enumerate(ordinals.split(), 2)}
-    numbers |= {word: str(number) for number, word in enumerate(roman.split(), 2)}
-    words = "zero hundred thousand million billion trillion half quarter"
-    numbers |= {word: word for word in words.split()}
-    return numbers | {"zero": "0", "both": "2", "twice": "2x", "double": "2x", "dozen": "12"}
-
-
 TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
-SCALES = {
-    "dozen": 12,
-    "hundred": 100,
-    "thousand": 1000,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-}
+SCALES = {word: int(number) for number, word in _lines("scales")}
 """Number words that multiply the number before them."""
 
-NUMBERS = _numbers()
+NUMBERS = first_for_others("numbers")
 """Number words and Roman numerals as figures. Without *one* and *I*, which are pronouns."""
 
-DATES = _first_of_line(_TABLES["dates"])
+DATES = _first_of_line("dates")
 """Months, days, seasons and lengths of time. Without *May*, see the guard."""
 
-NEGATIONS = word_set(_TABLES["negations"])
+NEGATIONS = word_set(TABLES["negations"])
 
-OPPOSITES = _sides(_TABLES["opposites"])
+OPPOSITES = _sides("opposites")
 
-UNITS = _first_of_line(_TABLES["units"])
+UNITS = _first_of_line("units")
 
-ASKED_FOR = _meanings(_TABLES["asked_for"])
+ASKED_FOR = _meanings("asked_for")
 """What a question asks for, by the first of these words, or pairs of words, that it has."""
 
 QUESTION_WORDS = word_set("who whom whose what which when where why how")
@@ -172,38 +157,12 @@ def asking_words(words: Sequence[str], place: int) -> tuple[str, int]:
     return "", 0
 
 
-CAPITONYMS = word_set(_TABLES["capitonyms"])
+CAPITONYMS = word_set(TABLES["capitonyms"])
 """Words that with a capital are other ones, even if a capital may have another reason there."""
 
-_ALOUD = (
-    r"ok|okay|well|sorry|right|oh|um|hm+|so|now then|excuse me|btw|by the way"
-    r"|quick (?:one|question)"
-    r"|(?:just )?one (?:more|last)(?: (?:thing|question))?|(?:my |a |just a )?question(?: is)?"
-    r"|out of (?:interest|curiosity)|just (?:to be sure|curious|wondering|asking)|as a start"
-    r"|before i forget|for (?:homework|(?:a|my) (?:report|friend|talk|notes|project|homework))"
-    r"|to settle a debate|i(?:'m| am) (?:just )?(?:curious|wondering)"
-)
-"""What is said before a question, with a comma or a colon after it."""
-_AFTER = (
-    r"exactly|cheers|asap|(?:do you have )?any ideas?"
-    r"|(?:just|i'm|i am) (?:curious|wondering|asking)"
-    r"|i (?:forgot|can't remember|don't remember)|in (?:one|a) sentence|in a few words|in detail"
-    r"|as far as (?:is|you|we|i) known?|if i may ask|step by step|out of curiosity"
-)
-"""What is said at the end of a question."""
 COURTESIES = re.compile(
-    r"\b(?:good (?:morning|afternoon|evening|day)|if possible|if you (?:can|could|know|may)"
-    r"|(?:can|could|would|will|do) (?:you|someone|anyone|anybody) (?:please |kindly |maybe |just )?"
-    r"(?:tell me|explain(?: to me)?|say|know|help me (?:to )?(?:understand|find out)|clarify)"
-    r"|(?:please |kindly )?(?:tell me|let me know|help me (?:to )?(?:understand|find out)"
-    r"|explain to me|answer(?= *:))"
-    r"|does any(?:one|body) know|in short|shortly|briefly|in brief|i was wondering(?: if)?"
-    r"|please explain|i (?:want|need|would (?:like|love))(?: to)? (?:know|find out|understand|ask)"
-    r"|i'd (?:like|love) to (?:know|find out|understand|ask)|to be precise"
-    r"|thanks(?: (?:a lot|so much|in advance))?|thank you(?: (?:very|so) much)?"
-    r"|please|kindly|hello(?: there)?|hi(?: there)?|hey(?: there)?)\b"
-    rf"|^\W*(?:{_ALOUD})\s*[,:;]"
-    rf"|(?:[\s,;.-]+(?:{_AFTER}))+(?=\W*$)",
+    rf"\b(?:{patterns('courtesies')})\b|^\W*(?:{patterns('said_before')})\s*[,:;]"
+    rf"|(?:[\s,;.-]+(?:{patterns('said_at_the_end')}))+(?=\W*$)",
     re.IGNORECASE,
 )
 """What says nothing about the answer."""
@@ -222,7 +181,7 @@ def without_courtesies(text: str) -> str:
 COMPARISONS = frozenset({"than", "versus", "vs", "between", "compared"})
 """Words that make the order of everything else matter."""
 
-RELATIONS = word_set(_TABLES["relations"])
+RELATIONS = word_set(TABLES["relations"])
 """What one does to another, who might do the same to the first."""
 
 AUXILIARIES = word_set(
@@ -232,69 +191,62 @@ AUXILIARIES = word_set(
 ADVERBS = word_set("also actually ever even first just most often once really still then yet")
 """What may be between these, and changes nothing of who is who."""
 
-FUNCTION_WORDS = word_set(_TABLES["function_words"])
+FUNCTION_WORDS = word_set(TABLES["function_words"])
 
 # ------------------------------------------------------- for two questions laid side by side
 
-GRAMMAR = word_set(_TABLES["grammar"])
+GRAMMAR = word_set(TABLES["grammar"])
 """Words on which no answer turns."""
 
-FILLERS = word_set(_TABLES["fillers"])
+FILLERS = word_set(TABLES["fillers"])
 """Words that may be there or not."""
 
-LIGHT = word_set(_TABLES["light"])
+LIGHT = word_set(TABLES["light"])
 """Verbs that hold a question together, for which one of another form has other ones."""
 
-ACTIONS = word_set(_TABLES["actions"])
+ACTIONS = word_set(TABLES["actions"])
 """Verbs each of which does something else than the others, unless they are of one line above."""
 
-ASIDES = word_set(_TABLES["asides"])
+ASIDES = word_set(TABLES["asides"])
 """Words that may be there or not if a question asks for something, and not whether it is so."""
 
-KINDS = word_set(_TABLES["kinds"])
+KINDS = word_set(TABLES["kinds"])
 """Nouns that say nothing next to a name of that kind."""
 
-PLACING = word_set(_TABLES["placing"])
+PLACING = word_set(TABLES["placing"])
 """Verbs of putting something somewhere, which may be *in* or *to* that place."""
 
-GENERIC = word_set(_TABLES["generic"])
+GENERIC = word_set(TABLES["generic"])
 """Nouns that often only say what kind of thing a name or a noun next to them is."""
 
-MODALS = {
-    **dict.fromkeys(("can", "could"), "can"),
-    **dict.fromkeys(("shall", "should", "ought"), "should"),
-    **dict.fromkeys(("will", "would"), "will"),
-    "may": "may",
-    "might": "might",
-    "must": "must",
-}
+MODALS = _first_of_line("modals")
 
-PREPOSITIONS = word_set(_TABLES["prepositions"])
+PREPOSITIONS = word_set(TABLES["prepositions"])
 WEAK_PREPOSITIONS = word_set(
     "of in on at for about during regarding within concerning among into per"
 )
 """Those that stand for each other, and may be missing, if nothing else is different."""
 
-IRREGULAR = _bases(_TABLES["irregular"])
+IRREGULAR = _bases("irregular")
 """What a word is an irregular form of."""
 
-MODERN_WORDS = word_set(_TABLES["modern_words"])
+MODERN_WORDS = word_set(TABLES["modern_words"])
 """Words that are younger than the list of English words."""
 
-SAME_WORDS = _groups(_TABLES["same_words"])
+SAME_WORDS = _groups("same_words")
 """Groups of words that mean the same in most questions."""
 
-OTHER_WORDS = _lines(_TABLES["other_words"])
+OTHER_WORDS = _lines("other_words")
 """Lines of words that do not mean the same, although a dictionary has a sense in which they do."""
 
-RESTRICTING = word_set(_TABLES["restricting"])
+RESTRICTING = word_set(TABLES["restricting"])
 """Words that may not be missing in one of two questions."""
 
-IMPLIED = _bases(_TABLES["implied"])
+IMPLIED = _bases("implied")
 """The words that each word is implied by, if it is next to them."""
 
 
-_PHRASES = _meanings(_TABLES["phrases"])
+_PHRASES = _meanings("phrases")
 _PARTICLES = word_set("up off out on in down away over back")
 
 

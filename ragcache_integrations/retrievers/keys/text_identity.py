@@ -24,6 +24,7 @@ from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.embeddings import MiniLM
 
 from .question_guard import question_marks
+from .question_words import TABLES, word_set
 
 __all__ = ["TextIdentity", "TextWindow", "normalize_text", "window_of"]
 
@@ -40,20 +41,9 @@ _INNER = ("_model", "model", "_client", "client", "_embed_model", "underlying_em
 _MAX_DEPTH = 4
 
 
-_ORDERS = "compare define describe explain find give show summarise summarize tell me"
-_ASKS = (
-    "what which who whom whose when where why how is are was were does did do has have had could "
-    "should would shall the there please isn't aren't wasn't weren't doesn't didn't don't hasn't "
-    "haven't couldn't shouldn't wouldn't "
-    "wer wie wo wann warum wem wen welche welcher welches welchen welchem wieviel wieso ist "
-    "gibt qui que quel quelle quels quelles comment combien pourquoi quand où est quién qué cuál "
-    "cuáles cómo cuándo cuánto cuántos dónde quando quanto quanti perché quem qual quais onde"
-)
-_IMPERATIVES = frozenset(_ORDERS.split()) - {"me"}
-_OPENERS = _IMPERATIVES | frozenset(_ASKS.split())
-"""Words with which questions begin and that are no names, in the languages that the guard knows.
-Not *In*, *He* or *No*, which are chemical elements, nor *Will*, *May* or *Dove*, nor Python's
-*List*."""
+_IMPERATIVES = word_set(TABLES["imperatives"])
+_OPENERS = _IMPERATIVES | word_set(TABLES["openers"])
+"""Words with which questions begin, in the languages that the guard knows."""
 
 # Quotation marks, apostrophes between letters excepted: what they enclose is meant literally.
 _LITERAL = re.compile(
