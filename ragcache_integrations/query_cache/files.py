@@ -22,17 +22,19 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from types import ModuleType
-from typing import Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 
 from ragcache_integrations.core.archive import MALFORMED, read_archive, write_archive
-from ragcache_integrations.core.checks import as_number, check_int, check_text
+from ragcache_integrations.core.checks import check_text
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
 from ragcache_integrations.query_cache.certificates import are_unit
 from ragcache_integrations.query_cache.entries import (
@@ -41,7 +43,6 @@ from ragcache_integrations.query_cache.entries import (
     Entry,
     EntryTable,
     NewEntry,
-    Readable,
     document_keys,
 )
 from ragcache_integrations.query_cache.settings import Settings
@@ -51,7 +52,6 @@ from ragcache_integrations.query_cache.validation import check_vectors
 
 __all__ = [
     "FORMAT",
-    "MEMBERS",
     "Arrays",
     "Decode",
     "Encode",
@@ -189,15 +189,60 @@ Path = str | os.PathLike[str]
 Arrays = dict[str, NDArray[Any]]
 Encode = Callable[[T], Any]
 
-FORMAT = 3
+FORMAT = 4
 """Number of the format; another one for every change that an older version misreads."""
 
-MEMBERS = (
-    *("header", "documents", "keys", "planes", "stamps", "serves", "ages", "radius", "newest"),
-    *("cap", "vectors", "cache_keys", "complete", "ranked", "readable", "counts", "names", "texts"),
-    *("scores", "scored"),
-)
-"""What arrays a file has."""
+_ARRAYS = ("header", "documents", "keys", "planes", "vectors")
+
+Count = Annotated[int, Field(ge=0, le=NEVER)]
+Distance = Annotated[float, Field(ge=-math.inf)]  # which NaN is not
+
+
+class _Row(NamedTuple):
+    """An entry without its query.
+
+    Attributes:
+        stamp: When it was put in or last used.
+        serves: The largest k that it answers.
+        age: Nanoseconds since it was inserted.
+        radius: Within which of the key every document is known.
+        newest: To the nearest document that came after it.
+        cap: The largest distance at which it answers unproven.
+        cache_key: The number of its cache key in the header.
+        complete: The store had no more documents.
+        ranked: The candidates are in the order of their distances.
+        readable: Its candidates' vectors are kept.
+        text: The query's words.
+        candidates: For each, the numbers of its name in the header and of its document, and its
+            score.
+    """
+
+    stamp: Annotated[int, Field(ge=-NEVER, le=NEVER)]
+    serves: Count
+    age: Count
+    radius: Distance
+    newest: Distance
+    cap: Distance
+    cache_key: Count
+    complete: bool
+    ranked: bool
+    readable: bool
+    text: str
+    candidates: list[tuple[Count, Count, float | None]]
+
+
+class _Header(BaseModel):
+    """What a file holds besides arrays and documents; in ``names``, those with vectors come first.
+
+    ``format`` and ``settings`` are compared before.
+    """
+
+    saved_at: Count
+    longest: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    learning: list[Any] | None
+    cache_keys: list[Any]
+    names: list[DocumentKey]
+    entries: list[_Row]
 
 
 @dataclass(frozen=True)
@@ -206,14 +251,16 @@ class Snapshot(Generic[T]):
 
     Attributes:
         entries: In the order of their insertion.
+        columns: Their numbers, in the order of the first fields of a row.
         documents: Those whose vectors are kept.
-        arrays: Numbers of the entries and vectors of the documents, in these orders.
+        arrays: The entries' keys and the documents' vectors, in these orders, and the hyperplanes.
         longest: L2 length of the longest document vector seen.
         learning: What tenants have learnt, as JSON can hold it; ``None`` for a fixed tolerance.
         saved_at: The moment, in nanoseconds of the wall clock.
     """
 
     entries: list[Entry[T]]
+    columns: tuple[NDArray[Any], ...]
     documents: list[DocumentKey]
     arrays: Arrays
     longest: float
@@ -247,19 +294,17 @@ def capture(table: EntryTable[T], learnt: TenantTolerances | None, now: int) -> 
     slots = slots[~np.isin(slots, table.keys.expired(now))]
     entries = cast("list[Entry[T]]", [table.entry(slot) for slot in slots.tolist()])  # all taken
     documents, vectors = table.pool.contents()
-    arrays: Arrays = {
-        "keys": table.keys.keys(slots),
-        "planes": table.keys.planes,
-        "stamps": table.keys.stamps(slots),
-        "serves": table.keys.served(slots),
-        "ages": _whole(min(max(now - entry.born, 0), NEVER) for entry in entries),
-        "radius": table.reach.radius[slots],
-        "newest": table.reach.newest[slots],
-        "cap": table.reach.cap[slots],
-        "vectors": vectors,
-    }
+    arrays = {"keys": table.keys.keys(slots), "planes": table.keys.planes, "vectors": vectors}
+    columns = (
+        table.keys.stamps(slots),
+        table.keys.served(slots),
+        np.array([min(max(now - entry.born, 0), NEVER) for entry in entries], dtype=np.int64),
+        table.reach.radius[slots],
+        table.reach.newest[slots],
+        table.reach.cap[slots],
+    )
     learning = encode_learning(learnt)
-    return Snapshot(entries, documents, arrays, table.longest, learning, time.time_ns())
+    return Snapshot(entries, columns, documents, arrays, table.longest, learning, time.time_ns())
 
 
 def write(
@@ -288,30 +333,27 @@ def write(
     texts: dict[str, int] = {}
     # Most documents stand in several entries, often as the same object: encode that once.
     text_of: dict[int, int] = {}
-    candidates = [candidate for entry in entries for candidate in entry.candidates]
-    for candidate in candidates:
+    for candidate in chain.from_iterable(entry.candidates for entry in entries):
         if id(candidate.document) not in text_of:
             text = _as_text(candidate, encode)
             text_of[id(candidate.document)] = texts.setdefault(text, len(texts))
-    scores = [candidate.score for candidate in candidates]
-    arrays: Arrays = snapshot.arrays | {
-        "cache_keys": _whole(
-            cache_keys.setdefault(entry.key, len(cache_keys)) for entry in entries
-        ),
-        "complete": np.array([entry.complete for entry in entries], dtype=np.bool_),
-        "ranked": np.array([entry.ranked for entry in entries], dtype=np.bool_),
-        "readable": np.array([entry.readable is not None for entry in entries], dtype=np.bool_),
-        "counts": _whole(len(entry.candidates) for entry in entries),
-        "names": _whole(
-            names.setdefault(document, len(names)) for document in document_keys(candidates)
-        ),
-        "texts": _whole(text_of[id(candidate.document)] for candidate in candidates),
-        "scores": np.array(
-            [np.nan if score is None else score for score in scores], dtype=np.float64
-        ),
-        "scored": np.array([score is not None for score in scores], dtype=np.bool_),
-        "documents": _as_bytes(f"[{','.join(texts)}]"),
-    }
+    columns = (column.tolist() for column in snapshot.columns)
+    rows = [
+        (
+            *numbers,
+            cache_keys.setdefault(entry.key, len(cache_keys)),
+            *(entry.complete, entry.ranked, entry.readable is not None, entry.text),
+            [
+                (
+                    names.setdefault((candidate.id, candidate.fingerprint), len(names)),
+                    text_of[id(candidate.document)],
+                    None if candidate.score is None else float(candidate.score),
+                )
+                for candidate in entry.candidates
+            ],
+        )
+        for entry, *numbers in zip(entries, *columns, strict=True)
+    ]
     header = {
         "format": FORMAT,
         "settings": agreed(settings, store_tag),
@@ -319,11 +361,12 @@ def write(
         "longest": snapshot.longest,
         "learning": snapshot.learning,
         "cache_keys": [encode_key(key) for key in cache_keys],
-        "wordings": [entry.text for entry in entries],
         "names": list(names),
+        "entries": rows,
     }
-    arrays["header"] = _as_bytes(json.dumps(header))
-    write_archive(path, arrays)
+    for name, text in (("header", json.dumps(header)), ("documents", f"[{','.join(texts)}]")):
+        snapshot.arrays[name] = np.frombuffer(text.encode("ascii"), np.uint8)
+    write_archive(path, snapshot.arrays)
 
 
 def agreed(settings: Settings, store_tag: str) -> dict[str, object]:
@@ -355,14 +398,6 @@ def _as_text(candidate: Candidate[T], encode: Encode[T] | None) -> str:
     kind = type(document).__name__
     msg = f"{what} to be saved, got {kind} for {candidate.id!r}{reason}. See encode= and decode="
     raise ConfigurationError(msg)
-
-
-def _as_bytes(text: str) -> NDArray[np.uint8]:
-    return np.frombuffer(text.encode("ascii"), dtype=np.uint8)
-
-
-def _whole(numbers: Iterable[int]) -> NDArray[np.int64]:
-    return np.fromiter(numbers, dtype=np.int64)
 
 
 Decode = Callable[[Any], T]
@@ -398,24 +433,23 @@ def read(
         CacheFileError: It does not hold a cache like that, or ``decode`` raised something.
         OSError: The file cannot be read.
     """
-    arrays = read_archive(path, MEMBERS)
+    arrays = read_archive(path, _ARRAYS)
     try:
-        header = json.loads(arrays["header"].tobytes())
-        _check_header(header, agreed(settings, store_tag))
-        documents = _documents(arrays, decode)
-        table = _table(header, _Rows(header, arrays, documents, settings), settings, kernels, now)
-        learning = header["learning"]
-        restored = decode_learning(learning, learnt)
+        raw = json.loads(arrays["header"].tobytes())
+        _check_agreed(raw, agreed(settings, store_tag))
+        header = _Header.model_validate(raw)
+        table = _table(header, arrays, _documents(arrays, decode), settings, kernels, now)
+        restored = decode_learning(header.learning, learnt)
     except MALFORMED as error:
         reason = str(error) if isinstance(error, ValueError) else repr(error)
         msg = f"{path} holds no query cache for this one: {reason[:_LONGEST_REASON]}"
         raise CacheFileError(msg) from error
-    if learning is not None and learnt is not None and restored is None:
+    if header.learning is not None and learnt is not None and restored is None:
         logger.info("The saved tolerances are not used: they were learnt for other targets")
     return table, restored
 
 
-def _check_header(header: dict[str, Any], expected: dict[str, object]) -> None:
+def _check_agreed(header: dict[str, Any], expected: dict[str, object]) -> None:
     if header["format"] != FORMAT:
         raise ValueError(f"its format must be {FORMAT}, got {header['format']!r}")
     saved = header["settings"]
@@ -440,69 +474,6 @@ def _documents(arrays: Arrays, decode: Decode[T] | None) -> list[T]:
         raise ValueError(f"decode raised {error!r}") from error
 
 
-class _Rows(Generic[T]):
-    """The columns of a file, of the right types and lengths, and without a number out of range."""
-
-    def __init__(
-        self, header: dict[str, Any], arrays: Arrays, documents: list[T], settings: Settings
-    ) -> None:
-        def column(
-            name: str, kind: type[np.generic], length: int, below: int | None = None
-        ) -> NDArray[Any]:
-            array = arrays[name]
-            if array.dtype != kind or array.shape != (length,):
-                msg = f"{name} must be {length} of {kind.__name__}, got {array.shape} {array.dtype}"
-                raise ValueError(msg)
-            if below is not None and length and not 0 <= array.min() <= array.max() < below:
-                raise ValueError(f"{name} must be from 0 and below {below}")
-            return array
-
-        def distances(name: str) -> NDArray[np.float64]:
-            array = column(name, np.float64, count)
-            if np.isnan(array).any():
-                raise ValueError(f"{name} must be numbers, got NaN")
-            return array
-
-        dim = settings.dim
-        self.planes = check_vectors(arrays["planes"], settings.planes, dim, "the hyperplanes")
-        self.keys = check_vectors(arrays["keys"], None, dim, "the keys")
-        self.vectors = check_vectors(arrays["vectors"], None, dim)
-        _check_lengths(self.keys, self.vectors, settings)
-        names = _names(header["names"])
-        self.vector_of = {document: row for row, document in enumerate(names[: len(self.vectors)])}
-        cache_keys = [decode_key(key) for key in header["cache_keys"]]
-        count = len(self.keys)
-        self.wordings = header["wordings"]
-        if len(self.wordings) != count or not all(isinstance(text, str) for text in self.wordings):
-            raise ValueError(f"its wordings must be {count} strings")
-        self.stamps = column("stamps", np.int64, count)
-        self.serves = column("serves", np.int64, count, NEVER + 1).tolist()
-        self.ages = column("ages", np.int64, count, NEVER + 1).tolist()
-        self.radius, self.newest, self.cap = map(distances, ("radius", "newest", "cap"))
-        of_key = column("cache_keys", np.int64, count, len(cache_keys)).tolist()
-        self.cache_keys = [cache_keys[number] for number in of_key]
-        self.complete = column("complete", np.bool_, count).tolist()
-        self.ranked = column("ranked", np.bool_, count).tolist()
-        self.readable = column("readable", np.bool_, count).tolist()
-        counts = column("counts", np.int64, count, len(arrays["names"]) + 1)
-        self._ends = np.cumsum([0, *counts]).tolist()
-        total = self._ends[-1]
-        columns = (
-            column("names", np.int64, total, len(names)),
-            column("texts", np.int64, total, len(documents)),
-            column("scores", np.float64, total),
-            column("scored", np.bool_, total),
-        )
-        self._candidates = [
-            Candidate(names[name][0], documents[text], names[name][1], score if scored else None)
-            for name, text, score, scored in zip(*map(np.ndarray.tolist, columns), strict=True)
-        ]
-
-    def candidates(self, row: int) -> tuple[Candidate[T], ...]:
-        """Return the candidates of an entry."""
-        return tuple(self._candidates[self._ends[row] : self._ends[row + 1]])
-
-
 def _check_lengths(
     keys: NDArray[np.float32], vectors: NDArray[np.float32], settings: Settings
 ) -> None:
@@ -513,64 +484,62 @@ def _check_lengths(
         raise ValueError("the keys and the documents' vectors must have length 1")
 
 
-def _names(saved: Any) -> list[tuple[str, str]]:
-    """Return the documents' ids and fingerprints, no two the same."""
-    names = [(document_id, fingerprint) for document_id, fingerprint in saved]
-    if not all(isinstance(part, str) for name in names for part in name):
-        raise TypeError("its names must be pairs of strings")
-    if len(set(names)) < len(names):
-        raise ValueError("its names must differ from each other")
-    return names
-
-
 def _table(
-    header: dict[str, Any], rows: _Rows[T], settings: Settings, kernels: ModuleType, now: int
+    header: _Header,
+    arrays: Arrays,
+    documents: list[T],
+    settings: Settings,
+    kernels: ModuleType,
+    now: int,
 ) -> EntryTable[T]:
-    longest = as_number(header["longest"])
-    if not 0 <= longest < math.inf:
-        raise ValueError(f"longest must be a length, got {header['longest']!r}")
-    longest = max(longest, settings.longest or 0.0)
-    table = EntryTable[T](settings, kernels, longest, rows.planes)
-    passed = time.time_ns() - check_int("saved_at", header["saved_at"], 0)
+    dim, rows = settings.dim, header.entries
+    planes = check_vectors(arrays["planes"], settings.planes, dim, "the hyperplanes")
+    keys = check_vectors(arrays["keys"], len(rows), dim, "the keys")
+    vectors = check_vectors(arrays["vectors"], None, dim)
+    _check_lengths(keys, vectors, settings)
+    vector_of = dict(zip(header.names, vectors, strict=False))
+    if len(set(header.names)) < len(header.names):
+        raise ValueError("its names must differ from each other")
+    cache_keys = [decode_key(key) for key in header.cache_keys]
+    table = EntryTable[T](settings, kernels, max(header.longest, settings.longest or 0.0), planes)
+    passed = time.time_ns() - header.saved_at
     lasts = NEVER if settings.lifetime is None else settings.lifetime
+    order = sorted(range(len(rows)), key=lambda number: rows[number].stamp)
     row_of: dict[int, int] = {}
     # In the order of insertion, of which the table makes sequence numbers.
-    for row in np.sort(rows.stamps.argsort()[-table.keys.capacity :]).tolist():
-        born = now - rows.ages[row] - max(passed, 0)
+    for number in sorted(order[-table.keys.capacity :]):
+        row = rows[number]
+        born = now - row.age - max(passed, 0)
         ended = settings.ttl is not None and (passed < 0 or born + lasts <= now)
         if ended:
             continue
-        candidates = rows.candidates(row)
-        readable = _readable(table, rows, row, candidates)
+        candidates = tuple(
+            Candidate(header.names[name][0], documents[text], header.names[name][1], score)
+            for name, text, score in row.candidates
+        )
+        readable = None
+        if row.readable and row.ranked:
+            held = document_keys(candidates)
+            named = tuple(dict.fromkeys(held))
+            table.pool.acquire(named, np.array([vector_of[name] for name in named]))
+            readable = table.rank(keys[number], held)
         entry = Entry(
-            rows.cache_keys[row],
+            cache_keys[row.cache_key],
             candidates,
             readable,
-            rows.complete[row],
+            row.complete,
             born,
             0,
-            rows.ranked[row],
-            rows.wordings[row],
+            row.ranked,
+            row.text,
         )
         expires = NEVER if settings.ttl is None else min(born + lasts, NEVER)
-        new = NewEntry(rows.keys[row], entry, rows.radius[row], rows.newest[row], expires)
+        new = NewEntry(keys[number], entry, row.radius, row.newest, expires)
         slot = table.add(new)
-        table.keys.serve(
-            slot, min(rows.serves[row], sys.maxsize if entry.complete else len(candidates))
-        )
-        table.reach.cap[slot] = rows.cap[row]
-        row_of[slot] = row
-    for slot in sorted(row_of, key=lambda slot: int(rows.stamps[row_of[slot]])):
+        most = sys.maxsize if entry.complete else len(candidates)
+        table.keys.serve(slot, min(row.serves, most))
+        table.reach.cap[slot] = row.cap
+        row_of[slot] = number
+    for slot in sorted(row_of, key=lambda slot: rows[row_of[slot]].stamp):
         table.keys.touch(slot)
     return table
-
-
-def _readable(
-    table: EntryTable[T], saved: _Rows[T], row: int, candidates: tuple[Candidate[T], ...]
-) -> Readable | None:
-    if not (saved.readable[row] and saved.ranked[row]):
-        return None
-    documents = document_keys(candidates)
-    held = tuple(dict.fromkeys(documents))
-    table.pool.acquire(held, saved.vectors[[saved.vector_of[document] for document in held]])
-    return table.rank(saved.keys[row], documents)

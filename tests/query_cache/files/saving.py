@@ -177,6 +177,23 @@ def reloaded(cache: Cache, path: Path) -> Cache:
     return other
 
 
+ROW = (
+    *("stamp", "serves", "age", "radius", "newest", "cap", "cache_key"),
+    *("complete", "ranked", "readable", "text", "candidates"),
+)
+"""Of an entry in a file's header."""
+
+
+def saved_header(path: Path) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(read_archive(path)["header"].tobytes())
+    return header
+
+
+def saved_entries(path: Path) -> list[Any]:
+    entries: list[Any] = saved_header(path)["entries"]
+    return entries
+
+
 def rewrite(
     path: Path,
     *,

@@ -25,7 +25,18 @@ from ragcache_integrations.query_cache import Candidate, QueryCache
 from ragcache_integrations.query_cache.kernels import kernels as chosen
 from ragcache_integrations.query_cache.kernels import plain as _plain
 
-from .saving import DIM, Cache, act, candidates, filled, first, rewrite, vectors
+from .saving import (
+    DIM,
+    ROW,
+    Cache,
+    act,
+    candidates,
+    filled,
+    first,
+    rewrite,
+    saved_entries,
+    vectors,
+)
 
 
 class TestFiles:
@@ -117,8 +128,8 @@ class TestForgedFiles:
         assert len(cache) == 0
 
     def test_another_format_is_told(self, path: Path) -> None:
-        rewrite(path, header={"format": 2})
-        with pytest.raises(CacheFileError, match="format must be 3, got 2"):
+        rewrite(path, header={"format": 3})
+        with pytest.raises(CacheFileError, match="format must be 4, got 3"):
             filled(tolerance="auto").load(path)
 
     def test_everything_is_needed(self, path: Path) -> None:
@@ -148,17 +159,38 @@ class TestForgedFiles:
                 rewrite(path, arrays={name: change(array)})
                 self.refused(path)
 
-    @pytest.mark.parametrize("wrong", [-1, 10**6, 2**62])
-    @pytest.mark.parametrize("name", ["names", "texts", "cache_keys", "counts"])
-    def test_no_number_leads_out_of_range(self, path: Path, name: str, wrong: int) -> None:
-        array = read_archive(path)[name]
-        array[1] = wrong
-        rewrite(path, arrays={name: array})
+    @pytest.mark.parametrize("field", range(len(ROW)), ids=ROW)
+    @pytest.mark.parametrize("wrong", [None, "text", [1], {}, math.nan], ids=str)
+    def test_every_field_of_an_entry_is_looked_at(
+        self, path: Path, field: int, wrong: object
+    ) -> None:
+        entries = saved_entries(path)
+        if ROW[field] != "text" or wrong != "text":
+            entries[1][field] = wrong
+            rewrite(path, header={"entries": entries})
+            self.refused(path)
+
+    @pytest.mark.parametrize("entries", [lambda saved: saved[1:], lambda _: [], lambda _: {}])
+    def test_every_key_has_an_entry(self, path: Path, entries: Callable[[Any], object]) -> None:
+        rewrite(path, header={"entries": entries(saved_entries(path))})
+        self.refused(path)
+
+    @pytest.mark.parametrize("wrong", [-1, 10**6, 2**62, 2**70, 0.5])
+    @pytest.mark.parametrize("place", ["cache_key", "name", "document"])
+    def test_no_number_leads_out_of_range(self, path: Path, place: str, wrong: float) -> None:
+        entries = saved_entries(path)
+        if place == "cache_key":
+            entries[1][ROW.index("cache_key")] = wrong
+        else:
+            entries[1][-1][0][place == "document"] = wrong
+        rewrite(path, header={"entries": entries})
         self.refused(path)
 
     def test_no_entry_answers_with_more_than_it_has(self, path: Path) -> None:
-        served = read_archive(path)["serves"]
-        rewrite(path, arrays={"serves": np.full_like(served, 9)})
+        entries = saved_entries(path)
+        for entry in entries:
+            entry[ROW.index("serves")] = 9
+        rewrite(path, header={"entries": entries})
         cache = filled(tolerance="auto")
         assert cache.load(path) == 5
         assert first(cache.lookup([1, 0, 0], 3, "key")) == "1"
@@ -216,19 +248,14 @@ class TestForgedFiles:
         self.refused(path)
 
     def test_what_is_as_old_as_can_be_is_saved_again(self, path: Path) -> None:
-        ages = read_archive(path)["ages"]
-        rewrite(path, arrays={"ages": np.full_like(ages, np.iinfo(np.int64).max)})
+        entries = saved_entries(path)
+        for entry in entries:
+            entry[ROW.index("age")] = int(np.iinfo(np.int64).max)
+        rewrite(path, header={"entries": entries})
         cache = filled(tolerance="auto")
         assert cache.load(path) == 5
         cache.save(path)
         assert cache.load(path) == 5
-
-    @pytest.mark.parametrize("name", ["radius", "newest", "cap"])
-    def test_no_distance_is_no_number(self, path: Path, name: str) -> None:
-        array = read_archive(path)[name]
-        array[1] = math.nan
-        rewrite(path, arrays={name: array})
-        self.refused(path)
 
     @pytest.mark.parametrize("name", ["header", "documents"])
     @pytest.mark.parametrize(
