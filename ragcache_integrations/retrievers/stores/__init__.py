@@ -1,10 +1,12 @@
 """Facts about vector stores: metric, exactness, vectors, methods that change documents."""
 
 from .changes import Change, StoreMethods, unwatch, watch
+from .embedded import ids_by_number
 from .facts import (
     MappedVectors,
     SearchResults,
     StoreFacts,
+    StoreKind,
     VectorSearch,
     brings,
     is_kind,
@@ -18,14 +20,7 @@ from .faiss_vectors import (
     faiss_score,
     is_faiss_index,
 )
-from .kinds import (
-    LANGCHAIN_KINDS,
-    LLAMA_INDEX_KINDS,
-    StoreKind,
-    ids_by_number,
-    kind_of,
-    register_store,
-)
+from .kinds import LANGCHAIN_KINDS, LLAMA_INDEX_KINDS, kind_of, register_store
 from .live import LiveState
 
 __all__ = [
