@@ -91,30 +91,10 @@ def _pointer(context, address):
     return types.voidptr(types.int64), generate
 
 
-@intrinsic
-def _bits(context, value):
-    """Return the bits of a 32-bit float."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.int32(types.float32), generate
-
-
-@intrinsic
-def _float(context, value):
-    """Return the 32-bit float of such bits."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
-
-
 @numba.njit(cache=True)
 def _key(distance):
     """Return a whole number that goes up with a distance; what is no number is infinite."""
-    bits = np.int64(_bits(distance))
+    bits = np.int64(np.float32(distance).view(np.int32))
     if bits & 0x7FFFFFFF > _INFINITE:
         bits = _INFINITE
     return bits if bits >= 0 else _LEAST - bits
@@ -123,7 +103,7 @@ def _key(distance):
 @numba.njit(cache=True)
 def _distance(key):
     """Do the reverse."""
-    return _float(np.int32(key if key >= 0 else _LEAST - key))
+    return np.int32(key if key >= 0 else _LEAST - key).view(np.float32)
 
 
 @numba.njit(cache=True)

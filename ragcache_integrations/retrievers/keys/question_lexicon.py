@@ -8,6 +8,8 @@ our own (:data:`.question_words.SAME_WORDS`).
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 
@@ -31,23 +33,24 @@ def is_english_word(word: str) -> bool:
     return not _dictionary().keys().isdisjoint(forms_of(word)) or compared_word(word) is not None
 
 
-@cache
-def _dictionary() -> dict[str, frozenset[int]]:
-    """Return the senses of each English word, by number; words of one sense mean the same."""
-    lines = files(__package__).joinpath("english_words.txt").read_text("ascii").splitlines()
-    senses: dict[str, set[int]] = {}
-    for number, line in enumerate(line for line in lines if not line.startswith("#")):
-        words = line.split()
+def _lines(name: str) -> list[list[str]]:
+    lines = files(__package__).joinpath(name).read_text("ascii").splitlines()
+    return [line.split() for line in lines if not line.startswith("#")]
+
+
+def _groups_of_words(groups: Iterable[Sequence[str]]) -> dict[str, set[int]]:
+    """Return the numbers of the groups that each word shares with others."""
+    shared: defaultdict[str, set[int]] = defaultdict(set)
+    for number, words in enumerate(groups):
         for word in words:
-            senses.setdefault(word, set())
-            if len(words) > 1:
-                senses[word].add(number)
-    for word in MODERN_WORDS:
-        senses.setdefault(word, set())
-    for number, same in enumerate(SAME_WORDS):
-        for word in same:
-            senses.setdefault(word, set()).add(-1 - number)
-    return {word: frozenset(numbers) for word, numbers in senses.items()}
+            shared[word].update({number} if len(words) > 1 else ())
+    return dict(shared)
+
+
+@cache
+def _dictionary() -> dict[str, set[int]]:
+    """Return the senses of each English word, by number; words of one sense mean the same."""
+    return _groups_of_words([*_lines("english_words.txt"), *SAME_WORDS, *zip(MODERN_WORDS)])
 
 
 _ENDINGS = (
@@ -90,7 +93,7 @@ def forms_of(word: str) -> frozenset[str]:
 def are_synonyms(text: str, other_text: str) -> bool:
     """Return whether words mean the same, one is of the other's root, or a typing error of it."""
     one, other = forms_of(text), forms_of(other_text)
-    if any(_others(form) & _others(another) for form in one for another in other):
+    if _are_told_apart(one, other):
         return False
     known = _dictionary()
     senses = {sense for form in one for sense in known.get(form, ())}
@@ -107,16 +110,16 @@ def are_synonyms(text: str, other_text: str) -> bool:
 
 
 @cache
-def _other_words() -> dict[str, frozenset[int]]:
-    lines: dict[str, set[int]] = {}
-    for number, words in enumerate(OTHER_WORDS):
-        for word in words:
-            lines.setdefault(word, set()).add(number)
-    return {word: frozenset(numbers) for word, numbers in lines.items()}
+def _other_words() -> dict[str, set[int]]:
+    return _groups_of_words(OTHER_WORDS)
 
 
-def _others(word: str) -> frozenset[int]:
-    return _other_words().get(word, frozenset())
+def _are_told_apart(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Return whether a table says that words do not mean the same."""
+    lines, nowhere = _other_words(), set[int]()
+    return any(
+        lines.get(form, nowhere) & lines.get(another, nowhere) for form in one for another in other
+    )
 
 
 @lru_cache(_REMEMBERED)
@@ -169,23 +172,21 @@ def _is_typo(one: str, other: str) -> bool:
 
 
 @cache
-def _kin() -> tuple[dict[str, frozenset[str]], dict[str, str]]:
+def _kin() -> tuple[dict[str, set[str]], dict[str, str]]:
     """Return what words are related to each word, as *harm* to *injury*, and its part of speech.
 
     That is ``v`` for verbs, ``a`` for adjectives and ``r`` for adverbs.
     """
-    lines = files(__package__).joinpath("english_kin.txt").read_text("ascii").splitlines()
-    kin: dict[str, set[str]] = {}
+    kin: defaultdict[str, set[str]] = defaultdict(set)
     parts: dict[str, str] = {}
-    for line in (line for line in lines if not line.startswith("#")):
-        head, *others = line.split()
+    for head, *others in _lines("english_kin.txt"):
         word, _, part = head.partition(":")
         if part:
             parts[word] = part
         for other in others:
-            kin.setdefault(word, set()).add(other)
-            kin.setdefault(other, set()).add(word)
-    return {word: frozenset(others) for word, others in kin.items()}, parts
+            kin[word].add(other)
+            kin[other].add(word)
+    return dict(kin), parts
 
 
 @lru_cache(_REMEMBERED)
@@ -204,7 +205,7 @@ def are_kin(one: str, other: str) -> bool:
     Adjectives are so, too, if both are related to a third word.
     """
     forms, others = forms_of(one), forms_of(other)
-    if any(_others(form) & _others(another) for form in forms for another in others):
+    if _are_told_apart(forms, others):
         return False
     if compared_word(one) or compared_word(other):
         return False
@@ -226,9 +227,9 @@ def _related(word: str) -> frozenset[str]:
 
 
 @cache
-def _of_senses() -> dict[int, frozenset[str]]:
-    words: dict[int, set[str]] = {}
+def _of_senses() -> dict[int, set[str]]:
+    words: defaultdict[int, set[str]] = defaultdict(set)
     for word, senses in _dictionary().items():
         for sense in senses:
-            words.setdefault(sense, set()).add(word)
-    return {sense: frozenset(same) for sense, same in words.items()}
+            words[sense].add(word)
+    return dict(words)
