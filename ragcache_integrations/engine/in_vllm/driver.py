@@ -69,9 +69,8 @@ from ragcache_integrations.engine.schema_limits import check_schema, limit_schem
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import TreeSnapshot
 
-from .anywhere.connector import DocumentConnector, finish_writing
 from .anywhere.disk import DISK_CACHE_DIR, DISK_CACHE_GIB
-from .host_tier import HOST_CACHE_GIB, HostTierConnector
+from .connector import HOST_CACHE_GIB, REUSES_ANYWHERE, DocumentConnector, finish_writing
 from .kv_cache import block_bytes
 from .scheduler import DocumentCache, scheduler_class
 from .tool_calls import CallReader
@@ -289,18 +288,18 @@ def errors_of(outputs: Iterable[Any]) -> dict[str, tuple[FailureKind, str]]:
 
 def connector_config(cache: CacheSettings) -> KVTransferConfig | None:
     """Configuration that makes vLLM use our connector; ``None`` where nothing needs one."""
-    documents = cache.reuse == "anywhere" or cache.disk_cache_gib
-    if not documents and not cache.host_cache_gib:
+    anywhere = cache.reuse == "anywhere"
+    if not (anywhere or cache.disk_cache_gib or cache.host_cache_gib):
         return None
-    connector: type[Any] = DocumentConnector if documents else HostTierConnector
     extra = {
+        REUSES_ANYWHERE: anywhere,
         HOST_CACHE_GIB: cache.host_cache_gib,
         DISK_CACHE_GIB: cache.disk_cache_gib,
         DISK_CACHE_DIR: cache.disk_cache_dir,
     }
     return KVTransferConfig(
-        kv_connector=connector.__name__,
-        kv_connector_module_path=connector.__module__,
+        kv_connector=DocumentConnector.__name__,
+        kv_connector_module_path=DocumentConnector.__module__,
         kv_role="kv_both",
         kv_connector_extra_config=extra,
         # A request whose blocks could not be read back fails, with everything that was computed

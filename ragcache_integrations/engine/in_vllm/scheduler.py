@@ -1,6 +1,6 @@
 """vLLM's scheduler with the knowledge tree: replacement, host tier and reordering.
 
-This module and its parts, :mod:`.queues` and :mod:`.host_tier`, are all that touches
+This module and its parts, :mod:`.queues` and :mod:`.connector`, are all that touches
 non-public parts of vLLM. vLLM is unmodified: the scheduler class is configurable, and after its
 ``__init__`` two attributes are replaced, the pool's queue of free blocks and the queue of waiting
 requests. All attributes that are relied upon are checked first. If one is missing, the scheduler
@@ -38,7 +38,7 @@ from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from .anywhere.disk import open_disk
 from .anywhere.prefixes import StoredPrefixes
 from .anywhere.requests import is_plain, reuse_of, why_not
-from .host_tier import HostTierConnector
+from .connector import DocumentConnector
 from .kv_cache import unsuited, windows
 from .queues import CacheAwareRequestQueue, DocumentFreeQueue, keep_to_quotas, topics
 from .steps import Steps
@@ -126,8 +126,8 @@ class DocumentCache:
 
     def __init__(self, scheduler: Any, settings: CacheSettings) -> None:
         connector = scheduler.connector
-        has_host_tier = isinstance(connector, HostTierConnector) and connector.host_blocks
-        self._host_tier: HostTierConnector | None = connector if has_host_tier else None
+        has_host_tier = isinstance(connector, DocumentConnector) and connector.host_blocks
+        self._host_tier: DocumentConnector | None = connector if has_host_tier else None
         self._windows = windows(
             scheduler.kv_cache_config, drafts=scheduler.vllm_config.speculative_config is not None
         )

@@ -19,7 +19,7 @@ from vllm.v1.request import Request
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 from ragcache_integrations.knowledge_tree.node import in_group
 
-from .host_tier import HostTierConnector
+from .connector import DocumentConnector
 
 __all__ = ["RequestsLeftError", "UnreadBlocks", "submitted_name"]
 
@@ -63,7 +63,7 @@ class UnreadBlocks:
         self,
         scheduler: Any,
         tree: KnowledgeTree[Any],
-        host_tier: HostTierConnector | None,
+        host_tier: DocumentConnector | None,
         in_flight: int,
     ) -> None:
         self._tree = tree

@@ -14,7 +14,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from ragcache_integrations.engine.in_vllm import host_tier as _host_tier
-from ragcache_integrations.engine.in_vllm.host_tier import Failures, HostTierConnector, Transfers
+from ragcache_integrations.engine.in_vllm.connector import DocumentConnector, Failures, Transfers
 from ragcache_integrations.engine.in_vllm.unread import RequestsLeftError
 from tests.engine.in_vllm.invariants import check_at_rest
 from tests.engine.in_vllm.simulation import Case, Engine
@@ -125,25 +125,25 @@ def test_a_tier_that_fails_again_and_again_is_left_alone(
 # The connector by itself
 
 
-def connector(role: KVConnectorRole) -> HostTierConnector:
+def connector(role: KVConnectorRole) -> DocumentConnector:
     case = Case(gpu_blocks=24, host_blocks=6)
-    return HostTierConnector(case.config(), role, case.memory())
+    return DocumentConnector(case.config(), role, case.memory())
 
 
-def worker() -> tuple[HostTierConnector, torch.Tensor]:
+def worker() -> tuple[DocumentConnector, torch.Tensor]:
     made = connector(KVConnectorRole.WORKER)
     layer = torch.arange(24 * 8, dtype=torch.float32).reshape(24, 2, 4)
     made.register_kv_caches({"one": layer.clone(), "two": layer})
     return made, layer
 
 
-def load(side: HostTierConnector, *back: tuple[int, int]) -> set[int]:
+def load(side: DocumentConnector, *back: tuple[int, int]) -> set[int]:
     side.bind_connector_metadata(Transfers(back=list(back)))
     side.start_load_kv(None)
     return side.get_block_ids_with_load_errors()
 
 
-def spoil(side: HostTierConnector, *, on_host: bool, writeable: bool = False) -> None:
+def spoil(side: DocumentConnector, *, on_host: bool, writeable: bool = False) -> None:
     """The second of two layers can't be written: the first was, by then."""
     copies: Any = side._copies
     pair = [array.view() for array in copies._parts[1]]

@@ -30,19 +30,18 @@ from vllm.v1.request import Request
 
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine.in_vllm import scheduler as _scheduler
-from ragcache_integrations.engine.in_vllm.anywhere.connector import DocumentConnector
 from ragcache_integrations.engine.in_vllm.anywhere.models import (
     longest_reused,
     unsuited_for_files,
     unsuited_for_reuse,
 )
+from ragcache_integrations.engine.in_vllm.connector import DocumentConnector, Transfers, host_blocks
 from ragcache_integrations.engine.in_vllm.driver import (
     VLLM,
     _Running,
     connector_config,
     errors_of,
 )
-from ragcache_integrations.engine.in_vllm.host_tier import HostTierConnector, Transfers, host_blocks
 from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
 from ragcache_integrations.engine.in_vllm.queues import CacheAwareRequestQueue, DocumentFreeQueue
 from ragcache_integrations.engine.in_vllm.scheduler import (
@@ -290,8 +289,8 @@ def test_the_scheduler_can_be_sent_to_another_process() -> None:
 # The host tier's connector
 
 
-def connector(case: Case, role: KVConnectorRole) -> HostTierConnector:
-    return HostTierConnector(case.config(), role, case.memory())
+def connector(case: Case, role: KVConnectorRole) -> DocumentConnector:
+    return DocumentConnector(case.config(), role, case.memory())
 
 
 @pytest.mark.parametrize(
@@ -386,16 +385,15 @@ def test_it_takes_no_memory_where_the_tree_is_off() -> None:
     worker.start_load_kv(None)
 
 
-@pytest.mark.parametrize("kind", [HostTierConnector, DocumentConnector])
-def test_sleep_mode_is_refused(kind: Any) -> None:
+@pytest.mark.parametrize("reuse", ["prefix", "anywhere"])
+def test_sleep_mode_is_refused(reuse: str) -> None:
     """It gives the GPU's memory away, with the blocks of which there are copies."""
-    assert not kind.supports_sleep_mode(None)
-    reuse = "anywhere" if kind is DocumentConnector else "prefix"
+    assert not DocumentConnector.supports_sleep_mode(None)
     config = Case(host_blocks=8).config()
     config.kv_transfer_config = connector_config(CacheSettings(host_cache_gib=1, reuse=reuse))
     config.model_config.enable_sleep_mode = True
     if hasattr(KVConnectorBase_V1, "supports_sleep_mode"):  # older versions do not ask
-        with pytest.raises(ValueError, match=f"{kind.__name__} does not support sleep mode"):
+        with pytest.raises(ValueError, match="DocumentConnector does not support sleep mode"):
             config._verify_kv_transfer_compat()
 
 
@@ -408,7 +406,7 @@ def test_pipeline_parallelism_is_refused() -> None:
     config = case.config()
     config.parallel_config.pipeline_parallel_size = 2
     with pytest.raises(ValueError, match="does not work with pipeline parallelism"):
-        HostTierConnector(config, KVConnectorRole.SCHEDULER, case.memory())
+        DocumentConnector(config, KVConnectorRole.SCHEDULER, case.memory())
 
 
 def test_its_size_is_counted_over_all_workers() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from ragcache_integrations.engine.in_vllm.host_tier import Failures
+from ragcache_integrations.engine.in_vllm.connector import Failures
 
 END = 2
 """The token that ends an answer."""

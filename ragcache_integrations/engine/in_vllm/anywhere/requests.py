@@ -32,7 +32,6 @@ from ragcache_integrations.engine.arguments import GIB
 from ragcache_integrations.engine.protocol import CacheSettings, document_key
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
-from .connector import DocumentConnector
 from .disk import DiskIndex
 from .encoded import Sizes
 from .grouped import Tables, table
@@ -523,7 +522,7 @@ def why_not(scheduler: Any, settings: CacheSettings) -> str | None:
 def reuse_of(scheduler: Any, settings: CacheSettings, disk: DiskIndex | None) -> Reuse | None:
     """What reuses documents anywhere for a scheduler that can; ``None`` where nobody wants it."""
     connector = scheduler.connector
-    if settings.reuse != "anywhere" or not isinstance(connector, DocumentConnector):
+    if settings.reuse != "anywhere" or not hasattr(connector, "reuse"):
         return None
     token_bytes = Sizes.of(scheduler.kv_cache_config).token_bytes
     workers = scheduler.vllm_config.parallel_config.world_size

@@ -83,6 +83,7 @@ class StoreWorker:
         memory: The paged memory.
         block_size: Tokens of a block.
         steps: Most steps that are planned before the output of the first of them is known.
+        disk: The disk; ``None`` for none.
 
     Attributes:
         memory: The paged memory.
@@ -91,9 +92,15 @@ class StoreWorker:
         unread: Numbers of blocks that could not be filled since then.
     """
 
-    def __init__(self, memory: GroupedMemory, block_size: int, steps: int = 1) -> None:
+    def __init__(
+        self,
+        memory: GroupedMemory,
+        block_size: int,
+        steps: int = 1,
+        disk: DiskWorker | None = None,
+    ) -> None:
         self.memory = memory
-        self.disk: DiskWorker | None = None
+        self.disk = disk
         self._size = block_size
         self._documents: dict[bytes, Encoded] = {}
         self.lost: set[bytes] = set()
