@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.config import KVTransferConfig
+from vllm.exceptions import VLLMClientError
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.tokenizers import cached_tokenizer_from_config
@@ -102,7 +103,7 @@ def continue_text(
     if tokenizer is None or not emitted:
         return
     try:
-        (internal,) = getattr(output_processor, "external_req_ids", {}).get(name, [name])
+        (internal,) = output_processor.external_req_ids.get(name, [name])
         state = output_processor.request_states[internal]
         request = SimpleNamespace(
             request_id=internal,
@@ -133,8 +134,8 @@ _CHECKS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
 
 def slow_on_cpu(dtype: torch.dtype) -> str | None:
-    """The type's name if this CPU computes it in software; only known of bfloat16 on x86."""
-    if dtype != torch.bfloat16 or platform.machine() not in _X86:
+    """The type's name if it is computed on a CPU, in software; only known of bfloat16 on x86."""
+    if not current_platform.is_cpu() or platform.machine() not in _X86 or dtype != torch.bfloat16:
         return None
     if any(getattr(torch.cpu, name, lambda: True)() for name in _CHECKS):
         return None
@@ -175,11 +176,6 @@ def _kept(normalizer: dict[str, Any]) -> dict[str, Any] | None:
     parts = [part for part in map(_kept, normalizer["normalizers"]) if part is not None]
     return {"type": "Sequence", "normalizers": parts} if parts else None
 
-
-try:
-    from vllm.exceptions import VLLMClientError as RefusedError
-except ImportError:  # older versions raise ValueError itself
-    RefusedError = ValueError
 
 NEUTRAL = {
     "top_p": 1,
@@ -307,11 +303,6 @@ def connector_config(cache: CacheSettings) -> KVTransferConfig | None:
         # other requests to find until they are computed again, which an abort may prevent.
         kv_load_failure_policy="fail",
     )
-
-
-def slow_dtype(config: Any) -> str | None:
-    """The model's numeric type, if it is computed on a CPU that has no instructions for it."""
-    return slow_on_cpu(config.model_config.dtype) if current_platform.is_cpu() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,9 +484,7 @@ class VLLM:
         prompt: dict[str, Any] = {"prompt_token_ids": [*request.token_ids, *request.emitted]}
         if request.namespace:
             prompt["cache_salt"] = request.namespace
-        renderer = getattr(self._engine, "renderer", None)
-        if renderer is not None:  # older versions take the raw prompt
-            (prompt,) = renderer.render_cmpl([prompt])
+        (prompt,) = self._engine.renderer.render_cmpl([prompt])
         calls = None
         if request.tools is not None:
             tokenizer = cached_tokenizer_from_config(self._engine.vllm_config.model_config)
@@ -506,7 +495,7 @@ class VLLM:
             if calls is not None and calls.keeps_special_tokens:
                 sampling.skip_special_tokens = False
             self._engine.add_request(name, prompt, sampling, priority=request.priority)
-        except RefusedError as error:
+        except VLLMClientError as error:
             raise ValueError(str(error)) from error
         except BaseException as error:
             # A panic in guidance, which is written in Rust, is a BaseException.
@@ -662,7 +651,7 @@ class VLLM:
             block_size=self.block_size,
             block_bytes=block_bytes(self._scheduler.kv_cache_config) * workers,
             tree_is_off=self._tree_is_off,
-            slow_dtype=slow_dtype(config),
+            slow_dtype=slow_on_cpu(config.model_config.dtype),
             reuse_is_off=no_reuse if documents is None else documents.reuse_is_off,
             disk_is_off=no_disk if documents is None else documents.disk_is_off,
         )

@@ -37,7 +37,7 @@ from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
 from .anywhere.disk import open_disk
 from .anywhere.prefixes import StoredPrefixes
-from .anywhere.requests import is_plain, reuse_of, why_not
+from .anywhere.requests import Ahead, is_plain, open_reuse
 from .connector import DocumentConnector
 from .kv_cache import unsuited, windows
 from .queues import CacheAwareRequestQueue, DocumentFreeQueue, keep_to_quotas, topics
@@ -131,9 +131,13 @@ class DocumentCache:
         self._windows = windows(
             scheduler.kv_cache_config, drafts=scheduler.vllm_config.speculative_config is not None
         )
-        self.reuse_is_off = why_not(scheduler, settings)
-        self._disk, self.disk_is_off = open_disk(scheduler, settings)
-        self._reuse = None if self.reuse_is_off else reuse_of(scheduler, settings, self._disk)
+        profile = settings.prefill_profile
+        seconds = PrefillCostModel.from_dict(profile) if profile else None
+        self._disk, self.disk_is_off = open_disk(scheduler, settings, seconds)
+        self._ahead = Ahead(scheduler)
+        self._reuse, self.reuse_is_off = open_reuse(
+            scheduler, settings, seconds, self._ahead, self._disk
+        )
         self._prefixes: StoredPrefixes | None = None
         self._requests: dict[str, Request] = scheduler.requests
         self._block_size: int = scheduler.block_size
@@ -154,7 +158,6 @@ class DocumentCache:
         self._in_flight: int = scheduler.vllm_config.max_concurrent_batches - 1
         self._ended: deque[Iterable[str]] = deque()
         self._preemptions = 0
-        profile = settings.prefill_profile
         self.tree: KnowledgeTree[KVCacheBlock] = KnowledgeTree(
             block_size=self._block_size,
             lookahead=getattr(scheduler, "num_hash_lookahead_tokens", 0),  # not in older versions
@@ -162,7 +165,7 @@ class DocumentCache:
             host_blocks=self._host_tier.host_blocks if self._host_tier else 0,
             windows=self._windows,
             policy=settings.policy,
-            prefill_seconds=PrefillCostModel.from_dict(profile) if profile else None,
+            prefill_seconds=seconds,
             cache_depth=settings.cache_depth,
             frequency_window=settings.frequency_window,
             quotas=settings.quotas,
@@ -180,7 +183,8 @@ class DocumentCache:
         )
         self._pool.free_block_queue = self._free_blocks
         self._unpinnable: dict[str, str] = {}
-        ahead = self.tree.windows.whole and self._reuse is None
+        computes_ahead = self.tree.windows.whole and self._reuse is None
+        ahead = self._ahead if computes_ahead else None
         self._steps = Steps(scheduler, self.tree, self._in_gpu, ahead)
         if settings.quotas:
             keep_to_quotas(scheduler, self.tree, self._free_blocks, len(self._windows))
@@ -200,18 +204,24 @@ class DocumentCache:
         except ConfigurationError:  # our engine has checked them, a server's client may not have
             logger.exception("the request's documents are ignored")
             return
+        is_ahead = request.request_id == self._ahead.name
+        if not is_ahead:
+            self._ahead.stop()
+            self._ahead.hasher = request._block_hasher  # noqa: SLF001 - ours need one, too
         if self._reuse is not None and self._reuse.enter(
             request, spans, extra_args or {}, self._cached_tokens
         ):
             return  # what is approximate is not for the tree
-        documents, spans = spans, self._steps.enter(request, spans, extra_args or {})
+        documents = spans
+        if not is_ahead:
+            spans = self._steps.enter(request, spans, extra_args or {})
         if spans:
             path = self._paths[request.request_id] = self.tree.enter(
                 request.cache_salt or "",
                 spans,
                 request.block_hashes,
                 request.priority,
-                named=bool(documents) and not self._steps.is_ahead(request.request_id),
+                named=bool(documents) and not is_ahead,
             )
             self._pin(request, path, (extra_args or {}).get(PIN))
             if self._prefixes is not None and is_plain(request):
@@ -308,7 +318,7 @@ class DocumentCache:
                 host_tokens,
                 self._requests[admitted.req_id].num_prompt_tokens,
             )
-            if self._steps.is_ahead(admitted.req_id):
+            if admitted.req_id == self._ahead.name:
                 self.tree.retract(path)  # nobody has asked for it yet
         if self._waiting is not None:
             self._note_prefills(self._waiting, plan.scheduled_cached_reqs)
@@ -337,14 +347,12 @@ class DocumentCache:
     @property
     def idles(self) -> bool:
         """Whether nobody waits for anything that the scheduler has."""
-        return (self._reuse is not None and self._reuse.idles) or self._steps.idles
+        return self._ahead.idles
 
     def make_way(self) -> None:
         """Stop what nobody waits for, and keep nothing."""
         self._free_blocks.lends_pinned = True
-        self._steps.make_way()
-        if self._reuse is not None:
-            self._reuse.make_way()
+        self._ahead.stop()
 
     def made_way(self) -> None:
         """Undo :meth:`make_way`."""

@@ -13,10 +13,10 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from vllm.sampling_params import SamplingParams
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.prompt import (
@@ -30,7 +30,7 @@ from ragcache_integrations.core.prompt import (
 )
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 
-from .anywhere.requests import is_plain
+from .anywhere.requests import Ahead, is_plain
 
 __all__ = ["Steps"]
 
@@ -77,20 +77,17 @@ class Steps:
         scheduler: vLLM's scheduler.
         tree: The knowledge tree.
         in_gpu: Looks a block up in the GPU.
-        ahead: Whether prompts are read back and computed before they come.
+        ahead: Reads prompts back, and computes them, before they come; ``None`` if nothing does.
     """
 
     scheduler: Any
     tree: KnowledgeTree[Any]
     in_gpu: Callable[[Any], bool]
-    ahead: bool
+    ahead: Ahead | None
 
     def __post_init__(self) -> None:
         self._budget: int = self.scheduler.max_num_scheduled_tokens
         self._steps: dict[Name, _Step] = {}  # those that came latest last
-        self._current: tuple[str, Name] | None = None  # the request that computes ahead, and what
-        self._hasher: Any = None
-        self._numbers = itertools.count()
 
     def enter(
         self, request: Request, spans: tuple[Span, ...], arguments: Mapping[str, Any]
@@ -100,29 +97,16 @@ class Steps:
         Returns:
             Its documents. One without documents gets what its step begins with as one.
         """
-        if self._current is not None and self._current[0] == request.request_id:
-            return spans
-        self.make_way()
         name = arguments.get(STEP)
         if not isinstance(name, str) or not 0 < len(name) <= STEP_CHARACTERS:
             return spans
         if not is_plain(request):
             return spans
         salt = request.cache_salt or ""
-        self._hasher = request._block_hasher  # noqa: SLF001 - internal requests need one, too
         step = self._learn(salt, name, request, spans)
         self.tree.end_hint((salt, name))
         self._expect(salt, arguments, request.priority)
         return spans or (step.spans if step.begins else ())
-
-    def is_ahead(self, request_id: str) -> bool:
-        """Whether a request computes for later."""
-        return self._current is not None and self._current[0] == request_id
-
-    @property
-    def idles(self) -> bool:
-        """Whether the scheduler has nothing but what is computed for later."""
-        return self._current is not None and self.scheduler.requests.keys() == {self._current[0]}
 
     def before_step(self) -> None:
         """Get the nearest step ready, and keep steps of the model short that nobody waits for."""
@@ -130,15 +114,12 @@ class Steps:
         self.get_ready()
         if self.ahead and self._steps:
             idle = min(AHEAD_TOKENS, self._budget)
-            self.scheduler.max_num_scheduled_tokens = idle if self.idles else self._budget
+            self.scheduler.max_num_scheduled_tokens = idle if self.ahead.idles else self._budget
 
     def get_ready(self) -> None:
         """Begin to read back or compute what the nearest step begins with."""
         requests = self.scheduler.requests
-        if self._current is not None and self._current[0] in requests:
-            return
-        self._current = None
-        if not self.ahead or self.scheduler.waiting:
+        if self.ahead is None or self.ahead.runs or self.scheduler.waiting:
             return
         for name in sorted(self._steps, key=self.tree.hints.steps):
             step = self._steps[name]
@@ -155,31 +136,9 @@ class Steps:
             if not self.tree.affords(name[0], len(keys) - there):
                 continue
             step.ready = True
-            self._begin(name, step)
+            stopped = partial(setattr, step, "ready", False)  # noqa: FBT003 - setattr's
+            self.ahead.begin(step.tokens, name[0], extra_args_from_spans(step.spans), stopped)
             return
-
-    def make_way(self) -> None:
-        """Stop what is computed for later. What is computed of it stays cached."""
-        current, self._current = self._current, None
-        if current is not None and current[0] in self.scheduler.requests:
-            self.scheduler.finish_requests(current[0], RequestStatus.FINISHED_ABORTED)
-            if current[1] in self._steps:
-                self._steps[current[1]].ready = False
-
-    def _begin(self, name: Name, step: _Step) -> None:
-        sampling = SamplingParams(temperature=0.0, max_tokens=1)
-        sampling.extra_args = extra_args_from_spans(step.spans)
-        self._current = f"ahead.{next(self._numbers)}", name
-        self.scheduler.add_request(
-            Request(
-                request_id=self._current[0],
-                prompt_token_ids=step.tokens,
-                sampling_params=sampling,
-                pooling_params=None,
-                cache_salt=name[0] or None,
-                block_hasher=self._hasher,
-            )
-        )
 
     def _learn(self, salt: str, name: str, request: Request, spans: Sequence[Span]) -> _Step:
         """Learn what a step's prompts begin with."""

@@ -23,12 +23,14 @@ from transformers import AutoTokenizer
 from vllm import SamplingParams, envs
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.platforms import current_platform
+from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
 from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from ragcache_integrations.core.prompt import TextEncoder
-from ragcache_integrations.engine.in_vllm.driver import connector_config, slow_dtype
+from ragcache_integrations.engine.in_vllm.driver import connector_config, slow_on_cpu
 from ragcache_integrations.engine.tool_parsers import find_tool_parser
 from ragcache_integrations.errors import ConfigurationError
 
@@ -39,23 +41,10 @@ from .requests import RenderedGuard
 from .settings import ServingSettings
 
 try:
-    from vllm.exceptions import VLLMError
-except ImportError:  # older versions raise ValueError and its like
-    VLLMError = ValueError
-try:
     from vllm.entrypoints.launchers.api_server.entry import run_server_worker
     from vllm.entrypoints.launchers.launcher import setup_server
 except ImportError:  # where they were before
     from vllm.entrypoints.openai.api_server import run_server_worker, setup_server
-try:
-    from vllm.renderers.online_renderer import _reused_prompt_token_ids
-except ImportError:  # older versions render every chat themselves
-    _reused_prompt_token_ids = None
-try:
-    from vllm.exceptions import VLLMValidationError
-    from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
-except ImportError:  # what is sent is checked there, not what is rendered
-    HfRenderer = None
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +67,7 @@ __all__ = [
     "is_cpu",
     "parse_arguments",
     "run",
-    "slow_dtype",
-    "takes_chat_tokens",
+    "slow_on_cpu",
     "tokenizer_of",
     "tool_parser_of",
     "warm_up",
@@ -172,11 +160,6 @@ def is_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def takes_chat_tokens() -> bool:
-    """Whether this version accepts a chat's prompt as tokens."""
-    return _reused_prompt_token_ids is not None
-
-
 def tokenizer_of(state: Any) -> Any:
     """The server's tokenizer of the model."""
     return state.engine_client.get_tokenizer()
@@ -206,11 +189,11 @@ async def chat_text(state: Any, body: dict[str, Any]) -> str | None:
     """Render a chat request as this server would, regardless of its length.
 
     Returns:
-        The prompt's text; ``None`` if it has none (other kinds of templates, older versions), or if
-        vLLM refuses the request, which it reports itself.
+        The prompt's text; ``None`` if it has none (other kinds of templates), or if vLLM refuses
+        the request, which it reports itself.
     """
     renderer = getattr(state, "online_renderer", None)
-    if renderer is None or not takes_chat_tokens():
+    if renderer is None:
         return None
     try:
         # Only the text matters here, and placeholders are longer than the texts that they replace.
@@ -240,7 +223,7 @@ async def guard_rendering(state: Any) -> bool:
     """
     online: Any = getattr(state, "online_renderer", None)
     renderer: Any = getattr(online, "renderer", None)
-    if HfRenderer is None or type(renderer) is not HfRenderer or online.use_harmony:
+    if type(renderer) is not HfRenderer or online.use_harmony:
         return False
     try:
         guard = _RenderingGuard(renderer)

@@ -332,9 +332,7 @@ class ServingMiddleware:
         self._tokenizes = not state.args.skip_tokenizer_init
         self._closed = frozenset() if state.args.data_parallel_size > 1 else SCALING
         self._keys = [_digest(key.encode()) for key in _vllm.api_keys(state.args)]
-        if not _vllm.takes_chat_tokens():
-            self._log.write("warning", message="documents in chats get no spans: old vLLM")
-        if (slow := _vllm.slow_dtype(state.vllm_config)) is not None:
+        if (slow := _vllm.slow_on_cpu(state.vllm_config.model_config.dtype)) is not None:
             self._log.write("warning", message=SLOW_DTYPE % (slow, "--dtype float32"))
         repeat_failed(state.engine_client)
         await self._lifecycle.start(state, _vllm.warm_up)

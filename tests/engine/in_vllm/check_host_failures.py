@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from ragcache_integrations.engine.in_vllm import host_tier as _host_tier
+from ragcache_integrations.engine.in_vllm import connector as _connector
 from ragcache_integrations.engine.in_vllm.connector import DocumentConnector, Failures, Transfers
 from ragcache_integrations.engine.in_vllm.unread import RequestsLeftError
 from tests.engine.in_vllm.invariants import check_at_rest
@@ -31,7 +31,7 @@ SEEDS = 120
 def test_random_traffic_over_a_tier_that_fails_reads_what_it_should(
     specs: Specs | None, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_host_tier, "FAILED_STEPS_TOLERATED", 10_000)
+    monkeypatch.setattr(_connector, "FAILED_STEPS_TOLERATED", 10_000)
     total: Counter[str] = Counter()
     seeds = SEEDS // 6 if specs else SEEDS
     for seed in range(seeds):
@@ -108,7 +108,7 @@ def test_with_windows_whoever_comes_after_what_could_not_be_read_is_ended_too(
 def test_a_tier_that_fails_again_and_again_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_host_tier, "FAILED_STEPS_TOLERATED", 3)
+    monkeypatch.setattr(_connector, "FAILED_STEPS_TOLERATED", 3)
     engine, tokens, spans = swapped_out(Case(host_blocks=60))
     engine.worker.copies_fail = 1.0
     for number in range(8):

@@ -60,7 +60,9 @@ TRIMMED = 0.95
 """Share of the size that may stay when files have to go that the index knows nothing of."""
 
 
-def open_disk(scheduler: Any, settings: CacheSettings) -> tuple[DiskIndex | None, str | None]:
+def open_disk(
+    scheduler: Any, settings: CacheSettings, prefill_seconds: PrefillCostModel | None
+) -> tuple[DiskIndex | None, str | None]:
     """What is on disk for a scheduler, or why there is no disk although one is wanted.
 
     Raises:
@@ -75,11 +77,9 @@ def open_disk(scheduler: Any, settings: CacheSettings) -> tuple[DiskIndex | None
         reason = reason or "nobody knows which weights the model has: it is no folder"
         logger.warning("documents are not kept on disk: %s", reason)
         return None, reason
-    profile = settings.prefill_profile
-    seconds = PrefillCostModel.from_dict(profile) if profile else None
     sizes = Sizes.of(scheduler.kv_cache_config)
     workers = config.parallel_config.world_size
-    return DiskIndex(folder, settings, sizes, workers, seconds), None
+    return DiskIndex(folder, settings, sizes, workers, prefill_seconds), None
 
 
 def open_folder(config: Any, folder: str | None) -> DocumentFolder | None:

@@ -20,6 +20,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from vllm.sampling_params import SamplingParams
@@ -40,7 +41,7 @@ from .plan import Load, Plan, make_plan
 from .store import DocumentStore
 from .worker import Fetch, Moves, Save
 
-__all__ = ["Reuse", "is_plain", "reuse_of", "why_not"]
+__all__ = ["Ahead", "Reuse", "is_plain", "open_reuse"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,19 +81,69 @@ class _Known:
     version: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class _Idle:
-    """What encodes a document while there is nothing else to do.
+@dataclass(eq=False)
+class Ahead:
+    """A request of our own that computes for later, while nobody waits for anything else.
 
     Attributes:
-        name: Of the request.
-        key: The document's key.
-        document: Its tenant and its tokens.
+        scheduler: vLLM's scheduler.
+        name: Of the latest such request; empty before the first.
+        hasher: Names the blocks of requests, as vLLM gave it to the latest of its own.
     """
 
-    name: str
-    key: bytes
-    document: tuple[str, list[int]]
+    scheduler: Any
+    name: str = ""
+    hasher: Callable[[Request], list[Any]] | None = None
+
+    def __post_init__(self) -> None:
+        self._numbers = itertools.count()
+        self._stopped: Callable[[], object] = lambda: None
+
+    def begin(
+        self,
+        token_ids: list[int],
+        salt: str,
+        extra_args: dict[str, Any],
+        stopped: Callable[[], object],
+    ) -> None:
+        """Compute a prompt.
+
+        Args:
+            token_ids: The prompt.
+            salt: The tenant.
+            extra_args: Of the request.
+            stopped: Called if it is stopped before its end.
+        """
+        sampling = SamplingParams(temperature=0.0, max_tokens=1)
+        sampling.extra_args = extra_args
+        self.name, self._stopped = f"ahead.{next(self._numbers)}", stopped
+        self.scheduler.add_request(
+            Request(
+                request_id=self.name,
+                prompt_token_ids=token_ids,
+                sampling_params=sampling,
+                pooling_params=None,
+                cache_salt=salt or None,
+                block_hasher=self.hasher,
+            )
+        )
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self.name in self.scheduler.requests
+
+    @property
+    def idles(self) -> bool:
+        """Whether the scheduler has nothing else."""
+        return bool(self.scheduler.requests.keys() == {self.name})
+
+    def stop(self) -> None:
+        """Stop it, to make way. What is computed of it stays cached."""
+        name, runs, self.name = self.name, self.runs, ""
+        if runs:
+            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            self._stopped()
 
 
 class CachedTokens(Protocol):
@@ -110,6 +161,7 @@ class Reuse:
         store: What is in memory.
         scheduler: vLLM's scheduler, right after its ``__init__``. Places of its batch are kept for
             rows.
+        ahead: Encodes documents for later.
         disk: What is on disk; ``None`` for no disk.
         exact_documents: How many documents at the beginning of a prompt are exact all the same.
 
@@ -122,10 +174,12 @@ class Reuse:
         self,
         store: DocumentStore,
         scheduler: Any,
+        ahead: Ahead,
         disk: DiskIndex | None = None,
         exact_documents: int = 0,
     ) -> None:
         self.store = store
+        self._ahead = ahead
         self._exact = exact_documents
         self.disk = disk
         self._scheduler = scheduler
@@ -152,8 +206,6 @@ class Reuse:
         self._numbers = itertools.count()
         self._pending: OrderedDict[bytes, tuple[str, list[int]]] = OrderedDict()
         self._encoding: set[bytes] = set()
-        self._idle: _Idle | None = None
-        self._hasher: Callable[[Request], list[Any]] | None = None
 
     def enter(
         self,
@@ -175,15 +227,12 @@ class Reuse:
             cached_tokens: Returns how many tokens of a request's beginning are cached by its
                 block hashes, in either tier or, with ``host=False``, on the GPU.
         """
-        if self._idle is None or self._idle.name != request.request_id:
-            self.make_way()
         encodes, links = arguments.get(ENCODE), arguments.get(LINK_TOKENS)
         if not spans or not (encodes or is_whole(links)) or not is_plain(request):
             return False
         # A document comes with a token after it at least.
         if self._is_too_long(request.num_prompt_tokens + bool(encodes)):
             return False
-        self._hasher = request._block_hasher  # noqa: SLF001 - internal requests need one, too
         salt = request.cache_salt or ""
         tokens = request.prompt_token_ids
         keys = tuple(document_key(salt, tokens[begin:end]) for _, begin, end in spans)
@@ -240,10 +289,9 @@ class Reuse:
         self._rows_left = self._most_rows
         self._tokens_left = min(self._most_tokens, sum(self._waiting.values()))
         budget = self._budget - self._tokens_left
-        idle, scheduler = self._idle, self._scheduler
-        if idle is not None and idle.name in scheduler.requests:
+        if self._ahead.runs:
             budget = min(budget, IDLE_TOKENS)
-        scheduler.max_num_scheduled_tokens = budget
+        self._scheduler.max_num_scheduled_tokens = budget
 
     def match(self, request: Request, local: int) -> int | None:
         """Tokens after a prefix hit that are read, or computed in rows.
@@ -372,33 +420,15 @@ class Reuse:
             if key in self:
                 continue
             self._encoding.add(key)
-            sampling = SamplingParams(temperature=0.0, max_tokens=1)
             document = ("document", 0, len(content))
-            sampling.extra_args = {ENCODE: 1, **extra_args_from_spans([document])}
-            self._idle = _Idle(f"encode.{next(self._numbers)}", key, (salt, content))
-            self._scheduler.add_request(
-                Request(
-                    request_id=self._idle.name,
-                    prompt_token_ids=content,
-                    sampling_params=sampling,
-                    pooling_params=None,
-                    cache_salt=salt or None,
-                    block_hasher=self._hasher,
-                )
+            arguments = {ENCODE: 1, **extra_args_from_spans([document])}
+            self._ahead.begin(
+                content, salt, arguments, partial(self._put_back, key, (salt, content))
             )
 
-    @property
-    def idles(self) -> bool:
-        """Whether the scheduler has nothing but a document to encode for later."""
-        return self._idle is not None and self._scheduler.requests.keys() == {self._idle.name}
-
-    def make_way(self) -> None:
-        """Stop what is encoded for later. What is computed of it stays cached."""
-        idle, self._idle = self._idle, None
-        if idle is not None and idle.name in self._scheduler.requests:
-            self._scheduler.finish_requests(idle.name, RequestStatus.FINISHED_ABORTED)
-            self._pending[idle.key] = idle.document
-            self._pending.move_to_end(idle.key, last=False)
+    def _put_back(self, key: bytes, document: tuple[str, list[int]]) -> None:
+        self._pending[key] = document
+        self._pending.move_to_end(key, last=False)
 
     # Inside
 
@@ -509,27 +539,26 @@ def is_plain(request: Request) -> bool:
     )
 
 
-def why_not(scheduler: Any, settings: CacheSettings) -> str | None:
-    """Why documents can't be reused anywhere; ``None`` where they can, or nobody wants that."""
+def open_reuse(
+    scheduler: Any,
+    settings: CacheSettings,
+    prefill_seconds: PrefillCostModel | None,
+    ahead: Ahead,
+    disk: DiskIndex | None,
+) -> tuple[Reuse | None, str | None]:
+    """What reuses documents anywhere, or why nothing does although that is wanted."""
+    connector = scheduler.connector
     if settings.reuse != "anywhere":
-        return None
+        return None, None
     reason = unsuited_for_reuse(scheduler.vllm_config, scheduler.kv_cache_config)
     if reason is not None:
         logger.warning("documents are not reused anywhere but computed exactly: %s", reason)
-    return reason
-
-
-def reuse_of(scheduler: Any, settings: CacheSettings, disk: DiskIndex | None) -> Reuse | None:
-    """What reuses documents anywhere for a scheduler that can; ``None`` where nobody wants it."""
-    connector = scheduler.connector
-    if settings.reuse != "anywhere" or not hasattr(connector, "reuse"):
-        return None
+        return None, reason
+    if not hasattr(connector, "reuse"):
+        return None, None
     token_bytes = Sizes.of(scheduler.kv_cache_config).token_bytes
     workers = scheduler.vllm_config.parallel_config.world_size
     tokens = int(settings.document_cache_gib * GIB) // (token_bytes * workers)
-    profile = settings.prefill_profile
-    seconds = PrefillCostModel.from_dict(profile) if profile else None
-    store = DocumentStore(tokens, settings.policy, seconds)
-    reuse = Reuse(store, scheduler, disk, settings.exact_documents)
-    connector.reuse = reuse
-    return reuse
+    store = DocumentStore(tokens, settings.policy, prefill_seconds)
+    connector.reuse = Reuse(store, scheduler, ahead, disk, settings.exact_documents)
+    return connector.reuse, None
