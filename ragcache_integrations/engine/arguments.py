@@ -1,4 +1,4 @@
-"""The engine's arguments, checked before anything is started."""
+"""The engine's arguments, checked before anything is started; the parser of its tool calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import importlib.util
 import logging
 import math
 import pickle
+import tomllib
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ __all__ = [
     "bundled_dtype",
     "check_installed",
     "engine_settings",
+    "find_tool_parser",
     "structured_outputs_config",
     "with_bundled_model",
     "without_host_tier",
@@ -203,3 +206,28 @@ def structured_outputs_config(configured: Any) -> Any:
     if config["backend"] in {GUIDANCE, XGRAMMAR}:
         config.setdefault("disable_any_whitespace", True)
     return config
+
+
+_FAMILIES: dict[str, list[str]] = tomllib.loads(
+    files(__package__).joinpath("tool_parsers.toml").read_text("utf-8")
+)
+"""Parsers, and what the templates of their families hold. The first that fits is taken."""
+
+
+def find_tool_parser(template: str) -> str:
+    """The name of the parser of vLLM's that reads the tool calls of a model, by its chat template.
+
+    Models write calls in forms of their own, and their templates write the calls of earlier turns
+    in the same form. vLLM has the parsers, under the names of ``--tool-call-parser``, but has the
+    user choose one (https://docs.vllm.ai/en/latest/features/tool_calling.html).
+
+    Args:
+        template: The text of the template.
+
+    Returns:
+        The name; empty if no known family writes calls like this.
+    """
+    for name, marks in _FAMILIES.items():
+        if all(mark in template for mark in marks):
+            return name
+    return ""

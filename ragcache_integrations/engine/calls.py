@@ -37,7 +37,7 @@ from ragcache_integrations.errors import (
     PromptTooLongError,
 )
 
-from .arguments import GIB
+from .arguments import GIB, find_tool_parser
 from .protocol import (
     MOST_LINK_TOKENS,
     MOST_URGENT,
@@ -48,7 +48,6 @@ from .protocol import (
     document_key,
 )
 from .streams import AsyncGenerationStream, GenerationStream
-from .tool_parsers import find_tool_parser
 
 __all__ = [
     "NO_PARSER",

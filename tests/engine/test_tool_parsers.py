@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ragcache_integrations.engine.arguments import find_tool_parser
 from ragcache_integrations.engine.tiny_model import CHAT_TEMPLATE
-from ragcache_integrations.engine.tool_parsers import find_tool_parser
 from tests.support.chat_models import FAMILIES
 
 # What the templates of these models hold around calls, as their makers publish them.

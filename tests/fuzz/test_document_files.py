@@ -12,13 +12,13 @@ import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from ragcache_integrations.engine.in_vllm.anywhere.encoded import Encoded, Form
 from ragcache_integrations.engine.in_vllm.anywhere.files import (
     HEADER_BYTES,
     DocumentFileError,
     read_document,
     write_document,
 )
+from ragcache_integrations.engine.in_vllm.anywhere.paged import Encoded, Form
 from tests.support.sizes import examples
 
 from .bounds import bounded

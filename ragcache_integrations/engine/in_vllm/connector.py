@@ -38,9 +38,8 @@ from ragcache_integrations.engine.arguments import GIB
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 
 from .anywhere.disk import DISK_CACHE_DIR, DISK_CACHE_GIB, DiskIndex, DiskWorker, open_folder
-from .anywhere.encoded import Form
-from .anywhere.grouped import GroupedMemory
 from .anywhere.models import unsuited_for_files, unsuited_for_reuse
+from .anywhere.paged import Form, GroupedMemory
 from .anywhere.prefixes import StoredPrefixes
 from .anywhere.worker import Moves, StoreWorker
 from .host_copies import HostCopies, block_runs, host_copies

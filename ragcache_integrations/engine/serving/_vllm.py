@@ -30,8 +30,8 @@ from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from ragcache_integrations.core.prompt import TextEncoder
+from ragcache_integrations.engine.arguments import find_tool_parser
 from ragcache_integrations.engine.in_vllm.driver import connector_config, slow_on_cpu
-from ragcache_integrations.engine.tool_parsers import find_tool_parser
 from ragcache_integrations.errors import ConfigurationError
 
 from .connections import Bounds, Clients

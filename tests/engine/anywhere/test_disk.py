@@ -14,7 +14,6 @@ import torch
 
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.in_vllm.anywhere.disk import DiskIndex, DiskWorker
-from ragcache_integrations.engine.in_vllm.anywhere.encoded import Encoded, Form
 from ragcache_integrations.engine.in_vllm.anywhere.files import (
     COPIED_BYTES,
     HEADER_BYTES,
@@ -23,6 +22,7 @@ from ragcache_integrations.engine.in_vllm.anywhere.files import (
     read_document,
     write_document,
 )
+from ragcache_integrations.engine.in_vllm.anywhere.paged import Encoded, Form
 from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.errors import ConfigurationError
 

@@ -16,8 +16,7 @@ import torch
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.in_vllm.anywhere.encoded import Encoded
-from ragcache_integrations.engine.in_vllm.anywhere.grouped import GroupedMemory, Tables
+from ragcache_integrations.engine.in_vllm.anywhere.paged import Encoded, GroupedMemory, Tables
 from ragcache_integrations.engine.in_vllm.anywhere.prefixes import prefix_keys
 from ragcache_integrations.engine.in_vllm.anywhere.worker import Moves, Save, StoreWorker
 from ragcache_integrations.engine.process import control

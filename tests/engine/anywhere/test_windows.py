@@ -21,10 +21,9 @@ from parts.layer_kinds.models import SHAPES, WINDOW, make_model
 from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.in_vllm.anywhere import grouped
+from ragcache_integrations.engine.in_vllm.anywhere import paged
 from ragcache_integrations.engine.in_vllm.anywhere.disk import DiskIndex
-from ragcache_integrations.engine.in_vllm.anywhere.encoded import Encoded, Form
-from ragcache_integrations.engine.in_vllm.anywhere.grouped import NOBODY, GroupedMemory
+from ragcache_integrations.engine.in_vllm.anywhere.paged import NOBODY, Encoded, Form, GroupedMemory
 from ragcache_integrations.engine.in_vllm.anywhere.plan import Load
 from ragcache_integrations.engine.in_vllm.anywhere.prefixes import StoredPrefixes, prefix_keys
 from ragcache_integrations.engine.process import control
@@ -236,7 +235,7 @@ class Layers:
 def test_of_each_group_what_a_follower_needs_is_kept_and_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grouped, "PagedMemory", Layers)
+    monkeypatch.setattr(paged, "PagedMemory", Layers)
     groups, windows = [["a", "b"], ["c"], ["d"]], [None, 1, 3]
     memory = GroupedMemory({}, cast("Any", dict.fromkeys("abcd")), groups, windows, 4, turns=False)
     tables = (tuple(range(10, 18)), tuple(range(20, 28)), tuple(range(30, 38)))

@@ -24,7 +24,6 @@ from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from ragcache_integrations.resources.cache import cache_home
 
-from .encoded import Encoded, Form, Sizes
 from .files import (
     HEADER_BYTES,
     DocumentFileError,
@@ -33,8 +32,8 @@ from .files import (
     read_document,
     write_document,
 )
-from .identity import model_identity
-from .models import unsuited_for_files
+from .models import model_identity, unsuited_for_files
+from .paged import Encoded, Form, Sizes
 from .store import DocumentStore
 
 __all__ = [

@@ -35,7 +35,7 @@ from ragcache_integrations.core.files import (
     replacing,
 )
 
-from .encoded import Encoded, Form
+from .paged import Encoded, Form
 
 __all__ = [
     "COPIED_BYTES",

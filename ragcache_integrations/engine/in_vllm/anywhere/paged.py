@@ -1,25 +1,170 @@
-"""Reads tokens out of vLLM's paged KV cache, turns keys to other positions, and writes them back.
+"""Documents' keys and values, and the paged memory that they come from.
 
-How a block is laid out differs between attention backends. Nothing here knows it: known numbers are
-written into a block of their own with the backend's own operation, and where they are then shows
-where keys and values are. Writing is that same operation.
+:class:`PagedMemory` reads tokens out of vLLM's paged KV cache, turns keys to other positions, and
+writes them back. How a block is laid out differs between attention backends. Nothing here knows it:
+known numbers are written into a block of their own with the backend's own operation, and where they
+are then shows where keys and values are. Writing is that same operation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm._custom_ops import rotary_embedding
 
-from .encoded import Encoded, Form
+from ragcache_integrations.engine.in_vllm.kv_cache import windows
 
-__all__ = ["LayoutError", "PagedMemory", "angles_between", "turn"]
+from .plan import Load
+
+__all__ = [
+    "NOBODY",
+    "Encoded",
+    "Form",
+    "GroupedMemory",
+    "LayoutError",
+    "PagedMemory",
+    "Sizes",
+    "Tables",
+    "angles_between",
+    "table",
+    "turn",
+]
 
 DIGIT = 128
 """Numbers below it are exact in every type that a KV cache has."""
+
+NOBODY = -1
+"""In the place of a block that is in no window any more, or that nobody needs."""
+
+Tables = tuple[tuple[int, ...], ...]
+"""Numbers of a request's blocks in each group, in order."""
+
+
+def table(blocks: Any) -> Tables:
+    """A request's blocks.
+
+    Args:
+        blocks: vLLM's ``KVCacheBlocks``.
+    """
+    return tuple(
+        tuple(NOBODY if block.is_null else block.block_id for block in group)
+        for group in blocks.blocks
+    )
+
+
+Groups = tuple[tuple[int, int | None], ...]
+"""For each group of layers how many these are, and how many of a document's last tokens they keep;
+``None`` for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A document's keys and values, as it was encoded.
+
+    Attributes:
+        keys: Of shape ``(layers, tokens, heads, size)``; with several groups of layers
+            ``(rows, heads, size)``, the first group's layers and tokens first.
+        values: The same.
+        position: Of its first token.
+    """
+
+    keys: Tensor
+    values: Tensor
+    position: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.keys.nbytes + self.values.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a model's documents look like, on one worker.
+
+    Attributes:
+        groups: Its groups of layers.
+        heads: Number of heads with keys and values of their own.
+        size: Numbers of a head.
+        dtype: Their type.
+    """
+
+    groups: Groups
+    heads: int
+    size: int
+    dtype: torch.dtype
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return sum(layers for layers, _ in self.groups)
+
+    @property
+    def sizes(self) -> Sizes:
+        """How large documents are."""
+        return Sizes(self.groups, 2 * self.heads * self.size * self.dtype.itemsize)
+
+    def nbytes(self, tokens: int) -> int:
+        """Size of a document's keys and values in bytes."""
+        return 2 * prod(self.shape(tokens)) * self.dtype.itemsize
+
+    def shape(self, tokens: int) -> tuple[int, ...]:
+        """Of the keys of a document, and of its values."""
+        if len(self.groups) > 1:
+            return self.sizes.rows(tokens), self.heads, self.size
+        ((layers, _),) = self.groups
+        return layers, self.sizes.rows(tokens) // layers, self.heads, self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large a model's documents are, on one worker.
+
+    Attributes:
+        groups: Its groups of layers.
+        layer_bytes: Of the keys and values of one token in one layer.
+    """
+
+    groups: Groups
+    layer_bytes: int
+
+    @classmethod
+    def of(cls, kv_cache_config: Any) -> Sizes:
+        """Those of the model with this ``KVCacheConfig`` of vLLM."""
+        specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+        layers = (len(group.layer_names) for group in kv_cache_config.kv_cache_groups)
+        size = specs[0].block_size
+        kept = (None if blocks is None else blocks * size for blocks in windows(kv_cache_config))
+        return cls(tuple(zip(layers, kept, strict=True)), specs[0].page_size_bytes // size)
+
+    @property
+    def token_bytes(self) -> int:
+        """Of the keys and values of one token in all layers."""
+        return self.layer_bytes * sum(layers for layers, _ in self.groups)
+
+    @property
+    def step_bytes(self) -> int:
+        """What a document's size is a multiple of."""
+        return self.token_bytes if len(self.groups) == 1 else self.layer_bytes
+
+    def rows(self, tokens: int) -> int:
+        """Tokens of all layers together that are kept of a document."""
+        return sum(
+            layers * (tokens if kept is None else min(tokens, kept)) for layers, kept in self.groups
+        )
+
+    def nbytes(self, tokens: int) -> int:
+        """Size of a document's keys and values in bytes."""
+        return self.rows(tokens) * self.layer_bytes
+
+    def units(self, nbytes: int) -> int:
+        """A number of bytes as tokens of all layers, rounded up."""
+        return -(-nbytes // self.token_bytes)
 
 
 class LayoutError(RuntimeError):
@@ -27,7 +172,7 @@ class LayoutError(RuntimeError):
 
 
 class PagedMemory:
-    """One worker's KV cache.
+    """One worker's KV cache of one group of layers.
 
     Args:
         layers: vLLM's attention layers by their names, in the order of the model.
@@ -142,6 +287,107 @@ class PagedMemory:
         where[found - 1] = torch.arange(2 * count, device=cache.device)
         shape = (self._size, self._heads, self._head_size)
         return where[:count].view(shape), where[count:].view(shape)
+
+
+class GroupedMemory:
+    """One worker's KV cache, in groups of layers, each of which has blocks of its own.
+
+    Of a document, layers with a window keep what a prompt needs that continues after it: the tokens
+    of the window's blocks, or all if there are fewer. What such a prompt sees before the document
+    is in the files of the documents before it.
+
+    Args:
+        layers: vLLM's attention layers by their names.
+        caches: Their paged memory.
+        groups: The names of each group's layers, in order.
+        windows: For each group, how many blocks before a place a prompt needs to continue there;
+            ``None`` for all.
+        block_size: Tokens of a block.
+        turns: Whether keys are ever written at other positions than they had.
+
+    Raises:
+        LayoutError: A layer's blocks aren't understood, or layers of several groups differ.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, Any],
+        caches: Mapping[str, Tensor],
+        groups: Sequence[Sequence[str]],
+        windows: Sequence[int | None],
+        block_size: int,
+        *,
+        turns: bool,
+    ) -> None:
+        self._size = block_size
+        self._memories = [
+            PagedMemory(layers, {name: caches[name] for name in names}, block_size, turns=turns)
+            for names in groups
+        ]
+        self._kept = [None if blocks is None else blocks * block_size for blocks in windows]
+        kinds = {
+            (form.heads, form.size, form.dtype) for form in (each.form for each in self._memories)
+        }
+        if len(kinds) != 1:
+            raise LayoutError(f"the model's groups of layers differ in their KV caches: {kinds}")
+
+    @property
+    def form(self) -> Form:
+        """What documents look like."""
+        form = self._memories[0].form
+        counts = (memory.form.layers for memory in self._memories)
+        groups = tuple(zip(counts, self._kept, strict=True))
+        return Form(groups, form.heads, form.size, form.dtype)
+
+    def read(self, blocks: Tables, begin: int, end: int) -> Encoded:
+        """Copy what is kept of a span of a request's tokens out.
+
+        Args:
+            blocks: All of the request's blocks.
+            begin: The first token.
+            end: The token after the last.
+        """
+        parts = [
+            memory.read(numbers, self._first(kept, begin, end), end)
+            for memory, kept, numbers in zip(self._memories, self._kept, blocks, strict=True)
+        ]
+        if len(parts) == 1:
+            return Encoded(parts[0].keys, parts[0].values, begin)
+        keys, values = (
+            torch.cat([side.flatten(0, 1) for side in sides])
+            for sides in ([part.keys for part in parts], [part.values for part in parts])
+        )
+        return Encoded(keys, values, begin)
+
+    def write(self, document: Encoded, load: Load, blocks: Tables) -> None:
+        """Write tokens of a document where a request has it, except into blocks of nobody.
+
+        Args:
+            document: The document.
+            load: What is written of it.
+            blocks: All of the request's blocks.
+        """
+        begin, stop = load.begin, load.begin + load.tokens
+        sides = [document.keys.flatten(0, -3), document.values.flatten(0, -3)]
+        at = 0
+        for memory, kept, numbers in zip(self._memories, self._kept, blocks, strict=True):
+            held = self._first(kept, begin, stop)
+            rows = memory.form.layers * (stop - held)
+            keys, values = (
+                side[at : at + rows].view(memory.form.layers, stop - held, *side.shape[1:])
+                for side in sides
+            )
+            at += rows
+            part = Encoded(keys, values, document.position + held - begin)
+            start = max(load.first, held)
+            while start < load.end and numbers[start // self._size] == NOBODY:
+                start = (start // self._size + 1) * self._size
+            if start < load.end:
+                memory.write(part, held, start, load.end, numbers)
+
+    @staticmethod
+    def _first(kept: int | None, begin: int, end: int) -> int:
+        return begin if kept is None else max(begin, end - kept)
 
 
 def angles_between(table: Tensor, before: int, after: int, count: int) -> Tensor | None:

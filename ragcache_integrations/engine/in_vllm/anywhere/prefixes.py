@@ -24,7 +24,7 @@ from ragcache_integrations.core.prompt import Span
 from ragcache_integrations.knowledge_tree.windows import Windows
 
 from .disk import DiskIndex
-from .grouped import NOBODY, Tables, table
+from .paged import NOBODY, Tables, table
 from .plan import Load
 from .worker import Fetch, Moves, Save
 

@@ -34,9 +34,8 @@ from ragcache_integrations.engine.protocol import CacheSettings, document_key
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
 from .disk import DiskIndex
-from .encoded import Sizes
-from .grouped import Tables, table
 from .models import longest_reused, unsuited_for_reuse
+from .paged import Sizes, Tables, table
 from .plan import Load, Plan, make_plan
 from .store import DocumentStore
 from .worker import Fetch, Moves, Save

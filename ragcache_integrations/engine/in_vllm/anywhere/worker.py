@@ -8,9 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from .disk import DiskWorker
-from .encoded import Encoded
 from .files import DocumentFileError
-from .grouped import NOBODY, GroupedMemory, Tables
+from .paged import NOBODY, Encoded, GroupedMemory, Tables
 from .plan import Load
 
 __all__ = ["Moves", "StoreWorker"]
