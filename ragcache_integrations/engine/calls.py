@@ -6,14 +6,15 @@ The module also encodes documents ahead, a few at a time, however many there are
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, Unpack
 
 from tqdm import tqdm
 
 from ragcache_integrations.core.checks import check_choice, check_int, check_type
+from ragcache_integrations.core.flows import Call, Flow, in_thread
 from ragcache_integrations.core.generation import (
     CallOptions,
     SamplingOptions,
@@ -53,10 +54,7 @@ __all__ = [
     "NO_PARSER",
     "Account",
     "Calls",
-    "Encoding",
-    "afinish",
     "encoding",
-    "finish",
     "submission",
 ]
 
@@ -68,8 +66,6 @@ LOOKED_UP = 512
 NO_ROOM = "disk_cache_gib has no room for them, or their files were removed"
 
 Document = TypeVar("Document")
-Running = TypeVar("Running", GenerationStream, AsyncGenerationStream)
-Encoding = Generator[Any, Any, Usage]
 Named = tuple[bytes, int]
 """A document's key, and its length in tokens."""
 Missing = tuple[int, str]
@@ -152,24 +148,19 @@ class Account:
 
 def encoding(
     documents: Iterable[Document],
-    render: Callable[[Document], Any],
-    start: Callable[[RenderedPrompt], Running],
-    result: Callable[[Running], Any],
-    count_missing: Callable[[list[Named]], Any],
+    render: Callable[[Document], RenderedPrompt | None],
+    start: Callable[[RenderedPrompt], Call],
+    count_missing: Callable[[list[Named]], Call],
     account: Account,
     *,
     show_progress: bool,
-) -> Encoding:
-    """Encode documents. Those that are finished stay encoded when an error ends it.
-
-    It yields what its calls return, and is sent their results: :func:`finish` sends them as they
-    are, :func:`afinish` awaits them first.
+) -> Flow:
+    """Encode documents; the output is the usage. What is finished stays when an error ends it.
 
     Args:
         documents: The documents.
         render: Makes their tokens; ``None`` for one that is empty, or that was encoded before.
-        start: Starts a request that encodes one.
-        result: Waits for its :class:`Generation`.
+        start: Starts a request that encodes one, and returns its stream.
         count_missing: Looks up how many are not on disk, and why; empty if nothing is known.
         account: Of what is encoded; nothing yet.
         show_progress: Show a progress bar on standard error.
@@ -177,24 +168,31 @@ def encoding(
     Raises:
         DocumentsNotKeptError: The disk does not hold them.
     """
-    running: deque[Running] = deque()
+    running: deque[Any] = deque()
+
+    def first() -> Call:
+        """Wait for the answer to the first request."""
+        stream = running[0]
+        result, aresult = GenerationStream.result, AsyncGenerationStream.aresult
+        return Call(partial(result, stream), partial(aresult, stream))
+
     with _bar(documents, show_progress=show_progress) as bar:
         try:
             for document in documents:
-                rendered = yield render(document)
+                rendered = yield in_thread(render, document)
                 if rendered is None:
                     bar.update()
                     continue
                 account.begin(rendered)
-                running.append(start(rendered))
+                running.append((yield start(rendered)))
                 if len(running) == IN_FLIGHT:
-                    account.finish((yield result(running[0])).usage)
+                    account.finish((yield first()).usage)
                     running.popleft()
                     bar.update()
                     if part := account.due():
                         account.check((yield count_missing(part)))
             while running:
-                account.finish((yield result(running[0])).usage)
+                account.finish((yield first()).usage)
                 running.popleft()
                 bar.update()
             for part in account.parts():
@@ -202,31 +200,7 @@ def encoding(
         finally:
             for stream in running:
                 stream.abort()
-    return account.usage
-
-
-def finish(encoding: Encoding) -> Usage:
-    """Encode documents by calls that return their results."""
-    result = None
-    while True:
-        try:
-            result = encoding.send(result)
-        except StopIteration as end:
-            usage: Usage = end.value
-            return usage
-
-
-async def afinish(encoding: Encoding) -> Usage:
-    """Encode documents by calls whose results are awaited; cancelling it aborts them."""
-    result = None
-    with closing(encoding):
-        while True:
-            try:
-                awaited = encoding.send(result)
-            except StopIteration as end:
-                usage: Usage = end.value
-                return usage
-            result = await awaited
+    yield account.usage
 
 
 def _bar(documents: object, *, show_progress: bool) -> tqdm[Any]:

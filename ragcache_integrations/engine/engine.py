@@ -15,6 +15,7 @@ from typing import Any, Unpack
 from ragcache_integrations.core.blocks import AsyncCloseable, Closeable
 from ragcache_integrations.core.checks import check_seconds, check_type
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.flows import Call, Flow, awhole_output, whole_output
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.generation import Generation, SamplingOptions, Usage
 from ragcache_integrations.core.prompt import (
@@ -29,7 +30,7 @@ from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
 from .arguments import SETTINGS, check_installed, engine_settings, with_bundled_model
-from .calls import Account, Calls, Encoding, afinish, encoding, finish, submission
+from .calls import Account, Calls, encoding, submission
 from .process import Supervisor, acontrol, control
 from .protocol import (
     SLOW_DTYPE,
@@ -410,7 +411,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
             DocumentsNotKeptError: The disk is full, or ``disk_cache_gib`` does not hold them all.
                 Those that are on disk stay.
         """
-        return finish(self._encoding(documents, show_progress, call))
+        usage: Usage = whole_output(self._encoding(documents, show_progress, call))
+        return usage
 
     async def aencode(
         self,
@@ -420,7 +422,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         **call: Unpack[EngineCallOptions],
     ) -> Usage:
         """Async version of :meth:`encode`."""
-        return await afinish(self._encoding(documents, show_progress, call, awaited=True))
+        usage: Usage = await awhole_output(self._encoding(documents, show_progress, call))
+        return usage
 
     def pin(
         self,
@@ -601,20 +604,30 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         documents: Iterable[Any],
         show_progress: bool,
         call: EngineCallOptions,
-        *,
-        awaited: bool = False,
-    ) -> Encoding:
-        """How documents are encoded, for :func:`finish` or, awaited, for :func:`afinish`."""
+    ) -> Flow:
+        """The flow that encodes documents."""
         fields = self._check(PREFILL, call)
         namespace, timeout = fields["namespace"], call.get("timeout")
-        render: Any = self._calls.render_documents(documents, namespace)
-        stream: Any = AsyncGenerationStream if awaited else GenerationStream
+
+        def start(prompt: RenderedPrompt) -> Call:
+            given = self._link, submission(prompt, **fields, encodes=True), timeout
+
+            async def in_loop() -> AsyncGenerationStream:
+                return AsyncGenerationStream(*given)
+
+            return Call(partial(GenerationStream, *given), in_loop)
+
+        def count_missing(part: object) -> Call:
+            asked = self._process, "count_missing", part
+            return Call(
+                partial(control, *asked, timeout=None), partial(acontrol, *asked, timeout=None)
+            )
+
         return encoding(
             () if self.reuse_is_off else documents,
-            partial(asyncio.to_thread, render) if awaited else render,
-            lambda prompt: stream(self._link, submission(prompt, **fields, encodes=True), timeout),
-            stream.aresult if awaited else stream.result,
-            partial(acontrol if awaited else control, self._process, "count_missing", timeout=None),
+            self._calls.render_documents(documents, namespace),
+            start,
+            count_missing,
             Account(namespace, self._disk_cache_gib, self._block_bytes // self.block_size),
             show_progress=show_progress and not self.reuse_is_off,
         )

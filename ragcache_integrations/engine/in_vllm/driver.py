@@ -1,7 +1,7 @@
 """vLLM in the engine's process.
 
-vLLM is unmodified. Only the private properties at the end of :class:`VLLM` and :mod:`.scheduler`
-read attributes outside its documented interface.
+vLLM is unmodified. Only :class:`VLLM` and :mod:`.scheduler` read attributes outside its documented
+interface.
 
 A resumed request's emitted tokens are the end of its prompt to vLLM. Without further steps the text
 would differ from that of an undisturbed run: a stop string, a character of several tokens or a
@@ -20,7 +20,7 @@ import json
 import logging
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +35,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.core.generation import SamplingOptions, TokenLogprob
+from ragcache_integrations.core.generation import Sampling, SamplingOptions, TokenLogprob
 from ragcache_integrations.core.prompt import (
     ENCODE,
     LINK_TOKENS,
@@ -178,14 +178,9 @@ def _kept(normalizer: dict[str, Any]) -> dict[str, Any] | None:
 
 
 NEUTRAL = {
-    "top_p": 1,
-    "top_k": 0,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "repetition_penalty": 1,
-    "seed": None,
-    "logprobs": None,
-    "ignore_eos": False,
+    field.name: field.default
+    for field in fields(Sampling)
+    if field.name not in {"max_tokens", "temperature", "stop"}
 }
 """Values of sampling options that change nothing, and are not passed to vLLM."""
 
@@ -205,25 +200,25 @@ def sampling_params(options: SamplingOptions, extra_args: dict[str, Any]) -> Sam
         options: Our sampling options.
         extra_args: Documents' spans for the scheduler; empty for none.
     """
-    fields: dict[str, Any] = {
-        "max_tokens": options.max_tokens,
-        "temperature": options.temperature,
-        "output_kind": RequestOutputKind.DELTA,
-    }
-    fields |= {
+    set_fields: dict[str, Any] = {
         name: getattr(options, name)
         for name, neutral in NEUTRAL.items()
         if getattr(options, name) != neutral
     }
     if options.stop:
-        fields["stop"] = list(options.stop)
+        set_fields["stop"] = list(options.stop)
     if options.json_schema is not None:
-        fields["structured_outputs"] = StructuredOutputsParams(json=dict(options.json_schema))
+        set_fields["structured_outputs"] = StructuredOutputsParams(json=dict(options.json_schema))
     elif options.choice:
-        fields["structured_outputs"] = StructuredOutputsParams(choice=list(options.choice))
+        set_fields["structured_outputs"] = StructuredOutputsParams(choice=list(options.choice))
     if extra_args:
-        fields["extra_args"] = extra_args
-    return SamplingParams(**fields)
+        set_fields["extra_args"] = extra_args
+    return SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        output_kind=RequestOutputKind.DELTA,
+        **set_fields,
+    )
 
 
 def token_logprobs(
@@ -325,14 +320,6 @@ class _Running:
         called = self.calls is not None and self.calls.called
         return "tool_calls" if reason == "stop" and called else reason
 
-    def read(
-        self, text: str, token_ids: tuple[int, ...], *, finished: bool
-    ) -> tuple[str, tuple[ToolCallPiece, ...]]:
-        """The part of a further text that is no tool call, and pieces of calls."""
-        if self.calls is None:
-            return text, ()
-        return self.calls.read(text, list(token_ids), finished=finished)
-
 
 class VLLM:
     """vLLM in this process, advanced step by step.
@@ -381,6 +368,9 @@ class VLLM:
         self._engine = LLMEngine.from_vllm_config(
             config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True
         )
+        self._core = self._engine.engine_core.engine_core
+        self._scheduler: Any = self._core.scheduler
+        self._block_pool = self._scheduler.kv_cache_manager.block_pool
         if self._limits_schemas:
             grammars = self._scheduler.structured_output_manager
             grammars.tokenizer = keeping_text(grammars.tokenizer)
@@ -582,7 +572,10 @@ class VLLM:
                 continue
             token_ids = tuple(completion.token_ids)
             alternatives = running.options.logprobs or 0
-            text, pieces = running.read(completion.text, token_ids, finished=result.finished)
+            text: str = completion.text
+            pieces: tuple[ToolCallPiece, ...] = ()
+            if running.calls is not None:
+                text, pieces = running.calls.read(text, list(token_ids), finished=result.finished)
             outputs.append(
                 Output(
                     request_id=running.request_id,
@@ -667,21 +660,9 @@ class VLLM:
         stats = self._documents.stats() if ended else None
         return Step(outputs, stats, *self._documents.host_failures)
 
-    def tree_snapshot(self) -> TreeSnapshot | None:
+    def tree(self) -> TreeSnapshot | None:
         """The knowledge tree as plain data; ``None`` without one."""
         return None if self._documents is None else self._documents.snapshot()
-
-    @property
-    def _core(self) -> Any:
-        return self._engine.engine_core.engine_core
-
-    @property
-    def _scheduler(self) -> Any:
-        return self._core.scheduler
-
-    @property
-    def _block_pool(self) -> Any:
-        return self._scheduler.kv_cache_manager.block_pool
 
     def shutdown(self) -> None:
         """Free what vLLM holds."""

@@ -21,9 +21,8 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -211,15 +210,10 @@ class Host:
                 # An abort has no output that could carry its effects on the tree.
                 self._send(self._vllm.report())
             case Control():
-                operations: dict[str, Callable[[], object]] = {
-                    "count_missing": partial(self._vllm.count_missing, message.argument),
-                    "load": self._vllm.load,
-                    "reset_cache": self._vllm.reset_cache,
-                    "tree": self._vllm.tree_snapshot,
-                    "unpin": partial(self._vllm.unpin, message.argument),
-                }
+                arguments = () if message.argument is None else (message.argument,)
                 try:
-                    self._send(Answer(message.request_id, operations[message.operation]()))
+                    value = getattr(self._vllm, message.operation)(*arguments)
+                    self._send(Answer(message.request_id, value))
                 except OSError:  # the application is gone
                     raise
                 except Exception as error:

@@ -266,15 +266,14 @@ suspected, because nobody could say which of two suspects killed a process. A su
 rises once more fails with :class:`EngineDeadError`, so that it cannot end the engine for others."""
 
 
+@dataclass(eq=False)
 class Exchange:
     """The unfinished requests of an engine. Thread-safe.
 
-    Args:
+    Attributes:
         faults: How often and after what pause a request is retried.
         counters: Count retries and failures of the host tier.
         on_retry: Called, from any thread, when a retry has been scheduled.
-
-    Attributes:
         lock: Held while the requests change. Reentrant, because a garbage collection that runs in
             the very thread that holds it may drop a stream, which aborts its request.
         hot: The prompts' most common beginnings.
@@ -282,18 +281,15 @@ class Exchange:
         tree_stats: Counts of the knowledge tree, as of the last request that ended or was aborted.
     """
 
-    def __init__(
-        self,
-        faults: FaultSettings,
-        counters: Counters,
-        on_retry: Callable[[], None] = lambda: None,
-    ) -> None:
+    faults: FaultSettings
+    counters: Counters
+    on_retry: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self.lock = make_reentrant_lock()
-        self.hot = HotPrefixes(faults.rewarm_tokens)
+        self.hot = HotPrefixes(self.faults.rewarm_tokens)
         self.pins = PinRecord()
         self.tree_stats: TreeStats | None = None
-        self._faults = faults
-        self._counters = counters
         self._numbers = itertools.count(1)
         self._pending: dict[int, PendingRequest] = {}
         self._controls: dict[int, PendingControl] = {}
@@ -301,7 +297,6 @@ class Exchange:
         self._suspects: dict[int, PendingRequest] = {}
         self._process: EngineProcess | None = None
         self._host_failures = 0  # of this process
-        self._on_retry = on_retry
 
     @property
     def connected(self) -> bool:
@@ -514,7 +509,7 @@ class Exchange:
         if step.host_failures > self._host_failures:
             new = step.host_failures - self._host_failures
             self._host_failures = step.host_failures
-            if not self._counters.add(host_tier_failures=new).host_tier_failures:
+            if not self.counters.add(host_tier_failures=new).host_tier_failures:
                 logger.warning(
                     "the host tier fails (%s): what it should have kept is computed again. "
                     "EngineStats.host_tier_failures counts further failures",
@@ -599,12 +594,12 @@ class Exchange:
 
     def _try_again(self, pending: PendingRequest) -> bool:
         """Schedule another attempt if any is left. Called under the lock."""
-        if pending.retries >= self._faults.max_retries:
+        if pending.retries >= self.faults.max_retries:
             return False
         pending.retries += 1
         pending.due = time.monotonic() + backoff_seconds(pending.retries)
-        self._counters.add(retried_requests=1)
-        self._on_retry()
+        self.counters.add(retried_requests=1)
+        self.on_retry()
         return True
 
     def retry_due(self) -> float:
@@ -615,7 +610,7 @@ class Exchange:
 
     def retry(self) -> None:
         """Submit the retries that are due, and fail requests that were silent for too long."""
-        limit = self._faults.request_timeout
+        limit = self.faults.request_timeout
         expired: list[PendingRequest] = []
         with self.lock:
             process = self._process
