@@ -16,7 +16,7 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .node import Node, in_group
 from .shares import Share
-from .tier import Tier
+from .tier import Tier, Windows
 
 __all__ = ["HINTED", "Hints", "Pins", "chain"]
 
@@ -43,8 +43,7 @@ class Pins:
         longest: Blocks of the longest request, for which there must always be room.
         block_size: Tokens per block.
         now: Clock, in seconds.
-        groups: Number of groups of layers whose blocks are kept apart.
-        size: Blocks of all groups that are kept of a document with a number of keys.
+        windows: Which blocks of a document are kept.
         blocks: How many blocks are set aside for all pins.
     """
 
@@ -53,8 +52,7 @@ class Pins:
     longest: int
     block_size: int
     now: Callable[[], float]
-    groups: int
-    size: Callable[[int], int]
+    windows: Windows
 
     def __post_init__(self) -> None:
         self._pins: dict[Node, _Pin] = {}
@@ -108,7 +106,7 @@ class Pins:
             if not node.pins:
                 self._count(node, -1)
                 for key in reversed(node.keys):  # the last block is the first to go
-                    for group in range(self.groups):
+                    for group in range(len(self.windows)):
                         self.gpu.release(node, in_group(key, group))
         return pin.nodes
 
@@ -139,7 +137,7 @@ class Pins:
             msg = f"there are {most} pins already, and may be no more than the cache has blocks"
             raise ConfigurationError(msg + " for this tenant" * quotas)
         new = [node for node in kept if not node.pins]
-        blocks = sum(self.size(len(node.keys)) for node in new)
+        blocks = sum(self.windows.size(len(node.keys)) for node in new)
         if not blocks:
             return
         most = self.capacity - self.longest
@@ -162,7 +160,7 @@ class Pins:
         return f"{blocks} blocks ({blocks * self.block_size} tokens)"
 
     def _count(self, node: Node, sign: int) -> None:
-        blocks = sign * self.size(len(node.keys))
+        blocks = sign * self.windows.size(len(node.keys))
         self.blocks += blocks
         if node.share is not None:
             node.share.pinned += blocks

@@ -1,18 +1,21 @@
-"""One tier of the cache: its blocks, its clocks, and the heaps of what goes first."""
+"""One tier of the cache: its blocks, its clocks, and the heaps of what goes first.
+
+:class:`Windows` says which blocks of a document are kept in all tiers.
+"""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from .node import Key, Node, Shelf
+from .node import Key, Node, Shelf, in_group
 from .policies import Policy
 from .shares import Share
 
-__all__ = ["Tier"]
+__all__ = ["Tier", "Windows"]
 
 Slot = TypeVar("Slot")
 
@@ -82,11 +85,10 @@ class Tier(Generic[Slot]):
         """Set a node's priority by the clock of now."""
         shelf = self._shelf(node)
         shelf.priority = self._policy(node, self._parts[node.share].clock)
-        if shelf.idle and not shelf.idle_below:
-            self._push(node, shelf)
+        self.spare(node)
 
     def spare(self, node: Node) -> None:
-        """No request needs a node any more, or a workflow needs it later."""
+        """A node's place has changed: it may have to go sooner or later than before."""
         shelf = self._shelf(node)
         if shelf.idle and not shelf.idle_below:
             self._push(node, shelf)
@@ -197,7 +199,8 @@ class Tier(Generic[Slot]):
 
     def _tell_ancestors(self, node: Node, change: int) -> None:
         """A subtree got its first idle block, or lost its last one."""
-        for parent in _ancestors(node):
+        parent = node.parent
+        while parent is not None:
             shelf = self._shelf(parent)
             before = bool(shelf.idle_below)
             shelf.idle_below += change
@@ -207,6 +210,7 @@ class Tier(Generic[Slot]):
                 return
             if bool(shelf.idle_below) == before:
                 return
+            parent = parent.parent
 
     def _push(self, node: Node, shelf: Shelf) -> None:
         part = self._parts[node.share]
@@ -229,8 +233,81 @@ def _entry(node: Node, shelf: Shelf) -> tuple[float, bool, float, float, int, No
     return node.urgency, needed, node.nearness, shelf.priority, shelf.stamp, node
 
 
-def _ancestors(node: Node) -> Iterator[Node]:
-    parent = node.parent
-    while parent is not None:
-        yield parent
-        parent = parent.parent
+class Windows:
+    """Which blocks of a document are kept, where some layers see only a part of the prompt.
+
+    Layers that do have blocks of their own, in groups. A prompt that continues after a document
+    needs of such a group the last blocks before the document's end, and no others. The tail that a
+    document's followers need of it is never longer than its own: it is enough to look at each
+    document's end.
+
+    Args:
+        windows: For each group, how many blocks before a place a prompt needs to continue there;
+            ``None`` for all.
+    """
+
+    def __init__(self, windows: Sequence[int | None] = (None,)) -> None:
+        self._windows = tuple(windows)
+        self._longest = max((blocks for blocks in windows if blocks is not None), default=0)
+        self._behind: dict[Key, int] = {}  # in its document, of those in the longest window
+
+    def __len__(self) -> int:
+        """Number of groups."""
+        return len(self._windows)
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is one group, and it needs everything."""
+        return self._windows == (None,)
+
+    def enter(self, keys: Sequence[Key]) -> None:
+        """Take in a document's blocks."""
+        if self._longest:
+            self._behind.update(zip(reversed(keys[-self._longest :]), itertools.count()))
+
+    def leave(self, keys: Sequence[Key]) -> None:
+        """Forget a document's blocks."""
+        if self._longest:
+            for key in keys[-self._longest :]:
+                del self._behind[key]
+
+    def clear(self) -> None:
+        """Forget all documents."""
+        self._behind.clear()
+
+    def keep(self, key: Key, group: int) -> bool:
+        """Whether anything after its document needs a block of a group."""
+        window = self._windows[group]
+        return window is None or self._behind.get(key, window) < window
+
+    def size(self, blocks: int) -> int:
+        """Blocks of all groups that are kept of a document with a number of keys."""
+        return sum(blocks if window is None else min(blocks, window) for window in self._windows)
+
+    def first(self, group: int, start: int, end: int) -> int:
+        """The first block from ``start`` on that a group needs to continue at ``end``."""
+        window = self._windows[group]
+        return start if window is None else max(start, end - window)
+
+    def furthest(self, keys: Sequence[Key], start: int, there: Callable[[Key], bool]) -> int:
+        """The last place at which a prompt can continue with blocks of some tier.
+
+        Args:
+            keys: The prompt's blocks.
+            start: Up to where every group has what it needs without the tier.
+            there: Whether the tier has a block, by its name in the tier.
+
+        Returns:
+            A number of blocks, ``start`` where the tier is of no use.
+        """
+        furthest = start
+        gaps = [start] * len(self)  # where each group's latest run of blocks begins
+        for at in range(start, len(keys)):
+            for group, window in enumerate(self._windows):
+                if not there(in_group(keys[at], group)):
+                    if window is None:
+                        return furthest
+                    gaps[group] = at + 1
+            if all(gap <= self.first(group, start, at + 1) for group, gap in enumerate(gaps)):
+                furthest = at + 1
+        return furthest

@@ -8,7 +8,7 @@ requests wait for goes only once nothing else is left. Not thread-safe: its call
 
 Layers that see a part of the prompt only have blocks of their own, in groups. The tree keeps those
 that a prompt needs to continue after a document, and leaves the others to its caller (see
-:mod:`.windows`).
+:class:`.Windows`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from ragcache_integrations.core.checks import check_choice, check_int, check_seconds, or_none
+from ragcache_integrations.core.checks import (
+    check_choice,
+    check_field,
+    check_int,
+    check_seconds,
+    or_none,
+)
 from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.errors import ConfigurationError
 
@@ -31,8 +38,7 @@ from .promises import HINTED, Hints, Pins, chain
 from .shares import Share, Shares, ShareStats, check_quotas
 from .snapshot import TreeSnapshot, snapshot_children
 from .stats import Tally, TreeStats
-from .tier import Tier
-from .windows import Windows
+from .tier import Tier, Windows
 
 __all__ = ["Copy", "KnowledgeTree"]
 
@@ -53,6 +59,7 @@ class Copy(NamedTuple, Generic[Slot]):
     host: int
 
 
+@dataclass(eq=False, kw_only=True)
 class KnowledgeTree(Generic[Slot]):
     """Nodes, tiers and statistics.
 
@@ -62,17 +69,16 @@ class KnowledgeTree(Generic[Slot]):
     (:meth:`swap_out`), where its copy stays while the block is in the cache at all, so that later
     evictions copy nothing.
 
-    Args:
+    Attributes:
         block_size: Tokens per block.
         lookahead: Tokens after a block that its key covers. With EAGLE and MTP vLLM's hashes do,
             because the draft model's KV cache depends on them.
         gpu_blocks: Capacity of the GPU in blocks, those in use included.
         host_blocks: Capacity of the host tier in blocks; 0 for none.
-        windows: For each group of layers, how many blocks before a document's end its followers
-            need; ``None`` for all.
+        windows: Which blocks of a document its followers need.
         policy: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
-        prefill_seconds: T(alpha, beta), the time to prefill beta tokens after alpha cached
-            ones.
+        prefill_seconds: T(alpha, beta), the time to prefill beta tokens after alpha cached ones;
+            ``None`` for the default model's.
         cache_depth: Only the first documents of a request are kept (RAGCache §8); ``None`` for all.
         frequency_window: Seconds for which accesses count towards the frequency; ``None`` for ever.
         quotas: Part of every tier that belongs to each of some tenants (see :mod:`.shares`); the
@@ -85,43 +91,31 @@ class KnowledgeTree(Generic[Slot]):
         ConfigurationError: An argument is out of its range.
     """
 
-    def __init__(
-        self,
-        *,
-        block_size: int,
-        lookahead: int = 0,
-        gpu_blocks: int,
-        host_blocks: int = 0,
-        windows: Sequence[int | None] = (None,),
-        policy: str = DEFAULT_POLICY,
-        prefill_seconds: Callable[[int, int], float] | None = None,
-        cache_depth: int | None = None,
-        frequency_window: float | None = None,
-        quotas: Mapping[str, float] | None = None,
-        longest_request: int = 0,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        check_int("block_size", block_size, 1, unit="tokens")
-        check_int("gpu_blocks", gpu_blocks, 1)
-        check_int("lookahead", lookahead, 0, unit="tokens")
-        check_int("host_blocks", host_blocks, 0)
-        check_choice("policy", policy, tuple(POLICIES))
-        or_none(check_int)("cache_depth", cache_depth, 1, unit="documents", also="None")
-        check_seconds("frequency_window", frequency_window)
-        self.block_size = block_size
-        self._lookahead = lookahead
-        self.gpu_blocks = gpu_blocks
-        self.host_blocks = host_blocks
-        self.windows = Windows(windows)
-        self.policy = policy
-        self._prefill_seconds = prefill_seconds or PrefillCostModel.default()
-        self._cache_depth = cache_depth
-        self._frequency_window = frequency_window
-        self._quotas = check_quotas(quotas or {})
-        self._longest_request = longest_request
-        self._now = now
-        self.gpu: Tier[Slot] = Tier(attrgetter("gpu"), POLICIES[policy])
-        self.host: Tier[int] = Tier(attrgetter("host"), POLICIES[policy])
+    block_size: int
+    lookahead: int = 0
+    gpu_blocks: int
+    host_blocks: int = 0
+    windows: Windows = field(default_factory=Windows)
+    policy: str = DEFAULT_POLICY
+    prefill_seconds: Callable[[int, int], float] | None = None
+    cache_depth: int | None = None
+    frequency_window: float | None = None
+    quotas: Mapping[str, float] | None = None
+    longest_request: int = 0
+    now: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        check_field(self, check_int, "block_size", 1, unit="tokens")
+        check_field(self, check_int, "gpu_blocks", 1)
+        check_field(self, check_int, "lookahead", 0, unit="tokens")
+        check_field(self, check_int, "host_blocks", 0)
+        check_field(self, check_choice, "policy", tuple(POLICIES))
+        check_field(self, or_none(check_int), "cache_depth", 1, unit="documents", also="None")
+        check_field(self, check_seconds, "frequency_window")
+        self._seconds = self.prefill_seconds or PrefillCostModel.default()
+        self._quotas = check_quotas(self.quotas or {})
+        self.gpu: Tier[Slot] = Tier(attrgetter("gpu"), POLICIES[self.policy])
+        self.host: Tier[int] = Tier(attrgetter("host"), POLICIES[self.policy])
         self._tally = Tally()
         self._start()
 
@@ -135,13 +129,12 @@ class KnowledgeTree(Generic[Slot]):
         self.pins = Pins(
             gpu=self.gpu,
             capacity=self.gpu_blocks,
-            longest=self._longest_request,
+            longest=self.longest_request,
             block_size=self.block_size,
-            now=self._now,
-            groups=len(self.windows),
-            size=self.windows.size,
+            now=self.now,
+            windows=self.windows,
         )
-        self.hints = Hints(self._spare, lambda node: self.windows.size(len(node.keys)), self._now)
+        self.hints = Hints(self._spare, lambda node: self.windows.size(len(node.keys)), self.now)
         self._free_host_slots = list(range(self.host_blocks - 1, -1, -1))
         self._leaving: dict[Key, Slot] = {}  # evicted from the GPU, not yet copied to the host
         self._versions: dict[tuple[Node, str], Key] = {}
@@ -174,12 +167,12 @@ class KnowledgeTree(Generic[Slot]):
         """
         if not spans:
             raise ValueError("a path needs at least one document, got no spans")
-        kept = spans[: self._cache_depth]
+        kept = spans[: self.cache_depth]
         node, begin, nodes, ends = self.root, 0, [], []
         start = 0
         boundaries = [(namespace, kept[0][1]), *((name, end) for name, _, end in kept)]
         for name, token_end in boundaries:
-            end = min(max(0, token_end - self._lookahead) // self.block_size, len(keys))
+            end = min(max(0, token_end - self.lookahead) // self.block_size, len(keys))
             node = self._child(node, name, keys, begin, end, named=named)
             node.tokens = token_end - start
             node.requests += 1
@@ -204,8 +197,8 @@ class KnowledgeTree(Generic[Slot]):
         self._accesses += 1
         cached = gpu_tokens + host_tokens
         computed = max(1, prompt_tokens - cached)
-        cost = self._prefill_seconds(cached, computed) / computed
-        now = path.accessed_at = self._now() if self._frequency_window is not None else 0.0
+        cost = self._seconds(cached, computed) / computed
+        now = path.accessed_at = self.now() if self.frequency_window is not None else 0.0
         popularity = self._shares[path.nodes[0].name].popularity
         stretches = itertools.pairwise((0, *path.ends))
         size = self.windows.size
@@ -220,7 +213,7 @@ class KnowledgeTree(Generic[Slot]):
                 node.history.computed += 1
             self.gpu.price(node)
             self.host.price(node)
-        self._tally.access(path.spans, self.block_size, gpu_tokens, cached, self._lookahead)
+        self._tally.access(path.spans, self.block_size, gpu_tokens, cached, self.lookahead)
 
     def retract(self, path: Path) -> None:
         """Take an access back: the request was a guess, and its documents were not asked for.
@@ -250,7 +243,7 @@ class KnowledgeTree(Generic[Slot]):
             node.running -= path.accessed
             if not node.requests:
                 self._spare(node)
-            self._forget_if_unused(node)
+            self._forget_unused(node)
 
     # Promises
 
@@ -292,8 +285,7 @@ class KnowledgeTree(Generic[Slot]):
 
     def _unpin(self, last: Node) -> bool:
         nodes = self.pins.remove(last)
-        for node in nodes:
-            self._forget_if_unused(node)
+        self._forget_unused(*nodes)
         return bool(nodes)
 
     def hint(self, name: Hashable, path: Path, steps: int, ttl: float) -> bool:
@@ -314,19 +306,16 @@ class KnowledgeTree(Generic[Slot]):
         part = self._shares[path.nodes[0].name].blocks(self.gpu_blocks)
         nodes = tuple(chain(path.nodes))
         accepted, spared = self.hints.add(name, nodes, steps, ttl, int(HINTED * part))
-        for node in spared:
-            self._forget_if_unused(node)
+        self._forget_unused(*spared)
         return accepted
 
     def end_hint(self, name: Hashable) -> None:
         """What a hint was about has come, or does not come."""
-        for node in self.hints.remove(name):
-            self._forget_if_unused(node)
+        self._forget_unused(*self.hints.remove(name))
 
     def expire_hints(self) -> None:
         """End the hints whose time is over."""
-        for node in self.hints.expire():
-            self._forget_if_unused(node)
+        self._forget_unused(*self.hints.expire())
 
     def charge(self, namespace: str, blocks: int) -> None:
         """Charge GPU blocks to a tenant whose requests use them; a negative number ends that.
@@ -417,7 +406,7 @@ class KnowledgeTree(Generic[Slot]):
                     self.host.add_idle(node, key, NO_SLOT)
                     self._leaving[key] = slot
             self._tally.evicted("gpu", len(gone), whole=node.gpu.empty)
-            self._forget_if_unused(node)
+            self._forget_unused(node)
         return slots
 
     # Host tier
@@ -467,7 +456,7 @@ class KnowledgeTree(Generic[Slot]):
             self._free_host_slots += slots
             self._tally["dropped"] += len(gone) - len(slots)
             self._tally.evicted("host", len(slots), whole=bool(slots) and node.host.empty)
-            self._forget_if_unused(node)
+            self._forget_unused(node)
         copies = []
         for key, gpu_slot in self._leaving.items():
             host_slot = self.host.slots[key] = self._free_host_slots.pop()
@@ -611,14 +600,14 @@ class KnowledgeTree(Generic[Slot]):
         self._versions[under, name] = last
 
     def _count(self, history: History, now: float) -> None:
-        if self._frequency_window is None:
+        if self.frequency_window is None:
             history.frequency += 1
             return
         times = history.times
         if times is None:
             times = history.times = deque()
         times.append(now)
-        while times[0] < now - self._frequency_window:
+        while times[0] < now - self.frequency_window:
             times.popleft()
         history.frequency = len(times)
 
@@ -630,9 +619,9 @@ class KnowledgeTree(Generic[Slot]):
             times.remove(counted_at)
             history.frequency = len(times)
 
-    def _forget_if_unused(self, node: Node) -> None:
-        """Drop a node that holds nothing; its history is kept in case it comes back."""
-        candidates = [node]
+    def _forget_unused(self, *nodes: Node) -> None:
+        """Drop nodes that hold nothing; their histories are kept in case they come back."""
+        candidates = [*reversed(nodes)]
         while candidates:
             node = candidates.pop()
             parent, under = node.parent, node.under

@@ -98,7 +98,7 @@ def check_pins(tree: KnowledgeTree[int]) -> None:
         else:
             assert not node.gpu.busy
     assert pinned == tree.stats().pinned_blocks
-    assert pinned + tree._longest_request <= tree.gpu_blocks or not pinned
+    assert pinned + tree.longest_request <= tree.gpu_blocks or not pinned
 
 
 def check_tier(

@@ -10,6 +10,7 @@ import pytest
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree import KnowledgeTree, PrefillCostModel, tier
+from ragcache_integrations.knowledge_tree.tier import Windows
 
 from .library import Found, Library
 
@@ -308,7 +309,7 @@ class TestWindows:
     def computed(lengths: dict[str, int], gpu_blocks: int = 99) -> KnowledgeTree[tuple[int, int]]:
         """A tree after one request; a block's slot is its key and its group."""
         tree: KnowledgeTree[tuple[int, int]] = KnowledgeTree(
-            block_size=1, gpu_blocks=gpu_blocks, windows=(None, 2)
+            block_size=1, gpu_blocks=gpu_blocks, windows=Windows((None, 2))
         )
         ends = list(accumulate(lengths.values()))
         spans = [(name, end - lengths[name], end) for name, end in zip(lengths, ends, strict=True)]

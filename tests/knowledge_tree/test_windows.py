@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ragcache_integrations.knowledge_tree.node import in_group
-from ragcache_integrations.knowledge_tree.windows import Windows
+from ragcache_integrations.knowledge_tree.tier import Windows
 
 
 @pytest.mark.parametrize("windows", [(None,), (2,), (None, 2), (3, None, 1), (2, 4)])

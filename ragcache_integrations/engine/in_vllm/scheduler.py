@@ -34,6 +34,7 @@ from ragcache_integrations.knowledge_tree import (
 )
 from ragcache_integrations.knowledge_tree.node import Path
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
+from ragcache_integrations.knowledge_tree.tier import Windows
 
 from .anywhere.disk import open_disk
 from .anywhere.prefixes import StoredPrefixes
@@ -163,7 +164,7 @@ class DocumentCache:
             lookahead=getattr(scheduler, "num_hash_lookahead_tokens", 0),  # not in older versions
             gpu_blocks=self._pool.num_gpu_blocks - 1,  # vLLM keeps one to itself
             host_blocks=self._host_tier.host_blocks if self._host_tier else 0,
-            windows=self._windows,
+            windows=Windows(self._windows),
             policy=settings.policy,
             prefill_seconds=seconds,
             cache_depth=settings.cache_depth,

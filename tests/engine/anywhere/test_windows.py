@@ -28,7 +28,7 @@ from ragcache_integrations.engine.in_vllm.anywhere.plan import Load
 from ragcache_integrations.engine.in_vllm.anywhere.prefixes import StoredPrefixes, prefix_keys
 from ragcache_integrations.engine.process import control
 from ragcache_integrations.errors import DocumentsNotKeptError
-from ragcache_integrations.knowledge_tree.windows import Windows
+from ragcache_integrations.knowledge_tree.tier import Windows
 
 DICE = random.Random(5)
 WORDS = ["".join(DICE.choices(string.ascii_letters, k=4)) for _ in range(200)]

@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Any
 
 from ragcache_integrations.core.prompt import Span
-from ragcache_integrations.knowledge_tree.windows import Windows
+from ragcache_integrations.knowledge_tree.tier import Windows
 
 from .disk import DiskIndex
 from .paged import NOBODY, Tables, table
