@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Generator, Iterator
 from typing import Any
 
 import torch
@@ -191,7 +191,7 @@ def _overlap(text: str, stop: str) -> int:
 
 # Streams
 
-Start = Iterator[tuple[Answer, ModularChunk]]
+Start = Generator[tuple[Answer, ModularChunk]]
 """Computes an answer while it is iterated."""
 
 
@@ -233,7 +233,7 @@ class ModularStream(Closeable, Iterator[ModularChunk]):
                 raise StopIteration from None
             finally:
                 if self._patience.cancelled:
-                    _close(self._steps)
+                    self._steps.close()
         return chunk
 
     def result(self) -> ModularGeneration:
@@ -255,7 +255,7 @@ class ModularStream(Closeable, Iterator[ModularChunk]):
         # layer, and closes the steps itself.
         if self._busy.acquire(blocking=False):
             try:
-                _close(self._steps)
+                self._steps.close()
             finally:
                 self._busy.release()
 
@@ -302,9 +302,7 @@ class AsyncModularStream(AsyncCloseable, AsyncIterator[ModularChunk]):
         self._stream.abort()
 
 
-def decode(
-    prefilled: Prefilled, answer: Answer, patience: Patience
-) -> Iterator[tuple[Answer, ModularChunk]]:
+def decode(prefilled: Prefilled, answer: Answer, patience: Patience) -> Start:
     """Generate an answer to a prompt, one token at a time."""
     logits = prefilled.logits(patience)
     while True:
@@ -316,9 +314,3 @@ def decode(
         if answer.finish_reason is not None:
             return
         logits = prefilled.logits(patience)
-
-
-def _close(steps: Start) -> None:
-    close = getattr(steps, "close", None)
-    if close is not None:
-        close()

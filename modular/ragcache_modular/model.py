@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,12 +36,11 @@ from ragcache_modular.kv.prefill import Parts, Prefilled, prefill
 from ragcache_modular.kv.store import ModuleStore, StoreStats
 from ragcache_modular.kv.strategies import Strategy, strategy_of
 
-from .answers import Answer, AsyncModularStream, ModularStream, decode
+from .answers import Answer, AsyncModularStream, ModularStream, Start, decode
 from .documents import Documents, document_name
 from .generation import (
     BatchKnobs,
     GenerationKnobs,
-    ModularChunk,
     ModularGeneration,
     PrefillKnobs,
     SamplingKnobs,
@@ -449,7 +448,7 @@ class ModularModel(Closeable):
             steps = self._steps(plan, call)
         return ModularStream(steps, call.patience)
 
-    def _steps(self, plan: Plan, call: _Call) -> Iterator[tuple[Answer, ModularChunk]]:
+    def _steps(self, plan: Plan, call: _Call) -> Start:
         with self._prefill(plan, call, call.options.max_tokens or FIRST_ROOM) as prefilled:
             yield from decode(prefilled, self._answer(prefilled, call.options), call.patience)
 
@@ -481,10 +480,9 @@ class ModularModel(Closeable):
             streams = (ModularStream(self._steps(plan, call), call.patience) for plan in plans)
             return [stream.result() for stream in streams]
         batch = Batch(self._parts, plans)
-        batch.prefill(
-            lambda plan: self._prefill(plan, call, 0),
-            lambda prefilled: self._answer(prefilled, call.options),
-        )
+        for plan in plans:
+            with self._prefill(plan, call, 0) as prefilled:
+                batch.add(plan, prefilled, self._answer(prefilled, call.options))
         answers = batch.decode(call.patience, call.options.max_tokens)
         return [answer.result() for answer in answers]
 
@@ -520,10 +518,6 @@ class _Call:
         return cls(chosen, namespace, options, Patience(check_seconds("timeout", timeout)))
 
 
-Prefill = Callable[[Plan], Prefilled]
-Begin = Callable[[Prefilled], Answer]
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class _Row:
     """The state of a prompt: its own tokens, and the shared modules that it sees."""
@@ -546,46 +540,19 @@ class Batch:
 
     Args:
         parts: The model, its buffers and its encoded modules.
-        plans: The plan of each prompt.
+        plans: The plan of each prompt; all are added before any is decoded.
     """
 
     def __init__(self, parts: Parts, plans: Sequence[Plan]) -> None:
         self._parts = parts
-        self._plans = plans
         uses = Counter(key for plan in plans for key in set(_keys(plan).values()))
-        self._common = {key for key, count in uses.items() if count > 1}
-        if not parts.decoder.shares:
-            self._common = set()
+        most = 1 if parts.decoder.shares else len(plans)
+        self._common = {key for key, count in uses.items() if count > most}
         self._shared: dict[Hashable, tuple[Tensor, Tensor]] = {}
         self._rows: list[_Row] = []
 
-    def prefill(self, make: Prefill, begin: Begin) -> None:
-        """Prefill the prompts one after the other, and keep what decoding needs.
-
-        Args:
-            make: Prefills a plan.
-            begin: Begins the answer to a prefilled prompt.
-        """
-        for plan in self._plans:
-            with make(plan) as prefilled:
-                self._rows.append(self._row(plan, prefilled, begin(prefilled)))
-
-    @property
-    def shared_tokens(self) -> int:
-        """Number of tokens that are held once for several rows."""
-        return sum(len(positions) for _, positions in self._shared.values())
-
-    @property
-    def own_tokens(self) -> int:
-        """Number of prompt tokens that are held for a single row each."""
-        return sum(len(row.positions) for row in self._rows)
-
-    def decode(self, patience: Patience, max_tokens: int) -> list[Answer]:
-        """Generate until the answers of all rows have ended."""
-        with torch.inference_mode():
-            return self._decode(patience, max_tokens)
-
-    def _row(self, plan: Plan, prefilled: Prefilled, answer: Answer) -> _Row:
+    def add(self, plan: Plan, prefilled: Prefilled, answer: Answer) -> None:
+        """Keep of a prefilled prompt what decoding needs."""
         recomputed = prefilled.about.recomputed
         own = np.ones(len(plan), dtype=np.bool_)
         sees = set()
@@ -599,10 +566,12 @@ class Batch:
                 self._shared[key] = _copy(prefilled, np.flatnonzero(of_module))
         data, positions = _copy(prefilled, np.flatnonzero(own))
         seen = ~torch.from_numpy(plan.masked[own]).to(data.device)
-        logits = prefilled.logits()
-        return _Row(answer, logits, data, positions, seen, frozenset(sees), prefilled.next_position)
+        logits, following = prefilled.logits(), prefilled.next_position
+        self._rows.append(_Row(answer, logits, data, positions, seen, frozenset(sees), following))
 
-    def _decode(self, patience: Patience, max_tokens: int) -> list[Answer]:
+    @torch.inference_mode()
+    def decode(self, patience: Patience, max_tokens: int) -> list[Answer]:
+        """Generate until the answers of all rows have ended."""
         rows, decoder, pool = self._rows, self._parts.decoder, self._parts.pool
         device = pool.device
         longest = max(len(row.positions) for row in rows)

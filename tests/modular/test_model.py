@@ -457,10 +457,11 @@ def test_rows_of_a_batch_hold_shared_modules_once() -> None:
     first = documents(model, (30, 40), 5, 1)
     prompts = [first, Assembly((*first.parts[:2], fresh(70, 3, 9)))]
     for strategy, shared, own in ((PromptCache(), 70, 8), (Epic(4), 30, 88), (Exact(), 0, 148)):
-        batch = Batch(model._parts, [plan_assembly(prompt) for prompt in prompts])
-        batch.prefill(
-            lambda plan: model._prefill(plan, _Call.of(strategy), 0),  # noqa: B023 - called at once
-            lambda prefilled: model._answer(prefilled, Sampling()),
-        )
-        assert (batch.shared_tokens, batch.own_tokens) == (shared, own)
+        plans = [plan_assembly(prompt) for prompt in prompts]
+        batch = Batch(model._parts, plans)
+        for plan in plans:
+            with model._prefill(plan, _Call.of(strategy), 0) as prefilled:
+                batch.add(plan, prefilled, model._answer(prefilled, Sampling()))
+        assert sum(len(positions) for _, positions in batch._shared.values()) == shared
+        assert sum(len(row.positions) for row in batch._rows) == own
     assert model.generate_batch([]) == []

@@ -29,7 +29,6 @@ from .attention import ATTENTION, Sight, attend
 
 __all__ = [
     "DECODERS",
-    "Alibi",
     "Decoder",
     "Learned",
     "Positions",
@@ -40,8 +39,8 @@ __all__ = [
 ENDLESS = 2**31 - 1
 
 
-class Positions(ABC):
-    """A kind of position encoding.
+class Positions:
+    """A kind of position encoding. With linear biases (ALiBi), keys are the same everywhere.
 
     Attributes:
         movable: Whether keys may be used at other positions than those they were encoded at.
@@ -49,8 +48,7 @@ class Positions(ABC):
 
     movable = True
 
-    @abstractmethod
-    def place(self, keys: Tensor, into: Tensor, positions: Tensor, shift: int) -> None:
+    def place(self, keys: Tensor, into: Tensor, positions: Tensor, shift: int) -> None:  # noqa: ARG002 - one signature for all
         """Copy keys into a buffer, moved by ``shift`` positions.
 
         Args:
@@ -62,6 +60,7 @@ class Positions(ABC):
         Raises:
             ConfigurationError: The model's keys cannot move.
         """
+        into.copy_(keys)
 
 
 class Rotary(Positions):
@@ -104,33 +103,19 @@ def _turn(keys: Tensor, into: Tensor, cos: Tensor, sin: Tensor) -> None:
     torch.mul(second, cos, out=into[..., half:]).addcmul_(first, sin)
 
 
-class Alibi(Positions):
-    """Linear biases: keys are the same everywhere."""
-
-    def place(
-        self,
-        keys: Tensor,
-        into: Tensor,
-        positions: Tensor,  # noqa: ARG002 - one signature for all
-        shift: int,  # noqa: ARG002 - one signature for all
-    ) -> None:
-        """Copy the keys unchanged."""
-        into.copy_(keys)
-
-
 class Learned(Positions):
     """A table of learned vectors."""
 
     movable = False
 
-    def place(self, keys: Tensor, into: Tensor, positions: Tensor, shift: int) -> None:  # noqa: ARG002 - one signature for all
+    def place(self, keys: Tensor, into: Tensor, positions: Tensor, shift: int) -> None:
         """Copy keys that stay at their positions."""
         if shift:
             raise ConfigurationError(
                 f"a module was to be moved by {shift} positions, but the model has a learned table "
                 "of positions: encode the module at the position where it is used, with shift=0"
             )
-        into.copy_(keys)
+        super().place(keys, into, positions, shift)
 
 
 class Decoder(ABC):
@@ -282,7 +267,7 @@ class AlibiDecoder(Decoder):
     def _positions(self) -> Positions:
         biases = self._two_biases()
         self._slopes = (biases[:, 0, 1] - biases[:, 0, 0]).to(self.model.device)
-        return Alibi()
+        return Positions()
 
     @abstractmethod
     def _two_biases(self) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -106,31 +108,28 @@ def run_layers(
     return hidden
 
 
+@dataclass(eq=False)
 class ModuleEncoder:
     """Encodes modules and keeps them in the host's memory, and some of them on the device as well.
 
-    Args:
+    Attributes:
         decoder: The model.
         pool: Allocates memory for encoding.
         store: Store in the host's memory.
         near: Store on the device; ``None`` for none.
+        bytes_per_token: Bytes that the keys and values of a token take.
+        closed: Whether nothing is encoded any more.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        pool: BufferPool,
-        store: ModuleStore[Encoded],
-        near: ModuleStore[Encoded] | None,
-    ) -> None:
-        self._decoder = decoder
-        self._pool = pool
-        self._store = store
-        self._near = near
-        self._vocabulary: int = decoder.model.get_input_embeddings().num_embeddings
-        layers, two, heads, size = pool.shape
-        self.bytes_per_token = layers * two * heads * size * pool.dtype.itemsize
-        self.closed = False
+    decoder: Decoder
+    pool: BufferPool
+    store: ModuleStore[Encoded]
+    near: ModuleStore[Encoded] | None
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._vocabulary: int = self.decoder.model.get_input_embeddings().num_embeddings
+        self.bytes_per_token = math.prod(self.pool.shape) * self.pool.dtype.itemsize
 
     @contextlib.contextmanager
     def lease(self, module: Module, namespace: str, patience: Patience) -> Iterator[Encoded]:
@@ -151,18 +150,18 @@ class ModuleEncoder:
         key = (namespace, module.token_ids, module.positions, module.params)
         tokens = len(served_offsets(module))
         size = tokens * self.bytes_per_token
-        if self._near is None or size > self._near.capacity_bytes:
+        if self.near is None or size > self.near.capacity_bytes:
             with self._far(key, module, tokens, patience) as encoded:
                 yield encoded
             return
 
         def bring() -> Encoded:
             with self._far(key, module, tokens, patience) as encoded:
-                device = self._pool.device
+                device = self.pool.device
                 return Encoded(encoded.data.to(device), encoded.positions.to(device))
 
         check = patience.check
-        with self._near.lease(key, module.name, size, tokens, bring, check) as encoded:
+        with self.near.lease(key, module.name, size, tokens, bring, check) as encoded:
             yield encoded
 
     def check(self, module: Module) -> None:
@@ -178,9 +177,9 @@ class ModuleEncoder:
         if not isinstance(module, Module):
             msg = f"what is encoded must be a Module, got {type(module).__name__}"
             raise ConfigurationError(msg)
-        if module.positions[-1] >= self._decoder.limit:
+        if module.positions[-1] >= self.decoder.limit:
             raise PromptTooLongError(
-                module.positions[-1] + 1, self._decoder.limit, f"module {module.name!r}"
+                module.positions[-1] + 1, self.decoder.limit, f"module {module.name!r}"
             )
         self.check_tokens(module.token_ids)
 
@@ -200,22 +199,22 @@ class ModuleEncoder:
     def _far(
         self, key: object, module: Module, tokens: int, patience: Patience
     ) -> contextlib.AbstractContextManager[Encoded]:
-        make: Callable[[], Encoded] = lambda: self._encode(module, patience)  # noqa: E731 - a name for its type
         size = tokens * self.bytes_per_token
-        return self._store.lease(key, module.name, size, tokens, make, patience.check)
+        make = partial(self._encode, module, patience)
+        return self.store.lease(key, module.name, size, tokens, make, patience.check)
 
     def _encode(self, module: Module, patience: Patience) -> Encoded:
         """Run a module's tokens, which see only each other, and keep those that serve."""
-        device = self._pool.device
+        device = self.pool.device
         with torch.inference_mode():
             token_ids = torch.tensor([module.token_ids], device=device)
             positions = torch.tensor([module.positions], device=device)
             length = token_ids.shape[1]
-            buffer = self._pool.empty(length)
+            buffer = self.pool.empty(length)
             memory = Memory(buffer, slice(0, length), length)
             sight = Sight(positions, positions, triangle=True)
-            hidden = self._decoder.embed(token_ids, positions)
-            run_layers(self._decoder, hidden, positions, memory, sight, patience)
+            hidden = self.decoder.embed(token_ids, positions)
+            run_layers(self.decoder, hidden, positions, memory, sight, patience)
             data, where = buffer[:, :, 0], positions[0]
             if module.params:
                 serving = torch.from_numpy(served_offsets(module)).to(device)

@@ -8,6 +8,7 @@ Modules are copied to their places in it, and computed tokens are written to the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -23,10 +24,11 @@ STEP = 512
 Where = slice | Tensor
 
 
+@dataclass(eq=False)
 class BufferPool:
     """Free buffers, kept for the next prompts. Thread-safe.
 
-    Args:
+    Attributes:
         layers: Number of the model's layers.
         heads: Number of key heads of a layer.
         head_dim: Size of a head.
@@ -35,27 +37,22 @@ class BufferPool:
         keep: How many free buffers are kept; the largest stay.
     """
 
-    def __init__(
-        self,
-        layers: int,
-        heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        keep: int = 2,
-    ) -> None:
-        self.shape = (layers, 2, heads, head_dim)
-        self.dtype = dtype
-        self.device = device
-        self._keep = keep
+    layers: int
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        self.shape = (self.layers, 2, self.heads, self.head_dim)
         # Reentrant: a garbage collection in the midst of this gives back what nobody has any more.
         self._lock = make_reentrant_lock()
         self._free: list[Tensor] = []
 
     def empty(self, tokens: int, batch: int = 1) -> Tensor:
         """New, uninitialised memory: ``[layers, 2, batch, heads, tokens, head_dim]``."""
-        layers, two, heads, size = self.shape
-        shape = (layers, two, batch, heads, tokens, size)
+        shape = (self.layers, 2, batch, self.heads, tokens, self.head_dim)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def borrow(self, tokens: int) -> Tensor:
@@ -71,13 +68,13 @@ class BufferPool:
     def give_back(self, buffer: Tensor) -> None:
         """Take back a borrowed buffer; the smallest of too many free ones is dropped."""
         with self._lock:
-            self._free = sorted([buffer, *self._free], key=_tokens_of, reverse=True)[: self._keep]
+            self._free = sorted([buffer, *self._free], key=_tokens_of, reverse=True)[: self.keep]
 
     @property
     def free_bytes(self) -> int:
         """Bytes of the free buffers."""
         with self._lock:
-            return sum(buffer.numel() * buffer.element_size() for buffer in self._free)
+            return sum(buffer.nbytes for buffer in self._free)
 
     def clear(self) -> None:
         """Drop all free buffers."""
@@ -89,21 +86,21 @@ def _tokens_of(buffer: Tensor) -> int:
     return buffer.shape[4]
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class Memory:
     """The keys and values that a step of the layers reads and writes.
 
     It has the methods that attention layers of transformers call on a cache.
 
-    Args:
+    Attributes:
         buffer: ``[layers, 2, batch, heads, tokens, head_dim]``.
         where: Indices of the tokens that this step computes, in order.
         length: Number of tokens in the buffer, including those that this step computes.
     """
 
-    def __init__(self, buffer: Tensor, where: Where, length: int) -> None:
-        self._buffer = buffer
-        self._where = where
-        self._length = length
+    buffer: Tensor
+    where: Where
+    length: int
 
     def update(
         self,
@@ -114,18 +111,18 @@ class Memory:
         **_kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         """Write this step's keys and values; return all of the layer's as views."""
-        keys, values = self._buffer[layer_idx, 0], self._buffer[layer_idx, 1]
-        keys[:, :, self._where] = key_states
-        values[:, :, self._where] = value_states
-        return keys[:, :, : self._length], values[:, :, : self._length]
+        keys, values = self.buffer[layer_idx, 0], self.buffer[layer_idx, 1]
+        keys[:, :, self.where] = key_states
+        values[:, :, self.where] = value_states
+        return keys[:, :, : self.length], values[:, :, : self.length]
 
     def get_seq_length(self, _layer_idx: int = 0) -> int:
         """Number of tokens in the buffer."""
-        return self._length
+        return self.length
 
     def row(self, number: int) -> Memory:
         """A row of the batch, viewed as a batch of size 1."""
-        return Memory(self._buffer[:, :, number : number + 1], self._where, self._length)
+        return Memory(self.buffer[:, :, number : number + 1], self.where, self.length)
 
 
 class KeysAndValues(Exception):  # noqa: N818 - it ends a layer and is not an error

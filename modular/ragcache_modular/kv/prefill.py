@@ -351,25 +351,25 @@ def _seconds_since(began: float, computed: Tensor) -> float:
     return time.perf_counter() - began
 
 
+@dataclass(eq=False)
 class _PrefillRun:
     """The computation of a single prefill."""
 
-    def __init__(
-        self, parts: Parts, plan: Plan, buffer: Tensor, namespace: str, patience: Patience
-    ) -> None:
-        self._parts = parts
-        self._plan = plan
-        self._buffer = buffer
-        self._namespace = namespace
-        self._patience = patience
-        self._device = parts.pool.device
-        self._positions = torch.from_numpy(plan.positions).to(self._device)
+    parts: Parts
+    plan: Plan
+    buffer: Tensor
+    namespace: str
+    patience: Patience
+
+    def __post_init__(self) -> None:
+        self._device = self.parts.pool.device
+        self._positions = torch.from_numpy(self.plan.positions).to(self._device)
         self._loaded = False
         self._first_output: Tensor | None = None  # output of the first layer for all tokens
 
     def __call__(self, strategy: Strategy) -> tuple[Tensor, NDArray[np.bool_]]:
         """Return the logits of the last token, and which tokens were computed again."""
-        plan = self._plan
+        plan = self.plan
         chosen = strategy.choose(plan, self._deviations) & plan.reusable
         compute = plan.fresh | chosen
         self._load(compute)
@@ -379,33 +379,33 @@ class _PrefillRun:
         else:
             hidden, first = self._first_output[:, torch.from_numpy(at).to(self._device)], 1
         hidden = run_layers(
-            self._parts.decoder,
+            self.parts.decoder,
             hidden,
             self._positions[None, torch.from_numpy(at).to(self._device)],
-            Memory(self._buffer, _where(at, self._device), len(plan)),
+            Memory(self.buffer, _where(at, self._device), len(plan)),
             self._sight(at),
-            self._patience,
+            self.patience,
             first,
         )
-        return self._parts.decoder.logits(hidden[:, -1:])[0, 0], chosen
+        return self.parts.decoder.logits(hidden[:, -1:])[0, 0], chosen
 
     def _load(self, compute: NDArray[np.bool_]) -> None:
         """Copy the modules into the buffer, except for runs that are computed again as a whole."""
         if self._loaded:
             return
         self._loaded = True
-        positions, encoder = self._parts.decoder.positions, self._parts.encoder
+        positions, encoder = self.parts.decoder.positions, self.parts.encoder
         needed: dict[int, list[tuple[int, int, int]]] = {}
-        for run in self._plan.runs:
+        for run in self.plan.runs:
             if not compute[run.slot : run.slot + run.length].all():
                 needed.setdefault(run.part, []).append((run.slot, run.offset, run.length))
         for number, runs in needed.items():
-            placed = self._plan.placed[number]
+            placed = self.plan.placed[number]
             assert placed is not None  # noqa: S101 - only modules have runs
-            with encoder.lease(placed.module, self._namespace, self._patience) as encoded:
+            with encoder.lease(placed.module, self.namespace, self.patience) as encoded:
                 for slot, offset, length in runs:
                     theirs = encoded.data[:, :, :, offset : offset + length]
-                    ours = self._buffer[:, :, 0, :, slot : slot + length]
+                    ours = self.buffer[:, :, 0, :, slot : slot + length]
                     where = encoded.positions[offset : offset + length]
                     positions.place(theirs[:, 0], ours[:, 0], where, placed.shift)
                     ours[:, 1].copy_(theirs[:, 1], non_blocking=True)
@@ -416,7 +416,7 @@ class _PrefillRun:
         Returns:
             The sum of squared differences for each token; 0 for tokens that are not reused.
         """
-        plan, decoder = self._plan, self._parts.decoder
+        plan, decoder = self.plan, self.parts.decoder
         deviations = np.zeros(len(plan))
         if len(decoder.layers) < 2:  # noqa: PLR2004 - the first layer's keys know no context
             return deviations
@@ -427,20 +427,17 @@ class _PrefillRun:
         sight = self._sight(at)
         hidden = self._embed(at)
         arguments = decoder.prepare(hidden, positions, sight)
-        memory = Memory(self._buffer, _where(at, self._device), len(plan))
+        memory = Memory(self.buffer, _where(at, self._device), len(plan))
         hidden = decoder.run(0, hidden, memory, arguments)
-        self._patience.check()
+        self.patience.check()
         try:
             decoder.run(1, hidden, Thrower(), arguments)
         except KeysAndValues as taken:
             both = torch.stack([taken.keys[0], taken.values[0]])
-        away = (
-            (both - self._buffer[1, :, 0].index_select(2, index))
-            .float()
-            .square()
-            .sum(dim=(0, 1, 3))
+        away = (both - self.buffer[1, :, 0].index_select(2, index)).float()
+        deviations[at] = np.where(
+            plan.fresh[at], 0, away.square().sum(dim=(0, 1, 3)).double().cpu().numpy()
         )
-        deviations[at] = np.where(plan.fresh[at], 0, away.double().cpu().numpy())
         full = torch.zeros(1, len(plan), hidden.shape[-1], dtype=hidden.dtype, device=self._device)
         full[:, index] = hidden
         self._first_output = full
@@ -448,16 +445,16 @@ class _PrefillRun:
 
     def _embed(self, at: NDArray[np.int64]) -> Tensor:
         index = torch.from_numpy(at).to(self._device)
-        token_ids = torch.from_numpy(self._plan.token_ids).to(self._device)[None, index]
-        return self._parts.decoder.embed(token_ids, self._positions[None, index])
+        token_ids = torch.from_numpy(self.plan.token_ids).to(self._device)[None, index]
+        return self.parts.decoder.embed(token_ids, self._positions[None, index])
 
     def _sight(self, at: NDArray[np.int64]) -> Sight:
-        positions, masked = self._positions[None], self._plan.masked
-        if len(at) == len(self._plan):
+        positions, masked = self._positions[None], self.plan.masked
+        if len(at) == len(self.plan):
             return Sight(positions, positions, triangle=True)
         index = torch.from_numpy(at).to(self._device)
         seen = torch.from_numpy(~masked).to(self._device)[None] if masked.any() else None
-        everything = len(at) == 1 and at[0] == len(self._plan) - 1 and seen is None
+        everything = len(at) == 1 and at[0] == len(self.plan) - 1 and seen is None
         return Sight(positions[:, index], positions, seen, everything=everything)
 
 
