@@ -23,6 +23,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -127,6 +128,7 @@ def encoded_before(request: Submit) -> Output:
     )
 
 
+@dataclass(eq=False)
 class Host:
     """Passes messages to vLLM and its outputs back.
 
@@ -134,23 +136,22 @@ class Host:
     step has taken. A stopped process, or one whose Python lock is held, falls silent; a process
     that waits for its device for ever reports a long step.
 
-    Args:
+    Attributes:
         connection: The application's socket.
         vllm: The loaded engine.
         heartbeat_seconds: Seconds between two reports.
     """
 
-    def __init__(
-        self, connection: Connection, vllm: VLLM, heartbeat_seconds: float = HEARTBEAT_SECONDS
-    ) -> None:
-        self._connection = connection
-        self._vllm = vllm
+    connection: Connection
+    vllm: VLLM
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
+
+    def __post_init__(self) -> None:
         self._parent = os.getppid()
-        self._heartbeat_seconds = heartbeat_seconds
         self._sending = threading.Lock()
         self._busy_since: float | None = None
         self._rests_until = 0.0
-        vllm.on_begin = lambda request_ids: self._send(Begun(request_ids))
+        self.vllm.on_begin = lambda request_ids: self._send(Begun(request_ids))
 
     def serve(self) -> None:
         """Run until the application asks for the end, or is gone itself."""
@@ -158,34 +159,34 @@ class Host:
         while True:
             while self._message_waiting():
                 self._busy_since = time.monotonic()
-                message = self._connection.recv()
+                message = self.connection.recv()
                 if isinstance(message, Shutdown):
                     return
                 self._handle(message)
             self._busy_since = time.monotonic()
-            outputs = self._vllm.step()
+            outputs = self.vllm.step()
             if outputs:
-                self._send(self._vllm.report(outputs))
+                self._send(self.vllm.report(outputs))
                 self._rests_until = time.monotonic() + IDLE_SECONDS
 
     def _send(self, message: object) -> None:
         with self._sending:
-            self._connection.send(message)
+            self.connection.send(message)
 
     def _beat(self) -> None:
         with contextlib.suppress(OSError):  # the main thread sees the same, and ends
             while True:
-                time.sleep(self._heartbeat_seconds)
+                time.sleep(self.heartbeat_seconds)
                 since = self._busy_since
                 self._send(Heartbeat(0.0 if since is None else time.monotonic() - since))
 
     def _message_waiting(self) -> bool:
         """Whether a message has arrived; waits for one while there is nothing to compute."""
-        if self._vllm.busy:
-            rest = self._rests_until - time.monotonic() if self._vllm.idles else 0
-            return self._connection.poll(max(0.0, rest))
+        if self.vllm.busy:
+            rest = self._rests_until - time.monotonic() if self.vllm.idles else 0
+            return self.connection.poll(max(0.0, rest))
         self._busy_since = None
-        while not self._connection.poll(ORPHAN_CHECK_SECONDS):
+        while not self.connection.poll(ORPHAN_CHECK_SECONDS):
             if os.getppid() != self._parent:
                 raise EOFError
         return True
@@ -194,10 +195,10 @@ class Host:
         match message:
             case Submit():
                 try:
-                    if self._vllm.has_encoded(message):
+                    if self.vllm.has_encoded(message):
                         self._send(Step((encoded_before(message),)))
                     else:
-                        self._vllm.submit(message)
+                        self.vllm.submit(message)
                 except ConfigurationError as error:
                     self._fail(message, FailureKind.REFUSED, error)
                 except ValueError as error:
@@ -206,13 +207,13 @@ class Host:
                     logger.exception("request refused")
                     self._fail(message, FailureKind.OTHER, error)
             case Abort():
-                self._vllm.abort(message.request_ids, retract=message.retract)
+                self.vllm.abort(message.request_ids, retract=message.retract)
                 # An abort has no output that could carry its effects on the tree.
-                self._send(self._vllm.report())
+                self._send(self.vllm.report())
             case Control():
                 arguments = () if message.argument is None else (message.argument,)
                 try:
-                    value = getattr(self._vllm, message.operation)(*arguments)
+                    value = getattr(self.vllm, message.operation)(*arguments)
                     self._send(Answer(message.request_id, value))
                 except OSError:  # the application is gone
                     raise

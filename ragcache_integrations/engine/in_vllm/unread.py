@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
@@ -46,35 +47,31 @@ def submitted_name(request_id: str) -> str:
     return request_id.partition("-")[0]
 
 
+@dataclass(eq=False)
 class UnreadBlocks:
     """Finds wrong blocks and their requests.
 
-    Args:
+    Attributes:
         scheduler: vLLM's scheduler, right after its ``__init__``.
         tree: The knowledge tree.
         host_tier: The host tier, if there is one.
         in_flight: Steps that are planned before the output of the first of them is known.
-
-    Attributes:
         requests: Names of the requests to be ended because of the latest step.
     """
 
-    def __init__(
-        self,
-        scheduler: Any,
-        tree: KnowledgeTree[Any],
-        host_tier: DocumentConnector | None,
-        in_flight: int,
-    ) -> None:
-        self._tree = tree
-        self._host_tier = host_tier
-        self._pool = scheduler.kv_cache_manager.block_pool
+    scheduler: Any
+    tree: KnowledgeTree[Any]
+    host_tier: DocumentConnector | None
+    in_flight: int
+
+    def __post_init__(self) -> None:
+        self._pool = self.scheduler.kv_cache_manager.block_pool
         self._nobody: int = self._pool.null_block.block_id
         self._block_ids: Callable[[str], Sequence[list[int]]] = (
-            scheduler.kv_cache_manager.get_block_ids
+            self.scheduler.kv_cache_manager.get_block_ids
         )
         # Requests admitted in the plans whose outputs have not arrived: in flight and current.
-        self._admitted: deque[Collection[str]] = deque(maxlen=in_flight + 1)
+        self._admitted: deque[Collection[str]] = deque(maxlen=self.in_flight + 1)
         self._names: deque[str] = deque(maxlen=UNREAD)
         self.requests: frozenset[str] = frozenset()
 
@@ -114,10 +111,10 @@ class UnreadBlocks:
         self.requests = frozenset(firsts)
         self._pool.evict_blocks(wrong_blocks)
         self._check_free(wrong)
-        if self._host_tier is not None:
-            copies = self._tree.host.slots
+        if self.host_tier is not None:
+            copies = self.tree.host.slots
             names = (in_group(key, group) for key in wrong for group in self._groups)
-            self._host_tier.distrust(copies[name] for name in names if name in copies)
+            self.host_tier.distrust(copies[name] for name in names if name in copies)
         return wrong
 
     def release_copies(self, keys: Iterable[BlockHash]) -> None:
@@ -126,13 +123,13 @@ class UnreadBlocks:
         A block that was computed again meanwhile is in the GPU's cache, and keeps its copy.
         """
         for key in keys:
-            owner = self._tree.owner(key)
+            owner = self.tree.owner(key)
             if owner is None:
                 continue
             for group in self._groups:
                 name = in_group(key, group)
-                if name in self._tree.host and self._cached(key, group) is None:
-                    self._tree.host.release(owner, name)
+                if name in self.tree.host and self._cached(key, group) is None:
+                    self.tree.host.release(owner, name)
 
     def take(self, name: str) -> bool:
         """Whether a request was ended because its documents could not be read back."""
@@ -143,7 +140,7 @@ class UnreadBlocks:
 
     @property
     def _groups(self) -> range:
-        return range(len(self._tree.windows))
+        return range(len(self.tree.windows))
 
     def _cached(self, key: BlockHash, group: int) -> Any:
         name = make_block_hash_with_group_id(key, group)
@@ -177,7 +174,7 @@ class UnreadBlocks:
 
     def _check_free(self, wrong: Iterable[BlockHash]) -> None:
         """See that nothing wrong was freed, as blocks are that leave a window."""
-        if self._tree.windows.whole:
+        if self.tree.windows.whole:
             return
         for key in wrong:
             if any(self._cached(key, group) is not None for group in self._groups):

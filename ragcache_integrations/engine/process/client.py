@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -160,20 +161,19 @@ def start_process(
     )
 
 
+@dataclass(eq=False)
 class EngineProcess:
     """A running engine process.
 
     Every public method may be called from any thread. None blocks, except :meth:`wait_ready` and
     :meth:`close`.
 
-    Args:
+    Attributes:
         settings: What the process needs to start.
         deliver: Gets each message of the process. Called from the reading thread, and from the
             writing thread for a request that cannot be sent; must not block.
         on_end: Called once when the process has ended, from the reading thread and after the last
             delivery.
-
-    Attributes:
         ended: Set when the process has ended after it was ready.
         end: How the process ended, with the end of its log; empty before that.
         messages: Number of messages that came from the process.
@@ -182,14 +182,11 @@ class EngineProcess:
         ended_at: When it had ended, by the monotonic clock.
     """
 
-    def __init__(
-        self,
-        settings: EngineSettings,
-        deliver: Callable[[Any], None],
-        on_end: Callable[[], None],
-    ) -> None:
-        self._deliver = deliver
-        self._on_end = on_end
+    settings: EngineSettings
+    deliver: Callable[[Any], None]
+    on_end: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self.ended = threading.Event()
         self.messages = 0
         self.busy_seconds = 0.0
@@ -216,11 +213,11 @@ class EngineProcess:
         own = {"TMPDIR": self._folder} if len(self._folder) <= LONGEST_SOCKET_FOLDER else {}
         ours, theirs = socket.socketpair()
         with theirs:
-            settled = environment(self._folder, settings.vllm_args) | own
+            settled = environment(self._folder, self.settings.vllm_args) | own
             self._process = start_process(theirs.fileno(), self._log.fileno(), settled)
         self._connection = Connection(ours.detach())
         with contextlib.suppress(OSError):  # it has ended already, as wait_ready will report
-            self._connection.send(dataclasses.replace(settings, folder=self._folder))
+            self._connection.send(dataclasses.replace(self.settings, folder=self._folder))
 
     @property
     def pid(self) -> int:
@@ -366,7 +363,7 @@ class EngineProcess:
                     raise
                 words = f"it cannot be sent to the engine's process: {error!r}"
                 number, attempt = message.request_id, message.attempt
-                self._deliver(RequestFailed(number, FailureKind.INVALID, words, attempt))
+                self.deliver(RequestFailed(number, FailureKind.INVALID, words, attempt))
 
     def _read(self) -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -377,13 +374,13 @@ class EngineProcess:
                     self.busy_seconds = message.busy_seconds
                     self._forget_words()
                 else:
-                    self._deliver(message)
+                    self.deliver(message)
         words = _exit_words(self._reap(SHUTDOWN_GRACE_SECONDS))
         self.end = f"({self._killed_because or words}){self._last_words()}"
         self.ended_at = time.monotonic()
         self._outbox.put(None)
         self.ended.set()
-        self._on_end()
+        self.on_end()
 
     def _reap(self, grace: float) -> int:
         """Wait for the process, then kill it and its children if they still run.

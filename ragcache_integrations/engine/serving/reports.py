@@ -242,10 +242,11 @@ class _Engine:
             signal.pidfd_send_signal(self.handle, signal.SIGKILL)
 
 
+@dataclass(eq=False)
 class PulseWatch:
     """Listens to the engines of this machine.
 
-    Args:
+    Attributes:
         folder: Folder of its socket, and of those of the other API processes.
         interval: Seconds between two calls of :meth:`kill_hung`.
         hang_timeout: Seconds of silence after which an engine counts as hung; ``None`` for no
@@ -256,17 +257,15 @@ class PulseWatch:
         OSError: The socket cannot be made.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        interval: float,
-        hang_timeout: float | None,
-        step_timeout: float | None,
-    ) -> None:
-        self._interval = interval
-        self._limits = hang_timeout, step_timeout
+    folder: str
+    interval: float
+    hang_timeout: float | None
+    step_timeout: float | None
+
+    def __post_init__(self) -> None:
+        self._limits = self.hang_timeout, self.step_timeout
         self._engines: dict[int, _Engine] = {}
-        self._path = Path(folder) / f"{os.getpid()}{LISTENER}"
+        self._path = Path(self.folder) / f"{os.getpid()}{LISTENER}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             self._socket.settimeout(0)
@@ -274,7 +273,7 @@ class PulseWatch:
         except OSError:
             self._socket.close()
             raise
-        for engine in Path(folder).glob(f"*{ENGINE}"):
+        for engine in Path(self.folder).glob(f"*{ENGINE}"):
             self._watch(int(engine.stem))
 
     def kill_hung(self) -> list[str]:
@@ -313,7 +312,7 @@ class PulseWatch:
     def _watch(self, pid: int) -> None:
         if pid not in self._engines:
             with contextlib.suppress(OSError):  # it has just gone, or cannot be watched
-                self._engines[pid] = _Engine(pid, self._interval)
+                self._engines[pid] = _Engine(pid, self.interval)
 
     def _forget(self, pid: int) -> None:
         os.close(self._engines.pop(pid).handle)

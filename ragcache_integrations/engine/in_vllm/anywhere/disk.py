@@ -101,10 +101,11 @@ def open_folder(config: Any, folder: str | None) -> DocumentFolder | None:
         raise ValueError(f"disk_cache_dir must name a folder of yours: {error}") from error
 
 
+@dataclass(eq=False)
 class DiskIndex:
     """What is on disk, as the scheduler knows it.
 
-    Args:
+    Attributes:
         folder: The model's folder.
         settings: Size and policy.
         sizes: How large documents are on one worker.
@@ -112,27 +113,24 @@ class DiskIndex:
         prefill_seconds: Prefill times of the model.
     """
 
-    def __init__(
-        self,
-        folder: DocumentFolder,
-        settings: CacheSettings,
-        sizes: Sizes,
-        workers: int,
-        prefill_seconds: Any = None,
-    ) -> None:
-        self._folder = folder
-        self._sizes = sizes
+    folder: DocumentFolder
+    settings: CacheSettings
+    sizes: Sizes
+    workers: int
+    prefill_seconds: Any = None
+
+    def __post_init__(self) -> None:
         self._lost: set[bytes] = set()  # names of files that are bad, and may not have gone yet
-        tokens = int(settings.disk_cache_gib * GIB) // (sizes.token_bytes * workers)
-        self._header = sizes.units(HEADER_BYTES)
-        self._store = DocumentStore(tokens, settings.policy, prefill_seconds)
+        tokens = int(self.settings.disk_cache_gib * GIB) // (self.sizes.token_bytes * self.workers)
+        self._header = self.sizes.units(HEADER_BYTES)
+        self._store = DocumentStore(tokens, self.settings.policy, self.prefill_seconds)
         self._drops: dict[bytes, None] = {}  # in this order, as those that were used
         self._used: dict[bytes, None] = {}
-        for name, nbytes in folder.files(sizes.step_bytes):
+        for name, nbytes in self.folder.files(self.sizes.step_bytes):
             self._admit(name, nbytes)
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, bytes) and self._folder.name(key) in self._store
+        return isinstance(key, bytes) and self.folder.name(key) in self._store
 
     def __len__(self) -> int:
         return len(self._store)
@@ -144,13 +142,13 @@ class DiskIndex:
 
     def fits(self, tokens: int) -> bool:
         """Whether a document can be here at all."""
-        return self._sizes.units(self._sizes.nbytes(tokens)) + self._header <= self._store.capacity
+        return self.sizes.units(self.sizes.nbytes(tokens)) + self._header <= self._store.capacity
 
     def look(self, key: bytes, tokens: int) -> None:
         """See whether a document's file has come or gone: other engines may use the folder."""
-        name = self._folder.name(key)
-        nbytes = self._sizes.nbytes(tokens)
-        if not has_size(self._folder.file(name, 0), HEADER_BYTES + nbytes):
+        name = self.folder.name(key)
+        nbytes = self.sizes.nbytes(tokens)
+        if not has_size(self.folder.file(name, 0), HEADER_BYTES + nbytes):
             self._lost.discard(name)
             self._store.discard([name])
         elif name not in self._lost and name not in self._drops:  # whose file goes soon
@@ -167,14 +165,14 @@ class DiskIndex:
         Returns:
             Whether there is room.
         """
-        staying = {self._folder.name(each) for each in kept}
-        name = self._folder.name(key)
+        staying = {self.folder.name(each) for each in kept}
+        name = self.folder.name(key)
         self._lost.discard(name)  # the file is removed before it is written
-        return self._admit(name, self._sizes.nbytes(tokens), staying)
+        return self._admit(name, self.sizes.nbytes(tokens), staying)
 
     def access(self, keys: Iterable[bytes]) -> None:
         """Documents were used in this order, whether they were read here or not."""
-        names = [name for name in map(self._folder.name, keys) if name in self._store]
+        names = [name for name in map(self.folder.name, keys) if name in self._store]
         self._store.access(names)
         for name in names:
             self._used.pop(name, None)
@@ -182,9 +180,9 @@ class DiskIndex:
 
     def discard(self, keys: Iterable[bytes]) -> None:
         """Forget documents that one of the workers lacks; the others remove theirs."""
-        names = [self._folder.name(key) for key in keys]
+        names = [self.folder.name(key) for key in keys]
         self._store.discard(names)
-        self._lost.update(name for name in names if self._folder.file(name, 0).exists())
+        self._lost.update(name for name in names if self.folder.file(name, 0).exists())
         self._drops.update(dict.fromkeys(names))
 
     def take_drops(self) -> list[bytes]:
@@ -198,7 +196,7 @@ class DiskIndex:
         return used
 
     def _admit(self, name: bytes, nbytes: int, staying: Collection[bytes] = ()) -> bool:
-        gone = self._store.add(name, self._sizes.units(nbytes) + self._header, staying)
+        gone = self._store.add(name, self.sizes.units(nbytes) + self._header, staying)
         self._drops.update(dict.fromkeys(gone or ()))
         return gone is not None
 

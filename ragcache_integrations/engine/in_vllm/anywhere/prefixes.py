@@ -51,24 +51,24 @@ class _Known:
             yield key, begin, end
 
 
+@dataclass(eq=False)
 class StoredPrefixes:
     """The scheduler's side.
 
-    Args:
+    Attributes:
         disk: What is on disk.
         scheduler: vLLM's scheduler.
         windows: Which blocks of a document layers keep.
         cache_depth: How many of a request's first documents are kept; ``None`` for all.
     """
 
-    def __init__(
-        self, disk: DiskIndex, scheduler: Any, windows: Windows, cache_depth: int | None
-    ) -> None:
-        self._disk = disk
-        self._scheduler = scheduler
-        self._size: int = scheduler.block_size
-        self._windows = windows
-        self._depth = cache_depth
+    disk: DiskIndex
+    scheduler: Any
+    windows: Windows
+    cache_depth: int | None
+
+    def __post_init__(self) -> None:
+        self._size: int = self.scheduler.block_size
         self._known: dict[str, _Known] = {}
         self._found: tuple[str, list[Load]] = "", []  # of the request that was matched last
         self._fetches: dict[bytes, Fetch] = {}
@@ -77,7 +77,7 @@ class StoredPrefixes:
 
     def enter(self, request: Any, spans: Sequence[Span]) -> None:
         """Name what a new request begins with."""
-        kept = spans[: self._depth]
+        kept = spans[: self.cache_depth]
         places = (kept[0][1], *(end for _, _, end in kept))
         ends = tuple(dict.fromkeys((0, *(at // self._size * self._size for at in places))))
         keys = prefix_keys(request.cache_salt or "", request.prompt_token_ids, ends)
@@ -107,11 +107,11 @@ class StoredPrefixes:
                 continue
             if begin > at or at >= usable:
                 break
-            self._disk.look(key, end - begin)
-            if key not in self._disk:
+            self.disk.look(key, end - begin)
+            if key not in self.disk:
                 break
             stop = min(end, usable)
-            if stop < end and not self._windows.whole:
+            if stop < end and not self.windows.whole:
                 break  # the window before this place is not in the file
             found.append(Load(key, begin, at, stop, end - begin))
             at = stop
@@ -134,7 +134,7 @@ class StoredPrefixes:
         if known is None:
             return 0
         # Those before go last, as in the tree, because without them the others are of no use.
-        self._disk.access(reversed(known.keys))
+        self.disk.access(reversed(known.keys))
         if matched != name or not external:
             return 0
         tables = table(blocks)
@@ -157,13 +157,13 @@ class StoredPrefixes:
         for name, count in plan.num_scheduled_tokens.items():
             known = self._known.get(name)
             if known is not None and known.kept < len(known.keys):
-                computed = self._scheduler.requests[name].num_computed_tokens + count
+                computed = self.scheduler.requests[name].num_computed_tokens + count
                 moves.saves += self._saves(name, known, computed, reading)
 
     def _saves(
         self, name: str, known: _Known, computed: int, reading: set[bytes]
     ) -> Iterator[Save]:
-        blocks = table(self._scheduler.kv_cache_manager.get_blocks(name))
+        blocks = table(self.scheduler.kv_cache_manager.get_blocks(name))
         for number, (key, begin, end) in enumerate(known.parts()):
             if number < known.kept:
                 continue
@@ -172,17 +172,17 @@ class StoredPrefixes:
             known.kept += 1
             if not self._has_all(blocks, begin, end):
                 continue  # it was read, and some of it is in no window any more
-            self._disk.look(key, end - begin)
-            if key not in self._disk and self._disk.add(key, end - begin, reading):
+            self.disk.look(key, end - begin)
+            if key not in self.disk and self.disk.add(key, end - begin, reading):
                 reading.add(key)
-                self._disk.access(reversed(known.keys[:number]))
+                self.disk.access(reversed(known.keys[:number]))
                 yield Save(key, begin, end, blocks, stays=False, written=True, waits=False)
 
     def _has_all(self, blocks: Tables, begin: int, end: int) -> bool:
         """Whether a request still has all blocks that are kept of a document."""
         first, last = begin // self._size, end // self._size
         return all(
-            NOBODY not in numbers[self._windows.first(group, first, last) : last]
+            NOBODY not in numbers[self.windows.first(group, first, last) : last]
             for group, numbers in enumerate(blocks)
         )
 

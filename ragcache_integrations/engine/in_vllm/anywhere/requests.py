@@ -153,45 +153,38 @@ class CachedTokens(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Reuse:
     """Requests that reuse documents anywhere.
 
-    Args:
+    Attributes:
         store: What is in memory.
         scheduler: vLLM's scheduler, right after its ``__init__``. Places of its batch are kept for
             rows.
         ahead: Encodes documents for later.
         disk: What is on disk; ``None`` for no disk.
         exact_documents: How many documents at the beginning of a prompt are exact all the same.
-
-    Attributes:
         longest: The most tokens of a prompt with documents that are reused, or of one and a token
             after it; ``None`` for any number.
     """
 
-    def __init__(
-        self,
-        store: DocumentStore,
-        scheduler: Any,
-        ahead: Ahead,
-        disk: DiskIndex | None = None,
-        exact_documents: int = 0,
-    ) -> None:
-        self.store = store
-        self._ahead = ahead
-        self._exact = exact_documents
-        self.disk = disk
-        self._scheduler = scheduler
-        self._block_size: int = scheduler.block_size
-        self.longest = longest_reused(scheduler.kv_cache_config)
+    store: DocumentStore
+    scheduler: Any
+    ahead: Ahead
+    disk: DiskIndex | None = None
+    exact_documents: int = 0
+
+    def __post_init__(self) -> None:
+        self._block_size: int = self.scheduler.block_size
+        self.longest = longest_reused(self.scheduler.kv_cache_config)
         self._said = False
-        self._budget: int = scheduler.max_num_scheduled_tokens
-        self._most_rows = min(ROWS, scheduler.max_num_running_reqs // 2)
+        self._budget: int = self.scheduler.max_num_scheduled_tokens
+        self._most_rows = min(ROWS, self.scheduler.max_num_running_reqs // 2)
         self._most_tokens = int(SHARE * self._budget)
-        scheduler.max_num_running_reqs -= self._most_rows
-        if hasattr(scheduler, "max_num_active_reqs"):  # not in older versions
-            scheduler.max_num_active_reqs = min(
-                scheduler.max_num_active_reqs, scheduler.max_num_running_reqs
+        self.scheduler.max_num_running_reqs -= self._most_rows
+        if hasattr(self.scheduler, "max_num_active_reqs"):  # not in older versions
+            self.scheduler.max_num_active_reqs = min(
+                self.scheduler.max_num_active_reqs, self.scheduler.max_num_running_reqs
             )
         self._secret = secrets.token_hex(16)
         self._known: dict[str, _Known] = {}
@@ -288,9 +281,9 @@ class Reuse:
         self._rows_left = self._most_rows
         self._tokens_left = min(self._most_tokens, sum(self._waiting.values()))
         budget = self._budget - self._tokens_left
-        if self._ahead.runs:
+        if self.ahead.runs:
             budget = min(budget, IDLE_TOKENS)
-        self._scheduler.max_num_scheduled_tokens = budget
+        self.scheduler.max_num_scheduled_tokens = budget
 
     def match(self, request: Request, local: int) -> int | None:
         """Tokens after a prefix hit that are read, or computed in rows.
@@ -354,11 +347,11 @@ class Reuse:
             count = plan.num_scheduled_tokens.get(name)
             if known.link_tokens is not None or known.saved or count is None:
                 continue
-            request = self._scheduler.requests[name]
+            request = self.scheduler.requests[name]
             if request.num_computed_tokens + count < known.spans[-1][2]:
                 continue
             known.saved = True
-            blocks = table(self._scheduler.kv_cache_manager.get_blocks(name))
+            blocks = table(self.scheduler.kv_cache_manager.get_blocks(name))
             for key, (_, begin, end) in zip(known.keys, known.spans, strict=True):
                 stays = key not in self.store and self._keep(key, end - begin, read)
                 written = (
@@ -377,7 +370,7 @@ class Reuse:
         self.leave(plan.finished_req_ids)
         rows, self._rows = self._rows, []
         counted, self._counted = self._counted, 0
-        hits = self._scheduler.connector_prefix_cache_stats
+        hits = self.scheduler.connector_prefix_cache_stats
         if hits is not None:
             hits.hits -= counted
         for request, first, end, tables in rows:
@@ -400,7 +393,7 @@ class Reuse:
             )
             plan.num_scheduled_tokens[name] = end - first
             plan.total_num_scheduled_tokens += end - first
-            self._scheduler.finished_req_ids.add(name)
+            self.scheduler.finished_req_ids.add(name)
 
     def forget(self, keys: Collection[bytes]) -> None:
         """Documents are not in memory any more."""
@@ -414,14 +407,14 @@ class Reuse:
 
     def encode_pending(self) -> None:
         """Encode a document that was missing, while there is nothing else to do."""
-        while self._pending and not self._scheduler.requests:
+        while self._pending and not self.scheduler.requests:
             key, (salt, content) = self._pending.popitem(last=False)
             if key in self:
                 continue
             self._encoding.add(key)
             document = ("document", 0, len(content))
             arguments = {ENCODE: 1, **extra_args_from_spans([document])}
-            self._ahead.begin(
+            self.ahead.begin(
                 content, salt, arguments, partial(self._put_back, key, (salt, content))
             )
 
@@ -458,7 +451,8 @@ class Reuse:
         begin = known.spans[0][1]
         # What comes before the first document is exact, and shared with requests that are. Beyond
         # it, what is on the GPU is taken: nothing of the host tier is read for these requests.
-        until = known.spans[min(self._exact, len(known.spans)) - 1][2] if self._exact else begin
+        exact_spans = known.spans[: self.exact_documents]
+        until = exact_spans[-1][2] if exact_spans else begin
         known.exact_until = max(until, cached_tokens(request, host=False))
         known.plan = None
         plan = self._plan(request, known)
@@ -520,7 +514,7 @@ class Reuse:
             on_disk = self.disk is not None and self.disk.fits(len(tokens))
             fits = len(tokens) <= self.store.capacity or on_disk
             fits = fits and not self._is_too_long(len(tokens) + 1)
-            if key in self._encoding or not fits or len(tokens) >= self._scheduler.max_model_len:
+            if key in self._encoding or not fits or len(tokens) >= self.scheduler.max_model_len:
                 continue
             self._pending[key] = (known.salt, tokens)
             self._pending.move_to_end(key)

@@ -52,33 +52,31 @@ class StoredDocument:
     stamp: int = -1
 
 
+@dataclass(eq=False)
 class DocumentStore:
     """Keys of stored documents, within a number of tokens.
 
-    Args:
-        tokens: How many tokens fit.
+    Attributes:
+        capacity: How many tokens fit.
         policy: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
         prefill_seconds: Prefill times of the model; without them each token costs the same.
     """
 
-    def __init__(
-        self,
-        tokens: int,
-        policy: str = DEFAULT_POLICY,
-        prefill_seconds: PrefillCostModel | None = None,
-    ) -> None:
-        self.capacity = tokens
+    capacity: int
+    policy: str = DEFAULT_POLICY
+    prefill_seconds: PrefillCostModel | None = None
+
+    def __post_init__(self) -> None:
         self.version = 0  # changes with what is stored
         self.used = 0
         self.evicted = 0
-        self._policy = POLICIES[policy]
-        self._seconds = prefill_seconds
+        self._policy = POLICIES[self.policy]
         self._documents: dict[bytes, StoredDocument] = {}
         self._heap: list[tuple[float, int, bytes]] = []
         self._stamps = itertools.count()
         self._accesses = itertools.count(1)
         self._clock = 0.0
-        self._popularity = Popularity(tokens)
+        self._popularity = Popularity(self.capacity)
         self._gone: Memo[bytes, StoredDocument] = Memo(REMEMBERED)
 
     def __contains__(self, key: object) -> bool:
@@ -120,7 +118,7 @@ class DocumentStore:
         for entry in skipped:
             heapq.heappush(self._heap, entry)
         self.evicted += len(gone)
-        cost = self._seconds.per_token(0, tokens) if self._seconds else 1.0
+        cost = self.prefill_seconds.per_token(0, tokens) if self.prefill_seconds else 1.0
         document = self._gone.pop(key, None) or StoredDocument(tokens, cost)
         document.tokens, document.average_cost = tokens, cost
         self._documents[key] = document
