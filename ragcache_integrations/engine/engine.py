@@ -35,7 +35,6 @@ from .process import Supervisor, acontrol, control
 from .protocol import (
     SLOW_DTYPE,
     CacheSettings,
-    Counters,
     EngineCallOptions,
     EngineLoad,
     EngineSettings,
@@ -43,7 +42,7 @@ from .protocol import (
     FaultSettings,
     Submit,
 )
-from .streams import AsyncGenerationStream, GenerationStream, Link
+from .streams import AsyncGenerationStream, GenerationStream
 
 __all__ = ["PREFILL", "SETTINGS", "RAGCacheEngine", "engine_settings", "load_tokenizer"]
 
@@ -235,8 +234,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         cache = settings.cache or CacheSettings()
         self.reuse, self.link_tokens = cache.reuse, cache.link_tokens
         self.exact_documents = cache.exact_documents
-        self._counters = Counters()
-        self._process = Supervisor(settings, faults, self._counters)
+        self._process = Supervisor(settings, faults)
         # Ends the process when this object is collected and when the interpreter exits.
         self._finalizer = weakref.finalize(self, self._process.close)
         try:
@@ -315,7 +313,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     ) -> GenerationStream:
         """Answer a prompt piece by piece; arguments and errors as :meth:`generate`."""
         request = self._request(prompt, options, call)
-        return GenerationStream(self._link, request, call.get("timeout"))
+        return self._start(request, call)
 
     async def astream(
         self,
@@ -324,8 +322,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         **call: Unpack[EngineCallOptions],
     ) -> AsyncGenerationStream:
         """Async version of :meth:`stream`: ``async for chunk in await engine.astream(prompt)``."""
-        request = await asyncio.to_thread(self._request, prompt, options, call)
-        return AsyncGenerationStream(self._link, request, call.get("timeout"))
+        return self._astart(await asyncio.to_thread(self._request, prompt, options, call), call)
 
     def generate_batch(
         self,
@@ -340,10 +337,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         self._check(options, call)
         requests = self._requests(prompts, options, call)
         with contextlib.ExitStack() as stack:
-            streams = [
-                stack.enter_context(GenerationStream(self._link, request, call.get("timeout")))
-                for request in requests
-            ]
+            streams = [stack.enter_context(self._start(request, call)) for request in requests]
             return [stream.result() for stream in streams]
 
     async def agenerate_batch(
@@ -357,10 +351,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
         requests = await asyncio.to_thread(self._requests, list(prompts), options, call)
         async with contextlib.AsyncExitStack() as stack:
             streams = [
-                await stack.enter_async_context(
-                    AsyncGenerationStream(self._link, request, call.get("timeout"))
-                )
-                for request in requests
+                await stack.enter_async_context(self._astart(request, call)) for request in requests
             ]
             return [await stream.aresult() for stream in streams]
 
@@ -455,7 +446,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
                 says the numbers. Or there are no documents, or there is no knowledge tree.
         """
         request = self._pinning(documents, ttl, system, call)
-        return GenerationStream(self._link, request, call.get("timeout")).result().usage
+        return self._start(request, call).result().usage
 
     async def apin(
         self,
@@ -467,8 +458,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     ) -> Usage:
         """Async version of :meth:`pin`."""
         request = await asyncio.to_thread(self._pinning, documents, ttl, system, call)
-        stream = AsyncGenerationStream(self._link, request, call.get("timeout"))
-        return (await stream.aresult()).usage
+        return (await self._astart(request, call).aresult()).usage
 
     def unpin(
         self, documents: Prompt | Iterable[Any], *, system: str = "", namespace: str = ""
@@ -514,7 +504,7 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     def stats(self) -> EngineStats:
         """What the engine has done so far. Returns immediately, without asking the process."""
         return dataclasses.replace(
-            self._counters.stats,
+            self._process.counters.stats,
             tree=self._process.exchange.tree_stats,
             block_bytes=self._block_bytes,
         )
@@ -556,9 +546,11 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
 
     # Inside
 
-    @property
-    def _link(self) -> Link:
-        return Link(self._process, self._counters, self)
+    def _start(self, request: Submit, call: EngineCallOptions) -> GenerationStream:
+        return GenerationStream(self, self._process, request, call.get("timeout"))
+
+    def _astart(self, request: Submit, call: EngineCallOptions) -> AsyncGenerationStream:
+        return AsyncGenerationStream(self, self._process, request, call.get("timeout"))
 
     def _check(self, options: SamplingOptions | None, call: EngineCallOptions) -> dict[str, Any]:
         """Check a call, and return the fields of its request but for the prompt's."""
@@ -607,15 +599,15 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     ) -> Flow:
         """The flow that encodes documents."""
         fields = self._check(PREFILL, call)
-        namespace, timeout = fields["namespace"], call.get("timeout")
+        namespace = fields["namespace"]
 
         def start(prompt: RenderedPrompt) -> Call:
-            given = self._link, submission(prompt, **fields, encodes=True), timeout
+            request = submission(prompt, **fields, encodes=True)
 
             async def in_loop() -> AsyncGenerationStream:
-                return AsyncGenerationStream(*given)
+                return self._astart(request, call)
 
-            return Call(partial(GenerationStream, *given), in_loop)
+            return Call(partial(self._start, request, call), in_loop)
 
         def count_missing(part: object) -> Call:
             asked = self._process, "count_missing", part

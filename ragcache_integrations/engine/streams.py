@@ -7,7 +7,6 @@ import queue
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
 
 from ragcache_integrations.core.blocks import AsyncCloseable, Closeable
 from ragcache_integrations.core.generation import (
@@ -21,9 +20,9 @@ from ragcache_integrations.core.prompt import ToolCallPiece, join_calls
 from ragcache_integrations.errors import GenerationTimeoutError
 
 from .process import Received, Supervisor, expect
-from .protocol import Counters, Output, Submit
+from .protocol import Output, Submit
 
-__all__ = ["AsyncGenerationStream", "GenerationStream", "Link"]
+__all__ = ["AsyncGenerationStream", "GenerationStream"]
 
 
 def _weakly(method: Callable[[Received], None]) -> Callable[[Received], None]:
@@ -41,26 +40,12 @@ def _weakly(method: Callable[[Received], None]) -> Callable[[Received], None]:
     return receive
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """What ties a stream to its engine.
-
-    Attributes:
-        process: Computes the answer, across restarts.
-        counters: Count the request and its outcome.
-        engine: Kept alive for as long as the stream; its finalizer would end the process.
-    """
-
-    process: Supervisor
-    counters: Counters
-    engine: object
-
-
 class _Stream:
     """What both kinds of stream share: the request, its state, and its output so far.
 
     Args:
-        link: What ties it to its engine.
+        engine: Kept alive for as long as the stream; its finalizer would end the process.
+        process: Computes the answer, across restarts, and counts the request and its outcome.
         request: The request, which is submitted now; its number is filled in.
         timeout: Seconds for the whole answer; ``None`` for no limit.
 
@@ -69,8 +54,11 @@ class _Stream:
         prompt_tokens: Length of the prompt in tokens.
     """
 
-    def __init__(self, link: Link, request: Submit, timeout: float | None = None) -> None:
-        self._link = link
+    def __init__(
+        self, engine: object, process: Supervisor, request: Submit, timeout: float | None = None
+    ) -> None:
+        self._engine = engine
+        self._process = process
         self._timeout = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._done = False
@@ -84,9 +72,9 @@ class _Stream:
         self._received_tokens = 0
         self.request_id = 0
         self._open_inbox()
-        self.request_id = link.process.register(_weakly(self._receive), request)
-        link.counters.add(requests=1)
-        link.process.exchange.send(self.request_id)
+        self.request_id = process.register(_weakly(self._receive), request)
+        process.counters.add(requests=1)
+        process.exchange.send(self.request_id)
 
     def _open_inbox(self) -> None:
         """Make the queue that the consumer reads."""
@@ -97,11 +85,11 @@ class _Stream:
         if isinstance(received, Output):
             self._received_tokens += len(received.token_ids)
             if received.finish_reason is not None:
-                self._link.counters.finished(
+                self._process.counters.finished(
                     Usage(self.prompt_tokens, self._received_tokens, received.cached_tokens)
                 )
         else:
-            self._link.counters.add(failed_requests=1)
+            self._process.counters.add(failed_requests=1)
         self._hand_over(received)
 
     def _hand_over(self, received: Received | None) -> None:
@@ -120,8 +108,8 @@ class _Stream:
 
     def _abort_request(self, *, retract: bool = False) -> None:
         self._done = True
-        if self._link.process.exchange.abort(self.request_id, retract=retract):
-            self._link.counters.add(aborted_requests=1)
+        if self._process.exchange.abort(self.request_id, retract=retract):
+            self._process.counters.add(aborted_requests=1)
 
     def _take(self, received: Received) -> GenerationChunk:
         """Turn what arrived into the next chunk, or raise it."""
@@ -200,7 +188,7 @@ class GenerationStream(_Stream, Closeable, Iterator[GenerationChunk]):
         """
         if self._done:
             raise StopIteration
-        self._link.process.check_owner()
+        self._process.check_owner()
         try:
             received = self._inbox.get(timeout=self._time_left())
         except queue.Empty:
@@ -247,7 +235,7 @@ class AsyncGenerationStream(_Stream, AsyncCloseable, AsyncIterator[GenerationChu
         """The next chunk; raises as :meth:`GenerationStream.__next__` does."""
         if self._done:
             raise StopAsyncIteration
-        self._link.process.check_owner()
+        self._process.check_owner()
         try:
             async with asyncio.timeout(self._time_left()):
                 received = await self._inbox.get()

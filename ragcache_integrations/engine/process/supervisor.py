@@ -128,23 +128,23 @@ class Supervisor:
     Args:
         settings: What the process needs to start.
         faults: Limits on restarts, retries and silence.
-        counters: Count restarts, retries and failures.
 
     Attributes:
+        counters: Count requests, restarts, retries and failures.
         exchange: The unfinished requests.
         closed: Whether :meth:`close` was called.
         ready: What the process reported when it was last ready.
     """
 
-    def __init__(self, settings: EngineSettings, faults: FaultSettings, counters: Counters) -> None:
+    def __init__(self, settings: EngineSettings, faults: FaultSettings) -> None:
         self._owner = os.getpid()
         self._settings = dataclasses.replace(
             settings, heartbeat_seconds=heartbeat_seconds(faults.hang_timeout)
         )
         self._faults = faults
-        self._counters = counters
+        self.counters = Counters()
         self._wake = threading.Event()
-        self.exchange = Exchange(faults, counters, self._wake.set)
+        self.exchange = Exchange(faults, self.counters, self._wake.set)
         self.closed = False
         self._closing = threading.Event()
         self._close_finished = threading.Event()
@@ -365,7 +365,7 @@ class Supervisor:
         if counts is None:
             return False
         replayed, resumed = counts
-        self._counters.add(restarts=1, replayed_requests=replayed, resumed_requests=resumed)
+        self.counters.add(restarts=1, replayed_requests=replayed, resumed_requests=resumed)
         logger.warning(
             "the engine is back: %d requests resume, %d restart",
             resumed,
