@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -350,14 +351,15 @@ class DocumentCache:
         """Whether nobody waits for anything that the scheduler has."""
         return self._ahead.idles
 
-    def make_way(self) -> None:
-        """Stop what nobody waits for, and keep nothing."""
+    @contextmanager
+    def making_way(self) -> Iterator[None]:
+        """Stop what nobody waits for, and keep nothing until the end of the block."""
         self._free_blocks.lends_pinned = True
-        self._ahead.stop()
-
-    def made_way(self) -> None:
-        """Undo :meth:`make_way`."""
-        self._free_blocks.lends_pinned = False
+        try:
+            self._ahead.stop()
+            yield
+        finally:
+            self._free_blocks.lends_pinned = False
 
     def reset(self) -> None:
         """Empty the tree after vLLM has emptied its cache.
@@ -526,15 +528,11 @@ class _KnowledgeTreeMixin:
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Forget all KV caches."""
-        if self.documents is not None:
-            self.documents.make_way()
-        try:
+        documents = self.documents
+        with nullcontext() if documents is None else documents.making_way():
             done: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]  # a mixin
-        finally:
-            if self.documents is not None:
-                self.documents.made_way()
-        if done and self.documents is not None:
-            self.documents.reset()
+        if done and documents is not None:
+            documents.reset()
         return done
 
 

@@ -21,8 +21,8 @@ import math
 import queue
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from ragcache_integrations.core.forks import make_lock, make_reentrant_lock
 from ragcache_integrations.core.generation import SamplingOptions
@@ -132,22 +132,28 @@ SEEN_OFTEN = 2
 """Requests after which a beginning is worth computing again."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Node:
     """A document after one path, or the text before the first document.
 
     Attributes:
-        name: The document's id, the namespace at a root.
+        above: What is before it; ``None`` for text before the first document.
+        name: The document's id; the namespace of text before the first document.
         tokens: Tokens of the document and of the text between it and the previous one.
         begins: Index of the document's first token among them.
-        requests: Number of requests, halved whenever the record is too large.
+        requests: Number of requests, halved whenever the record is too large. No node has more than
+            the one above it, so that it never stays longer.
     """
 
+    above: _Node | None
     name: str
     tokens: array[int]
     begins: int
     requests: int = 0
-    children: dict[tuple[str, bytes], _Node] = field(default_factory=dict)
+
+    def path(self) -> list[_Node]:
+        """All that is above it, and itself."""
+        return [*(() if self.above is None else self.above.path()), self]
 
 
 class HotPrefixes:
@@ -162,7 +168,7 @@ class HotPrefixes:
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
-        self._roots: dict[tuple[str, bytes], _Node] = {}
+        self._nodes: dict[tuple[_Node | None, str, bytes], _Node] = {}
         self.recorded_tokens = 0
         self._lock = make_lock()
 
@@ -178,20 +184,20 @@ class HotPrefixes:
         """
         if not self._tokens or not documents:
             return
-        pieces = [(namespace, 0, documents[0][1]), *documents[:DOCUMENTS]]
+        node: _Node | None = None
+        start = 0
         with self._lock:
-            nodes, start = self._roots, 0
-            for name, begin, end in pieces:
+            for name, begin, end in [(namespace, 0, documents[0][1]), *documents[:DOCUMENTS]]:
                 tokens = array("i", token_ids[start:end])
-                key = (name, tokens.tobytes())
-                node = nodes.get(key)
+                key = (node, name, tokens.tobytes())
+                node = self._nodes.get(key)
                 if node is None:
-                    node = nodes[key] = _Node(name, tokens, begin - start)
+                    node = self._nodes[key] = _Node(key[0], name, tokens, begin - start)
                     self.recorded_tokens += len(tokens) + 1
                 node.requests += 1
-                nodes, start = node.children, end
+                start = end
             while self.recorded_tokens > RECORDED * self._tokens:
-                self.recorded_tokens = _halve(self._roots)
+                self._halve()
 
     def hottest(self, limit: int) -> list[Submit]:
         """Requests that compute the most common beginnings, each after those that it continues.
@@ -201,16 +207,19 @@ class HotPrefixes:
         """
         left = min(limit, self._tokens)
         with self._lock:
-            known = sorted(_paths(self._roots), key=lambda path: (-path[-1].requests, len(path)))
-            chosen: set[int] = set()
+            paths = sorted(
+                (node.path() for node in self._nodes.values()),
+                key=lambda path: (-path[-1].requests, len(path)),
+            )
+            chosen: set[_Node | None] = {None}
             prefixes: list[Submit] = []
-            for path in known:
-                *above, node = path
+            for path in paths:
+                node = path[-1]
                 if len(prefixes) == MOST_PREFIXES or node.requests < SEEN_OFTEN:
                     break
-                if len(node.tokens) > left or (above and id(above[-1]) not in chosen):
+                if len(node.tokens) > left or node.above not in chosen:
                     continue
-                chosen.add(id(node))
+                chosen.add(node)
                 left -= len(node.tokens)
                 prefixes.append(_prefix(path))
         return [prefix for prefix in prefixes if prefix.token_ids]
@@ -218,32 +227,16 @@ class HotPrefixes:
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._roots.clear()
+            self._nodes.clear()
             self.recorded_tokens = 0
 
-
-def _halve(nodes: dict[tuple[str, bytes], _Node]) -> int:
-    """Halve the counts, drop nodes whose count is 0, and return the tokens that remain.
-
-    No node has more requests than its parent, so that no child outlives its parent.
-    """
-    tokens = 0
-    for key, node in list(nodes.items()):
-        node.requests //= 2
-        if node.requests:
-            tokens += len(node.tokens) + 1 + _halve(node.children)
-        else:
-            del nodes[key]
-    return tokens
-
-
-def _paths(
-    nodes: dict[tuple[str, bytes], _Node], above: tuple[_Node, ...] = ()
-) -> Iterator[tuple[_Node, ...]]:
-    for node in nodes.values():
-        path = (*above, node)
-        yield path
-        yield from _paths(node.children, path)
+    def _halve(self) -> None:
+        """Halve the counts, and drop nodes whose count is 0."""
+        for key, node in list(self._nodes.items()):
+            node.requests //= 2
+            if not node.requests:
+                del self._nodes[key]
+                self.recorded_tokens -= len(node.tokens) + 1
 
 
 def _prefix(path: Sequence[_Node]) -> Submit:

@@ -35,10 +35,9 @@ from ragcache_integrations.errors import (
     EngineError,
 )
 
-from .client import EngineProcess
+from .client import EngineProcess, Silence, why_hung
 from .exchange import Exchange
 from .requests import Received, Receiver, expect
-from .silence import Silence, why_hung
 
 __all__ = ["Supervisor", "acontrol", "control"]
 

@@ -36,9 +36,9 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .connections import Bounds, Clients
 from .connections import bound_connections as bound
-from .refusals import Refused, RequestRefusedError
 from .requests import RenderedGuard
 from .settings import ServingSettings
+from .wire import Refused, RequestRefusedError
 
 try:
     from vllm.entrypoints.launchers.api_server.entry import run_server_worker

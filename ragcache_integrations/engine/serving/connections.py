@@ -24,13 +24,13 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from ragcache_integrations.engine.serving.refusals import (
+from ragcache_integrations.engine.serving.requests import DISCARDED
+from ragcache_integrations.engine.serving.settings import ServingSettings
+from ragcache_integrations.engine.serving.wire import (
     Refused,
     RequestRefusedError,
     json_headers,
 )
-from ragcache_integrations.engine.serving.requests import DISCARDED
-from ragcache_integrations.engine.serving.settings import ServingSettings
 
 __all__ = ["BoundedProtocol", "Bounds", "Client", "Clients", "bound_connections"]
 

@@ -36,7 +36,6 @@ from ragcache_integrations.engine.protocol import SLOW_DTYPE, Counters
 
 from .lifecycle import Lifecycle, State
 from .observing import Observer, RequestLog, Send, respond
-from .refusals import Refused, RequestRefusedError
 from .reports import awaited_pin_refusal, metrics_text
 from .requests import (
     CHAT_PATH,
@@ -56,7 +55,7 @@ from .requests import (
     with_strict_tools,
 )
 from .settings import SCHEDULER, TREE_SETTINGS, ServingSettings
-from .wire import FACTS_PATH, PROTOCOL, ServerFacts
+from .wire import FACTS_PATH, PROTOCOL, Refused, RequestRefusedError, ServerFacts
 
 __all__ = ["ServingMiddleware", "TenantLimit", "repeat_failed"]
 

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from ragcache_integrations.core.generation import Usage
 
-from .refusals import Headers, RequestRefusedError, json_headers
+from .wire import Headers, RequestRefusedError, json_headers
 
 __all__ = ["Observer", "RequestLog", "Send", "respond"]
 

@@ -96,9 +96,7 @@ class _Merged:
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415 - an extra
 
-        ours = list(collect_stats(replace(self.requests, tree=None), {}))
-        yield from ours
-        counted = {metric.name for metric in ours}
+        counted = {each.name: each for each in collect_stats(replace(self.requests, tree=None), {})}
         families: dict[str, Metric] = {}
         for rank, stats in self.trees.items():
             for metric in collect_stats(stats, {"engine": rank}):
@@ -106,7 +104,7 @@ class _Merged:
                     families[metric.name].samples += metric.samples
                 elif metric.name not in counted:
                     families[metric.name] = metric
-        yield from families.values()
+        yield from (counted | families).values()
         refused = CounterMetricFamily(
             "ragcache_refused_requests", "Requests that were refused", labels=["status"]
         )

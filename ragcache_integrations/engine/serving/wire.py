@@ -3,12 +3,14 @@
 A document is a content part ``{"type": "document", "text": ..., "id": ...}`` among parts
 ``{"type": "text", "text": ...}``, in the content of a chat's message or as the prompt of a
 completion. The parts are concatenated unchanged, with nothing between them. A server that
-understands this says so at ``/v1/ragcache``.
+understands this says so at ``/v1/ragcache``. Requests are refused by errors of OpenAI's protocol.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,8 +23,12 @@ __all__ = [
     "FACTS_PATH",
     "PROTOCOL",
     "TEXT",
+    "Headers",
+    "Refused",
+    "RequestRefusedError",
     "ServerFacts",
     "content_parts",
+    "json_headers",
     "tokenizer_mark",
 ]
 
@@ -80,3 +86,52 @@ def tokenizer_mark(tokenize: Callable[[str], Iterable[int]]) -> str:
     """
     numbers = ",".join(map(str, tokenize(_PROBE)))
     return hashlib.blake2b(numbers.encode(), digest_size=16).hexdigest()
+
+
+Headers = list[tuple[bytes, bytes]]
+
+Refused = Counter[int]
+"""Number of refused requests by HTTP status."""
+
+_KINDS = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    408: "RequestTimeoutError",
+    413: "RequestEntityTooLargeError",
+    414: "RequestURITooLongError",
+    415: "UnsupportedMediaTypeError",
+    429: "RateLimitError",
+    431: "RequestHeaderFieldsTooLargeError",
+    503: "ServiceUnavailableError",
+}
+
+
+class RequestRefusedError(Exception):
+    """Ends the handling of a request with an error for the client.
+
+    Attributes:
+        status: HTTP status.
+        headers: Headers in addition to those of every answer.
+    """
+
+    def __init__(self, status: int, message: str, headers: Headers | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or []
+
+    @property
+    def body(self) -> bytes:
+        """The answer's body."""
+        error = {
+            "message": str(self),
+            "type": _KINDS[self.status],
+            "param": None,
+            "code": self.status,
+        }
+        return json.dumps({"error": error}).encode()
+
+
+def json_headers(body: bytes) -> Headers:
+    """The headers of every answer with this JSON."""
+    return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]

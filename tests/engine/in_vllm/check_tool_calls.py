@@ -14,7 +14,7 @@ from vllm.tool_parsers import ToolParserManager
 
 from ragcache_integrations.core.prompt import ToolCall, ToolCallPiece, join_calls
 from ragcache_integrations.engine.arguments import _FAMILIES
-from ragcache_integrations.engine.in_vllm.tool_calls import CallReader
+from ragcache_integrations.engine.in_vllm.driver import CallReader
 from ragcache_integrations.engine.protocol import ToolUse
 from ragcache_integrations.engine.serving import _vllm
 from ragcache_integrations.engine.tiny_model import default_model_path

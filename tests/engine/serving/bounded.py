@@ -15,8 +15,8 @@ import uvicorn
 
 from ragcache_integrations.engine.serving import ServingSettings
 from ragcache_integrations.engine.serving.connections import Bounds, Clients, bound_connections
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.requests.reading import read_body
+from ragcache_integrations.engine.serving.wire import RequestRefusedError
 
 ANSWER_SECONDS = 60.0
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -30,7 +30,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_integrations.core.prompt import TextEncoder
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.requests import (
     CHAT_PATH,
     COMPLETION_PATH,
@@ -38,6 +37,7 @@ from ragcache_integrations.engine.serving.requests import (
     RenderedGuard,
     parse_json,
 )
+from ragcache_integrations.engine.serving.wire import RequestRefusedError
 from ragcache_integrations.engine.tiny_model import SPECIAL_TOKENS, random_model_path
 from tests.support.chat_models import FAMILIES, tokenizer_of
 from tests.support.hostile_texts import harmless_texts, hostile_texts

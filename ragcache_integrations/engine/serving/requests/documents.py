@@ -40,8 +40,12 @@ from ragcache_integrations.core.prompt import (
     spans_from_extra_args,
     texts_in,
 )
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError
-from ragcache_integrations.engine.serving.wire import DOCUMENT, TEXT, tokenizer_mark
+from ragcache_integrations.engine.serving.wire import (
+    DOCUMENT,
+    TEXT,
+    RequestRefusedError,
+    tokenizer_mark,
+)
 from ragcache_integrations.errors import ConfigurationError
 
 from .guard import MarkupGuard, is_guarded

@@ -27,7 +27,7 @@ from importlib.resources import files
 from typing import Any
 
 from ragcache_integrations.core.prompt import TEMPLATE_WORDS, TextEncoder
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError
+from ragcache_integrations.engine.serving.wire import RequestRefusedError
 
 __all__ = ["MarkupGuard", "RenderedGuard", "is_guarded"]
 

@@ -32,7 +32,7 @@ from ragcache_integrations.core.prompt import (
     extra_args_from_steps,
 )
 from ragcache_integrations.engine.protocol import MOST_LINK_TOKENS, REUSES, CacheSettings
-from ragcache_integrations.engine.serving.refusals import Headers, RequestRefusedError
+from ragcache_integrations.engine.serving.wire import Headers, RequestRefusedError
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [

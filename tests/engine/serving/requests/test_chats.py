@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.requests.documents import CHAT_PATH, DocumentReader
 from ragcache_integrations.engine.serving.requests.guard import MarkupGuard
+from ragcache_integrations.engine.serving.wire import RequestRefusedError
 from tests.support.chat_models import FAMILIES, tokenizer_of
 from tests.support.hostile_texts import MARKUP, hostile_texts
 from tests.support.sizes import examples

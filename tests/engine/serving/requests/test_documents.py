@@ -8,14 +8,17 @@ import pytest
 import transformers
 
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument, PromptRenderer
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.requests.documents import (
     CHAT_PATH,
     COMPLETION_PATH,
     MAX_DOCUMENTS,
     DocumentReader,
 )
-from ragcache_integrations.engine.serving.wire import content_parts, tokenizer_mark
+from ragcache_integrations.engine.serving.wire import (
+    RequestRefusedError,
+    content_parts,
+    tokenizer_mark,
+)
 from ragcache_integrations.engine.tiny_model import default_model_path
 
 CATS = PromptDocument("Cats purr when they are content. ", "cats")

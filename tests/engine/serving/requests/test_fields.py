@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.requests.documents import (
     check_fields,
     has_grammar,
     with_strict_tools,
 )
 from ragcache_integrations.engine.serving.requests.reading import refuse_marks
+from ragcache_integrations.engine.serving.wire import RequestRefusedError
 
 
 @pytest.mark.parametrize("value", ["x", 7, [], True, ""])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.core.prompt import FOREVER, PIN, PIN_TICKET, extra_args_from_spans
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.reports import awaited_pin_refusal, refuse_pin
 from ragcache_integrations.engine.serving.requests import OwnFields, pin_ticket
+from ragcache_integrations.engine.serving.wire import RequestRefusedError
 
 WITH_TREE, WITHOUT = OwnFields({}), OwnFields(None)
 BODY: dict[str, Any] = {"prompt": "?", "vllm_xargs": extra_args_from_spans([("a", 0, 3)])}

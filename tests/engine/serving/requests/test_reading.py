@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.requests.reading import (
     MAX_DEPTH,
     decoded,
     parse_json,
     read_body,
 )
+from ragcache_integrations.engine.serving.wire import RequestRefusedError
 
 
 def channel(*messages: dict[str, Any]) -> Any:

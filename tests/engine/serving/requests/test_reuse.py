@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.engine.protocol import CacheSettings
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.requests import OwnFields
+from ragcache_integrations.engine.serving.wire import RequestRefusedError
 
 SPANS = {"rag_documents": ["a"], "rag_starts": [0], "rag_ends": [4]}
 ANYWHERE = dataclasses.asdict(CacheSettings(reuse="anywhere", link_tokens=7))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.core.prompt import NEXT_STEPS, STEP, STEPS_BEFORE
-from ragcache_integrations.engine.serving.refusals import RequestRefusedError
 from ragcache_integrations.engine.serving.requests import OwnFields
+from ragcache_integrations.engine.serving.wire import RequestRefusedError
 
 FIELDS = OwnFields(None)
 BODY: dict[str, Any] = {"prompt": "?", "vllm_xargs": {"rag_starts": [1]}}
