@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from tqdm import tqdm
 
@@ -28,7 +28,9 @@ from ragcache_integrations.resources import load_passages
 __all__ = ["Reloading", "measure_prefill", "measure_reloading", "prefill_duration"]
 
 
-ONE_TOKEN = SamplingOptions(max_tokens=1, ignore_eos=True)
+ANSWERED = 1
+"""Tokens of the answer; the window and the KV cache must hold them too."""
+FIRST_TOKEN = SamplingOptions(max_tokens=ANSWERED, ignore_eos=True)
 QUESTION = "What is this about?"
 
 
@@ -87,12 +89,12 @@ def measure_reloading(
     for _ in range(repeats):
         engine.reset_cache()
         began = time.perf_counter()
-        engine.generate(text, ONE_TOKEN, namespace=namespace)  # or they would be read, too
+        engine.generate(text, FIRST_TOKEN, namespace=namespace)  # or they would be read, too
         computed.append(time.perf_counter() - began)
         engine.reset_cache()
         engine.encode(documents, namespace=namespace)
         began = time.perf_counter()
-        usage = engine.generate(prompt, ONE_TOKEN, **call).usage
+        usage = engine.generate(prompt, FIRST_TOKEN, **call).usage
         loaded.append(time.perf_counter() - began)
     return Reloading(
         usage.prompt_tokens,
@@ -102,16 +104,10 @@ def measure_reloading(
     )
 
 
-if TYPE_CHECKING:  # otherwise the two would import each other
-    from ragcache_integrations.engine.engine import RAGCacheEngine
-
 SMALLEST_NEW = 8
 """Fewer new tokens cost hardly less, because most of the time is the overhead of a step."""
 CLOSEST = 1.5
 """The least ratio of the last two columns: between closer points, noise would decide the slope."""
-ANSWERED = 1
-"""Tokens of the answer; the window and the KV cache must hold them too."""
-FIRST_TOKEN = SamplingOptions(max_tokens=ANSWERED, ignore_eos=True)
 ESTIMATED_SHARE = 4
 """The longest prompt, divided by the one by which the duration is estimated."""
 FEWEST_WORDS = 50

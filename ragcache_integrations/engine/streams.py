@@ -10,13 +10,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from ragcache_integrations.core.blocks import AsyncCloseable, Closeable
 from ragcache_integrations.core.generation import (
-    FinishReason,
     Generation,
     GenerationChunk,
-    TokenLogprob,
     Usage,
 )
-from ragcache_integrations.core.prompt import ToolCallPiece, join_calls
+from ragcache_integrations.core.prompt import join_calls
 from ragcache_integrations.errors import GenerationTimeoutError
 
 from .process import Received, Supervisor, expect
@@ -62,13 +60,9 @@ class _Stream:
         self._timeout = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._done = False
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._tool_calls: list[ToolCallPiece] = []
-        self._finish_reason: FinishReason | None = None
+        self._taken: list[Output] = []
+        self._taken_tokens = 0
         self.prompt_tokens = len(request.token_ids)
-        self._cached_tokens = 0
         self._received_tokens = 0
         self.request_id = 0
         self._open_inbox()
@@ -115,14 +109,10 @@ class _Stream:
         """Turn what arrived into the next chunk, or raise it."""
         self._done = isinstance(received, Exception)
         output = expect(Output, received)
-        first = not self._token_ids
-        self._texts.append(output.text)
-        self._token_ids += output.token_ids
-        self._logprobs += output.logprobs
-        self._tool_calls += output.tool_calls
-        self._cached_tokens = output.cached_tokens
+        first = not self._taken_tokens
+        self._taken.append(output)
+        self._taken_tokens += len(output.token_ids)
         self._done = output.finish_reason is not None
-        self._finish_reason = output.finish_reason
         return GenerationChunk(
             text=output.text,
             token_ids=output.token_ids,
@@ -133,16 +123,19 @@ class _Stream:
         )
 
     def _usage(self) -> Usage:
-        return Usage(self.prompt_tokens, len(self._token_ids), self._cached_tokens)
+        cached_tokens = self._taken[-1].cached_tokens if self._taken else 0
+        return Usage(self.prompt_tokens, self._taken_tokens, cached_tokens)
 
     def _generation(self) -> Generation:
+        taken = self._taken
+        reason = taken[-1].finish_reason if taken else None
         return Generation(
-            text="".join(self._texts),
-            token_ids=tuple(self._token_ids),
-            finish_reason=self._finish_reason or "abort",
+            text="".join(output.text for output in taken),
+            token_ids=tuple(token for output in taken for token in output.token_ids),
+            finish_reason=reason or "abort",
             usage=self._usage(),
-            logprobs=tuple(self._logprobs),
-            tool_calls=join_calls(self._tool_calls, self._finish_reason),
+            logprobs=tuple(logprob for output in taken for logprob in output.logprobs),
+            tool_calls=join_calls((piece for each in taken for piece in each.tool_calls), reason),
         )
 
     def _time_left(self) -> float | None:

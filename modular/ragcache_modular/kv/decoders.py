@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ragcache_integrations.engine.in_vllm.anywhere.models import ROPES
+from ragcache_integrations.engine.in_vllm.kv_cache import ROPES
 from ragcache_integrations.errors import ConfigurationError
 
 from .attention import ATTENTION, Sight, attend

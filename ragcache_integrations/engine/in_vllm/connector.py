@@ -38,12 +38,11 @@ from ragcache_integrations.engine.arguments import GIB
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 
 from .anywhere.disk import DISK_CACHE_DIR, DISK_CACHE_GIB, DiskIndex, DiskWorker, open_folder
-from .anywhere.models import unsuited_for_files, unsuited_for_reuse
 from .anywhere.paged import Form, GroupedMemory
 from .anywhere.prefixes import StoredPrefixes
 from .anywhere.worker import Moves, StoreWorker
 from .host_copies import HostCopies, block_runs, host_copies
-from .kv_cache import block_bytes, unsuited, windows
+from .kv_cache import block_bytes, unsuited, unsuited_for_files, unsuited_for_reuse, windows
 
 try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource

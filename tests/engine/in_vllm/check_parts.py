@@ -30,11 +30,6 @@ from vllm.v1.request import Request
 
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.engine.in_vllm import scheduler as _scheduler
-from ragcache_integrations.engine.in_vllm.anywhere.models import (
-    longest_reused,
-    unsuited_for_files,
-    unsuited_for_reuse,
-)
 from ragcache_integrations.engine.in_vllm.connector import DocumentConnector, Transfers, host_blocks
 from ragcache_integrations.engine.in_vllm.driver import (
     VLLM,
@@ -42,7 +37,12 @@ from ragcache_integrations.engine.in_vllm.driver import (
     connector_config,
     errors_of,
 )
-from ragcache_integrations.engine.in_vllm.kv_cache import block_bytes
+from ragcache_integrations.engine.in_vllm.kv_cache import (
+    block_bytes,
+    longest_reused,
+    unsuited_for_files,
+    unsuited_for_reuse,
+)
 from ragcache_integrations.engine.in_vllm.queues import CacheAwareRequestQueue, DocumentFreeQueue
 from ragcache_integrations.engine.in_vllm.scheduler import (
     FIRST_GROUP,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_integrations.engine.arguments import GIB
+from ragcache_integrations.engine.in_vllm.kv_cache import model_identity, unsuited_for_files
 from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from ragcache_integrations.resources.cache import cache_home
@@ -32,7 +33,6 @@ from .files import (
     read_document,
     write_document,
 )
-from .models import model_identity, unsuited_for_files
 from .paged import Encoded, Form, Sizes
 from .store import DocumentStore
 

@@ -30,11 +30,11 @@ from vllm.v1.request import Request, RequestStatus
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.prompt import ENCODE, LINK_TOKENS, Span, extra_args_from_spans
 from ragcache_integrations.engine.arguments import GIB
+from ragcache_integrations.engine.in_vllm.kv_cache import longest_reused, unsuited_for_reuse
 from ragcache_integrations.engine.protocol import CacheSettings, document_key
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
 from .disk import DiskIndex
-from .models import longest_reused, unsuited_for_reuse
 from .paged import Sizes, Tables, table
 from .plan import Load, Plan, make_plan
 from .store import DocumentStore
