@@ -148,16 +148,6 @@ class Bounds:
     clients: Clients
     refused: Refused
 
-    @property
-    def request_bytes(self) -> int:
-        """The most bytes of a request, with headers and framing."""
-        return self.settings.max_header_bytes + DISCARDED * self.settings.max_prompt_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """The most bytes of a client's unfinished bodies."""
-        return HELD * self.settings.max_prompt_bytes
-
 
 class _Phase(Enum):
     """The part of a request that a connection's client is sending."""
@@ -267,10 +257,10 @@ class BoundedProtocol(HttpToolsProtocol):
         return ended or self.transport.is_closing()
 
     def _check_received(self) -> None:
-        if self._pending > self._settings.max_header_bytes:
+        most_head, most = self._settings.max_header_bytes, self._settings.max_prompt_bytes
+        if self._pending > most_head:
             self._refuse(self._head_too_large())
-        elif self._received > self._bounds.request_bytes:
-            most = self._settings.max_prompt_bytes
+        elif self._received > most_head + DISCARDED * most:  # with headers and framing
             msg = f"the request is larger than the {most} bytes that this server accepts"
             self._refuse(RequestRefusedError(413, msg))
 
@@ -402,10 +392,11 @@ class BoundedProtocol(HttpToolsProtocol):
         client = self._entered
         if client is None:
             return
-        size = min(size, self._settings.max_prompt_bytes - self._held)
+        most = self._settings.max_prompt_bytes
+        size = min(size, most - self._held)
         self._held += size
         client.held_bytes += size
-        if client.name and client.held_bytes > self._bounds.held_bytes:
+        if client.name and client.held_bytes > HELD * most:
             msg = "too many large requests from one address are being received"
             self._stop(RequestRefusedError(429, msg, [(b"retry-after", b"1")]))
 

@@ -135,8 +135,9 @@ class Lifecycle:
         pulse = self._pulse()
         try:
             while self.state is State.READY:
-                if pulse is not None:
-                    self._kill_hung(pulse)
+                for words in () if pulse is None else pulse.kill_hung():
+                    self._log.write("engine hung", message=words)
+                    sys.stderr.write(f"ragcache: {words}\n")
                 await asyncio.sleep(WATCH_SECONDS)  # vLLM does not report the death
         finally:
             if pulse is not None:
@@ -153,11 +154,6 @@ class Lifecycle:
         except OSError as error:
             self._log.write("warning", message=f"an engine that hangs is not noticed: {error}")
             return None
-
-    def _kill_hung(self, pulse: PulseWatch) -> None:
-        for words in pulse.kill_hung():
-            self._log.write("engine hung", message=words)
-            sys.stderr.write(f"ragcache: {words}\n")
 
     def _note_death(self) -> None:
         global _died  # noqa: PLW0603 - the process's exit status, see launch.py
