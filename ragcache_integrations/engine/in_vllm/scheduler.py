@@ -39,11 +39,11 @@ from ragcache_integrations.knowledge_tree.tier import Windows
 
 from .anywhere.disk import open_disk
 from .anywhere.prefixes import StoredPrefixes
-from .anywhere.requests import Ahead, is_plain, open_reuse
+from .anywhere.requests import open_reuse
 from .connector import DocumentConnector
 from .kv_cache import unsuited, windows
 from .queues import CacheAwareRequestQueue, DocumentFreeQueue, keep_to_quotas, topics
-from .steps import Steps
+from .steps import Ahead, Steps, is_plain
 from .unread import UnreadBlocks, submitted_name
 
 __all__ = [

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from vllm.v1.request import Request
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request, RequestStatus
 
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.prompt import (
@@ -30,9 +31,7 @@ from ragcache_integrations.core.prompt import (
 )
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 
-from .anywhere.requests import Ahead, is_plain
-
-__all__ = ["Steps"]
+__all__ = ["Ahead", "Steps", "is_plain"]
 
 KNOWN = 64
 """Steps whose prompts are remembered. Of more the tenant with the most forgets the one that came
@@ -44,6 +43,81 @@ AHEAD_TOKENS = 128
 
 Name = tuple[str, str]
 """A tenant and the name of a step."""
+
+
+def is_plain(request: Request) -> bool:
+    """Whether a request's keys and values follow from its tokens alone."""
+    return not (
+        request.prompt_token_ids is None
+        or request.mm_features
+        or request.lora_request
+        or request.resumable
+    )
+
+
+@dataclass(eq=False)
+class Ahead:
+    """A request of our own that computes for later, while nobody waits for anything else.
+
+    Attributes:
+        scheduler: vLLM's scheduler.
+        name: Of the latest such request; empty before the first.
+        hasher: Names the blocks of requests, as vLLM gave it to the latest of its own.
+    """
+
+    scheduler: Any
+    name: str = ""
+    hasher: Callable[[Request], list[Any]] | None = None
+
+    def __post_init__(self) -> None:
+        self._numbers = itertools.count()
+        self._stopped: Callable[[], object] = lambda: None
+
+    def begin(
+        self,
+        token_ids: list[int],
+        salt: str,
+        extra_args: dict[str, Any],
+        stopped: Callable[[], object],
+    ) -> None:
+        """Compute a prompt.
+
+        Args:
+            token_ids: The prompt.
+            salt: The tenant.
+            extra_args: Of the request.
+            stopped: Called if it is stopped before its end.
+        """
+        sampling = SamplingParams(temperature=0.0, max_tokens=1)
+        sampling.extra_args = extra_args
+        self.name, self._stopped = f"ahead.{next(self._numbers)}", stopped
+        self.scheduler.add_request(
+            Request(
+                request_id=self.name,
+                prompt_token_ids=token_ids,
+                sampling_params=sampling,
+                pooling_params=None,
+                cache_salt=salt or None,
+                block_hasher=self.hasher,
+            )
+        )
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self.name in self.scheduler.requests
+
+    @property
+    def idles(self) -> bool:
+        """Whether the scheduler has nothing else."""
+        return bool(self.scheduler.requests.keys() == {self.name})
+
+    def stop(self) -> None:
+        """Stop it, to make way. What is computed of it stays cached."""
+        name, runs, self.name = self.name, self.runs, ""
+        if runs:
+            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            self._stopped()
 
 
 @dataclass(slots=True)

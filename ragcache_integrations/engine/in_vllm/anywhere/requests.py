@@ -18,19 +18,20 @@ import itertools
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from ragcache_integrations.core.checks import is_whole
 from ragcache_integrations.core.prompt import ENCODE, LINK_TOKENS, Span, extra_args_from_spans
 from ragcache_integrations.engine.arguments import GIB
 from ragcache_integrations.engine.in_vllm.kv_cache import longest_reused, unsuited_for_reuse
+from ragcache_integrations.engine.in_vllm.steps import Ahead, is_plain
 from ragcache_integrations.engine.protocol import CacheSettings, document_key
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
@@ -40,7 +41,7 @@ from .plan import Load, Plan, make_plan
 from .store import DocumentStore
 from .worker import Fetch, Moves, Save
 
-__all__ = ["Ahead", "Reuse", "is_plain", "open_reuse"]
+__all__ = ["Reuse", "open_reuse"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,71 +79,6 @@ class _Known:
     saved: bool = False
     plan: Plan | None = None
     version: int = -1
-
-
-@dataclass(eq=False)
-class Ahead:
-    """A request of our own that computes for later, while nobody waits for anything else.
-
-    Attributes:
-        scheduler: vLLM's scheduler.
-        name: Of the latest such request; empty before the first.
-        hasher: Names the blocks of requests, as vLLM gave it to the latest of its own.
-    """
-
-    scheduler: Any
-    name: str = ""
-    hasher: Callable[[Request], list[Any]] | None = None
-
-    def __post_init__(self) -> None:
-        self._numbers = itertools.count()
-        self._stopped: Callable[[], object] = lambda: None
-
-    def begin(
-        self,
-        token_ids: list[int],
-        salt: str,
-        extra_args: dict[str, Any],
-        stopped: Callable[[], object],
-    ) -> None:
-        """Compute a prompt.
-
-        Args:
-            token_ids: The prompt.
-            salt: The tenant.
-            extra_args: Of the request.
-            stopped: Called if it is stopped before its end.
-        """
-        sampling = SamplingParams(temperature=0.0, max_tokens=1)
-        sampling.extra_args = extra_args
-        self.name, self._stopped = f"ahead.{next(self._numbers)}", stopped
-        self.scheduler.add_request(
-            Request(
-                request_id=self.name,
-                prompt_token_ids=token_ids,
-                sampling_params=sampling,
-                pooling_params=None,
-                cache_salt=salt or None,
-                block_hasher=self.hasher,
-            )
-        )
-
-    @property
-    def runs(self) -> bool:
-        """Whether it has begun and not ended."""
-        return self.name in self.scheduler.requests
-
-    @property
-    def idles(self) -> bool:
-        """Whether the scheduler has nothing else."""
-        return bool(self.scheduler.requests.keys() == {self.name})
-
-    def stop(self) -> None:
-        """Stop it, to make way. What is computed of it stays cached."""
-        name, runs, self.name = self.name, self.runs, ""
-        if runs:
-            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
-            self._stopped()
 
 
 class CachedTokens(Protocol):
@@ -520,16 +456,6 @@ class Reuse:
             self._pending.move_to_end(key)
         while len(self._pending) > PENDING:
             self._pending.popitem(last=False)
-
-
-def is_plain(request: Request) -> bool:
-    """Whether a request's keys and values follow from its tokens alone."""
-    return not (
-        request.prompt_token_ids is None
-        or request.mm_features
-        or request.lora_request
-        or request.resumable
-    )
 
 
 def open_reuse(
