@@ -10,14 +10,16 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
 
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.flows import Call
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.engine.serving import FACTS_PATH, PROTOCOL, ServerFacts
 from ragcache_integrations.errors import (
@@ -296,7 +298,7 @@ class Handshake:
         self._known = False
         self._facts: ServerFacts | None = None
 
-    def ask(self, timeout: float | None = None) -> ServerFacts | None:
+    def ask(self, timeout: float | None = None) -> Generator[Call, Any, ServerFacts | None]:
         """The server's facts; ``None`` if it is another server, or does not answer.
 
         Args:
@@ -304,16 +306,9 @@ class Handshake:
         """
         if not self._known:
             with self._noting_failures(timeout):
-                client = self._clients.get()
-                self._note(client.get(FACTS_PATH, cast_to=object, options=_options(timeout)))
-        return self._facts
-
-    async def aask(self, timeout: float | None = None) -> ServerFacts | None:
-        """Async version of :meth:`ask`."""
-        if not self._known:
-            with self._noting_failures(timeout):
-                client = await self._clients.aget()
-                self._note(await client.get(FACTS_PATH, cast_to=object, options=_options(timeout)))
+                client = yield Call(self._clients.get, self._clients.aget)
+                get = partial(client.get, FACTS_PATH, cast_to=object, options=_options(timeout))
+                self._note((yield Call(get, get)))
         return self._facts
 
     @contextmanager

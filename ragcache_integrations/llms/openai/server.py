@@ -12,6 +12,7 @@ from typing import Any, Unpack
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.flows import Call, Flow, awhole_output, in_thread, whole_output
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.generation import (
     FinishReason,
@@ -137,12 +138,8 @@ class OpenAIServer:
             ConfigurationError: The prompt holds text that is no valid Unicode.
             EngineClosedError: This object was closed.
         """
-        parser = AnswerParser(options or SamplingOptions())
-        request = self._build(prompt, parser.options, **call)
-        with self._clients.errors_in_words(request.timeout):
-            answer = self._clients.get().post(**_posted(request))
-            chunk = parser.read_whole(answer)
-        return _generation(chunk, parser, *self._end(parser, request))
+        answer: Generation = whole_output(self._answered(prompt, options, call))
+        return answer
 
     async def agenerate(
         self,
@@ -151,13 +148,8 @@ class OpenAIServer:
         **call: Unpack[ServerCallOptions],
     ) -> Generation:
         """Async version of :meth:`generate`."""
-        parser = AnswerParser(options or SamplingOptions())
-        request = await self._abuild(prompt, parser.options, **call)
-        with self._clients.errors_in_words(request.timeout):
-            client = await self._clients.aget()
-            answer = await client.post(**_posted(request))
-            chunk = parser.read_whole(answer)
-        return _generation(chunk, parser, *await self._aend(parser, request))
+        answer: Generation = await awhole_output(self._answered(prompt, options, call))
+        return answer
 
     def generate_batch(
         self,
@@ -198,7 +190,7 @@ class OpenAIServer:
         whole must end within the timeout.
         """
         parser = AnswerParser(options or SamplingOptions())
-        request = self._build(prompt, parser.options, **call)
+        request = whole_output(self._built(prompt, parser.options, call))
         return self._stream(request.streaming(), parser)
 
     async def astream(
@@ -209,7 +201,7 @@ class OpenAIServer:
     ) -> AsyncGenerator[GenerationChunk]:
         """Async version of :meth:`stream`."""
         parser = AnswerParser(options or SamplingOptions())
-        request = await self._abuild(prompt, parser.options, **call)
+        request = await awhole_output(self._built(prompt, parser.options, call))
         return self._astream(request.streaming(), parser)
 
     def count_tokens(self, text: str) -> int:
@@ -232,32 +224,38 @@ class OpenAIServer:
         """Async version of :meth:`close`."""
         await self._clients.aclose()
 
+    def _answered(
+        self, prompt: Prompt, options: SamplingOptions | None, call: ServerCallOptions
+    ) -> Flow:
+        parser = AnswerParser(options or SamplingOptions())
+        request = yield from self._build(prompt, parser.options, call)
+        with self._clients.errors_in_words(request.timeout):
+            client = yield Call(self._clients.get, self._clients.aget)
+            post = partial(client.post, **_posted(request))
+            chunk = parser.read_whole((yield Call(post, post)))
+        end = yield Call(partial(self._end, parser, request), partial(self._aend, parser, request))
+        yield _generation(chunk, parser, *end)
+
+    def _built(self, prompt: Prompt, options: SamplingOptions, call: ServerCallOptions) -> Flow:
+        yield (yield from self._build(prompt, options, call))
+
     def _build(
-        self,
-        prompt: Prompt,
-        options: SamplingOptions,
-        **call: Unpack[ServerCallOptions],
-    ) -> Request:
+        self, prompt: Prompt, options: SamplingOptions, call: ServerCallOptions
+    ) -> Generator[Call, Any, Request]:
         """Translate a request for the server.
 
         Raises:
             ConfigurationError: The prompt holds text that is no valid Unicode, or the server is to
                 reuse documents in a way that it does not know.
         """
-        facts = self._handshake.ask(call.get("timeout")) if _asks(prompt, call) else None
-        return self._request(prompt, options, facts, **call)
-
-    async def _abuild(
-        self,
-        prompt: Prompt,
-        options: SamplingOptions,
-        **call: Unpack[ServerCallOptions],
-    ) -> Request:
-        """Async version of :meth:`_build`."""
-        facts = await self._handshake.aask(call.get("timeout")) if _asks(prompt, call) else None
+        facts = None
+        if prompt.documents or call.get("step"):  # else it does not depend on what the server is
+            facts = yield from self._handshake.ask(call.get("timeout"))
+        build = partial(self._request, prompt, options, facts, **call)
         if facts is None or self._tokenizer is None:
-            return self._request(prompt, options, facts, **call)
-        return await asyncio.to_thread(self._request, prompt, options, facts, **call)
+            return build()
+        request: Request = yield in_thread(build)
+        return request
 
     def _request(
         self,
@@ -441,8 +439,3 @@ def _posted(request: Request) -> dict[str, Any]:
     timeout = {} if request.timeout is None else {"timeout": request.timeout}
     options = {"headers": request.headers, **timeout}
     return {"path": request.path, "cast_to": object, "body": request.body, "options": options}
-
-
-def _asks(prompt: Prompt, call: ServerCallOptions) -> bool:
-    """Whether a request depends on what the server is."""
-    return bool(prompt.documents or call.get("step"))
