@@ -186,8 +186,7 @@ class AnswerCore(Generic[A]):
         words, key = self._keys(question)
         with self._lock:
             self._counts["lookups"] += 1
-            group = self._live(key) if among is None else among
-            entry = None if group is None else group.entries.get(words)
+            entry = self._live(key, among).entries.get(words)
             if entry is not None:
                 self._order.get(entry)  # reading counts as a use
                 self._counts.update(hits=1, same_words=1)
@@ -210,8 +209,7 @@ class AnswerCore(Generic[A]):
         key = self.key_of(question)
         unit = unit_vector(embedding)
         with self._lock:
-            group = self._live(key) if among is None else among
-            near = None if group is None else group.nearest(unit, self._guard_of(question))
+            near = self._live(key, among).nearest(unit, self._guard_of(question))
             if near is None:
                 return None
             entry, distance = near
@@ -410,16 +408,19 @@ class AnswerCore(Generic[A]):
         words, key = self._keys(question)
         unit = None if embedding is None else unit_vector(embedding)
         tolerance = 0.0 if embedding is None else self._tolerance_of(question)
+        explained = partial(AnswerExplanation, tolerance=tolerance)
         with self._lock:
-            group = self._live(key) if among is None else among
-            same = None if group is None else group.entries.get(words)
+            group = self._live(key, among)
+            same = group.entries.get(words)
             if same is not None:
                 reason = "the same words were answered from the same documents"
-                return _explanation(same.question.text, 0.0, tolerance, reason, hit=True)
-            near = None if group is None else group.nearest(unit, self._guard_of(question))
+                return explained(hit=True, reason=reason, question=same.question.text, distance=0.0)
+            near = group.nearest(unit, self._guard_of(question))
             if near is not None:
                 entry, distance = near
-                return _explain_near(entry, distance, tolerance)
+                hit = distance <= min(tolerance, entry.cap)
+                reason = _why_near(distance, tolerance, hit=hit)
+                return explained(hit, reason, entry.question.text, distance)
             here = [
                 entry
                 for entry in self._order
@@ -428,12 +429,14 @@ class AnswerCore(Generic[A]):
                 and not self._is_old(entry)
             ]
             near = nearest(here, unit)
-        if near is None and unit is None:
-            reason = "nothing embeds questions, and none in the same words was answered from these"
-            return _explanation(None, None, tolerance, f"{reason} documents", hit=False)
         if near is None:
-            reason = "no question of this tenant, with these other inputs and settings, is near"
-            return _explanation(None, None, tolerance, reason, hit=False)
+            reason = (
+                "nothing embeds questions, and none in the same words was answered from these "
+                "documents"
+                if unit is None
+                else "no question of this tenant, with these other inputs and settings, is near"
+            )
+            return explained(hit=False, reason=reason, question=None, distance=None)
         entry, distance = near
         reason = f"the nearest question is at distance {distance:.4g}"
         if entry.question.documents != question.documents:
@@ -442,7 +445,7 @@ class AnswerCore(Generic[A]):
         difference = question_difference(question.whole, entry.question.whole)
         if self.knobs.guard and difference is not None:
             reason += f", but differs in {difference}"
-        return _explanation(entry.question.text, distance, tolerance, reason, hit=False)
+        return explained(hit=False, reason=reason, question=entry.question.text, distance=distance)
 
     def stats(self) -> AnswerStats:
         """Return what was done so far."""
@@ -471,16 +474,17 @@ class AnswerCore(Generic[A]):
         """Return the normalised words, and the key."""
         return words_of(question), self.key_of(question)
 
-    def _live(self, key: Hashable) -> Group[A] | None:
-        """Return the group of a key without the entries that are too old."""
-        group = self._groups.get(key)
-        if group is None or self.knobs.ttl is None:
-            return group
-        for entry in list(itertools.takewhile(self._is_old, group.entries.values())):
-            self._counts["expired"] += 1
-            self._order.pop(entry, None)
-            self._remove(entry)
-        return self._groups.get(key)
+    def _live(self, key: Hashable, among: Group[A] | None) -> Group[A]:
+        """Return a key's group, or that which is kept elsewhere, without what is too old."""
+        if among is not None:
+            return among
+        group: Group[A] = self._groups.get(key) or Group()
+        if self.knobs.ttl is not None:
+            for entry in list(itertools.takewhile(self._is_old, group.entries.values())):
+                self._counts["expired"] += 1
+                self._order.pop(entry, None)
+                self._remove(entry)
+        return group
 
     def _is_old(self, entry: CachedAnswer[A]) -> bool:
         return self.knobs.ttl is not None and self.age(entry) > self.knobs.ttl
@@ -500,19 +504,11 @@ def _are_texts(values: object) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-def _explain_near(entry: CachedAnswer[Any], distance: float, tolerance: float) -> AnswerExplanation:
+def _why_near(distance: float, tolerance: float, *, hit: bool) -> str:
+    """Say of the nearest entry of a key why it would be served, or not."""
     reason = f"the nearest question with the same documents is at distance {distance:.4g}"
-    hit = distance <= min(tolerance, entry.cap)
     if hit:
-        reason += f", within the tolerance of {tolerance:.4g}"
-    elif distance > tolerance:
-        reason += f", beyond the tolerance of {tolerance:.4g}"
-    else:
-        reason += ", but an answer of that entry at such a distance was wrong"
-    return _explanation(entry.question.text, distance, tolerance, reason, hit=hit)
-
-
-def _explanation(
-    question: str | None, distance: float | None, tolerance: float, reason: str, *, hit: bool
-) -> AnswerExplanation:
-    return AnswerExplanation(hit, reason, question, distance, tolerance)
+        return f"{reason}, within the tolerance of {tolerance:.4g}"
+    if distance > tolerance:
+        return f"{reason}, beyond the tolerance of {tolerance:.4g}"
+    return f"{reason}, but an answer of that entry at such a distance was wrong"
