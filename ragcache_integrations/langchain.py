@@ -26,8 +26,11 @@ from ragcache_integrations.chains.synthesis.langchain import (  # noqa: E402
     synthesis_chain,
 )
 from ragcache_integrations.embeddings.langchain import MiniLMEmbeddings  # noqa: E402
-from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM  # noqa: E402
-from ragcache_integrations.llms.langchain.steps import hint_steps  # noqa: E402
+from ragcache_integrations.llms.langchain.models import (  # noqa: E402
+    ChatRAGCache,
+    RAGCacheLLM,
+    hint_steps,
+)
 from ragcache_integrations.prompts.history.langchain import (  # noqa: E402
     HalfTruncationHistory,
 )

@@ -26,8 +26,7 @@ from ragcache_integrations.chains.synthesis.llama_index import (  # noqa: E402
     StuffSynthesis,
 )
 from ragcache_integrations.embeddings.llama_index import MiniLMEmbeddings  # noqa: E402
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM  # noqa: E402
-from ragcache_integrations.llms.llama_index.steps import hint_steps  # noqa: E402
+from ragcache_integrations.llms.llama_index import RAGCacheLLM, hint_steps  # noqa: E402
 from ragcache_integrations.prompts.history.llama_index import (  # noqa: E402
     HalfTruncationMemory,
 )

@@ -25,8 +25,8 @@ from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
 
 from .core import AnswerCore
+from .entries import LARGEST_RECORD, AnswerCodec, Record, decode_record, encode_record
 from .flow import AnswerFlow
-from .records import LARGEST_RECORD, AnswerCodec, Record, decode_record, encode_record
 from .types import AnswerStats
 
 __all__ = ["AnswerControls", "load_answers", "save_answers"]

@@ -39,9 +39,8 @@ from ragcache_integrations.retrievers.keys import (
     question_marks,
 )
 
-from .entries import CachedAnswer, Group, Question, Vector, nearest, unit_vector, words_of
+from .entries import CachedAnswer, Group, Question, Record, Vector, nearest, unit_vector, words_of
 from .knobs import AnswerKnobs
-from .records import Record
 from .types import COUNTERS, AnswerExplanation, AnswerStats
 
 __all__ = ["AnswerCore", "Forgettings", "Held", "Near"]

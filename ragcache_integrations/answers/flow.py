@@ -24,8 +24,7 @@ from ragcache_integrations.retrievers.keys import (
 
 from .changes import CHANGED, ChangeWatch
 from .core import AnswerCore, Near
-from .entries import CachedAnswer, Group, Question, Vector, copy_answer
-from .records import AnswerCodec
+from .entries import AnswerCodec, CachedAnswer, Group, Question, Vector, copy_answer
 from .redis import SharedAnswers
 from .types import (
     AnswerExplanation,

@@ -90,7 +90,7 @@ from . import finish
 from .changes import ChangeWatch
 from .controls import AnswerControls
 from .core import AnswerCore
-from .entries import Question, Vector, document_identity
+from .entries import AnswerCodec, Question, Vector, document_identity
 from .finish import (
     EMPTY,
     attributes_of,
@@ -102,7 +102,6 @@ from .finish import (
 )
 from .flow import AWAITING, BLOCKING, AnswerFlow, Lookup, Way, finished, same_text, says_same
 from .knobs import AnswerKnobArguments, AnswerKnobs, check_embedded
-from .records import AnswerCodec
 from .tools import Framework, KeptResults, Results, ToolCalls, check_tool
 from .types import AnswerExplanation, AnswerTrace, unkept_explanation
 

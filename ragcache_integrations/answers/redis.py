@@ -32,18 +32,16 @@ from typing import Any, Generic, TypeVar
 
 from ragcache_integrations.answers.core import AnswerCore
 from ragcache_integrations.answers.entries import (
+    AnswerCodec,
     CachedAnswer,
     Group,
     Question,
-    Vector,
-    unit_vector,
-    words_of,
-)
-from ragcache_integrations.answers.records import (
-    AnswerCodec,
     Record,
+    Vector,
     decode_record,
     encode_record,
+    unit_vector,
+    words_of,
 )
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.memo import Memo

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.answers import AnswerCore, AnswerKnobs, Question, controls
 from ragcache_integrations.answers.controls import load_answers, save_answers
-from ragcache_integrations.answers.records import AnswerCodec
+from ragcache_integrations.answers.entries import AnswerCodec
 from ragcache_integrations.core.archive import read_archive, write_archive
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
 from ragcache_integrations.query_cache import Candidate, QueryCache

@@ -28,8 +28,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 from langchain_core.tools import ToolException, tool
 from langgraph.types import Command
 
-from ragcache_integrations.answers.langchain.messages import names_in, renewed
-from ragcache_integrations.answers.langchain.values import same_output
+from ragcache_integrations.answers.langchain.values import names_in, renewed, same_output
 from ragcache_integrations.langchain import AnswerCache
 from tests.answers.traffic import langchain_embeddings
 from tests.support.waiting import wait_until

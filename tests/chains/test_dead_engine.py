@@ -15,7 +15,7 @@ from ragcache_integrations.chains.speculative.llama_index import SpeculativeQuer
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import EngineDeadError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from tests.speculation.doubles import assert_no_threads
 
 from .scripted import Scripted, ScriptedNodes

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, event, given
 from hypothesis import strategies as st
 
 from ragcache_integrations.answers import Question
-from ragcache_integrations.answers.records import decode_record
+from ragcache_integrations.answers.entries import decode_record
 from tests.answers.redis.caches import TEXTS, WORDS, Process, ask, new_tag
 from tests.query_cache.redis.fake_server import fake_redis, flood, say
 from tests.query_cache.redis.servers import RealRedis, patient, redis_server

@@ -29,7 +29,7 @@ from ragcache_integrations.langchain import (
     StuffSynthesis,
 )
 from ragcache_integrations.llms.langchain.translation import chat_prompt
-from ragcache_integrations.llms.llama_index.model import chat_prompt as llama_prompt
+from ragcache_integrations.llms.llama_index import chat_prompt as llama_prompt
 
 from .doubles import Tokenising
 

@@ -17,7 +17,7 @@ from ragcache_integrations.errors import EngineClosedError
 from ragcache_integrations.langchain import StuffSynthesis
 from ragcache_integrations.llama_index import StuffSynthesis as LlamaIndexSynthesis
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 
 pytestmark = pytest.mark.engine
 

@@ -30,7 +30,7 @@ from ragcache_integrations.langchain import HalfTruncationHistory
 from ragcache_integrations.llama_index import HalfTruncationMemory
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
 from ragcache_integrations.llms.langchain.models import RAGCacheLLM as LangChainLLM
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from ragcache_integrations.llms.openai.answers import AnswerParser
 
 from .doubles import USAGE, Exchange, StubServer

@@ -26,8 +26,8 @@ from ragcache_integrations.chains.langchain import LangChainModel
 from ragcache_integrations.chains.llama_index import LlamaIndexAsker
 from ragcache_integrations.engine import RAGCacheEngine, SamplingOptions
 from ragcache_integrations.errors import ConfigurationError, ServerUnreachableError
+from ragcache_integrations.llms import llama_index as ours
 from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
-from ragcache_integrations.llms.llama_index import model as ours
 from tests.llms.openai.calls import connect
 
 from .doubles import StubServer, Tokenising

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from tests.support.strict_schemas import problems
 
 from .doubles import Exchange, StubServer, answer

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from ragcache_integrations.engine.schema_limits import INTEGER_DIGITS
 from ragcache_integrations.errors import StructuredOutputError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from ragcache_integrations.llms.structured import json_so_far, whole_json
 
 from .doubles import USAGE, Exchange, StubServer

@@ -36,7 +36,7 @@ from ragcache_integrations.errors import (
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
 from ragcache_integrations.llms.langchain.models import RAGCacheLLM as LangChainLLM
 from ragcache_integrations.llms.langchain.translation import StreamedCalls
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from ragcache_integrations.llms.openai.answers import AnswerError, AnswerParser
 from ragcache_integrations.prompts.recognition import SEGMENTATIONS, mark_prompt
 from tests.support.sizes import examples

@@ -32,7 +32,7 @@ from pydantic import BaseModel, Field
 
 from ragcache_integrations import errors
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 
 Response = ChatResponse | CompletionResponse
 

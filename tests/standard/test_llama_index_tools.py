@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import StructuredOutputError
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from tests.llms.conftest import stub as stub  # noqa: PLC0414 - a fixture
 from tests.llms.doubles import StubServer
 from tests.llms.scripted import helpful, scripted

@@ -34,9 +34,8 @@ from ragcache_integrations.answers.tools import (
 )
 from ragcache_integrations.errors import ConfigurationError
 
-from .heard import HeardRun
-from .messages import chosen_names, nameless, names_in, renewed
-from .values import WATCHED, why_none
+from .cache import HeardRun
+from .values import WATCHED, chosen_names, nameless, names_in, renewed, why_none
 
 __all__ = ["CachedNode", "CachedTool", "cached_node", "cached_tool"]
 

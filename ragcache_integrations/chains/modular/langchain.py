@@ -17,9 +17,8 @@ from typing_extensions import override
 from ragcache_integrations.chains.langchain import StreamedRunnable, chunk_piece
 from ragcache_integrations.core.flows import Each, Flow, aoutputs, entering, outputs
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.langchain.errors import langchain_errors
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
-from ragcache_integrations.llms.langchain.translation import own_call
+from ragcache_integrations.llms.langchain.translation import langchain_errors, own_call
 from ragcache_integrations.retrievers.sharing import Identity
 
 from .core import PromptLike, SchemaLike, SchemaPrompts

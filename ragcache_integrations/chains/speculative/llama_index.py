@@ -27,7 +27,7 @@ from ragcache_integrations.core.flows import Call, Each, Flow, entering
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.llms.handover import answered_by, arguments_of, marked
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM, chat_prompt
+from ragcache_integrations.llms.llama_index import RAGCacheLLM, chat_prompt
 from ragcache_integrations.retrievers.retrieval import DocumentStage
 from ragcache_integrations.speculation import (
     SpeculationReport,

@@ -1,11 +1,11 @@
-"""The LLM classes for LangChain: an adapter, see :mod:`ragcache_integrations.llms.knobs`."""
+"""The LLM classes for LangChain, adapters of their knobs, and steps of LangGraph's graphs."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import (
@@ -25,7 +25,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.outputs import Generation as LangChainGeneration
 from langchain_core.outputs import GenerationChunk as LangChainChunk
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, ensure_config
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, ConfigDict, model_validator
 from typing_extensions import override
@@ -35,16 +35,15 @@ from ragcache_integrations.core.blocks import context_value
 from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.core.generation import Generation, GenerationChunk, Usage
 from ragcache_integrations.core.prompt import Prompt, choice_name
+from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.headers import hidden, hides_headers
 from ragcache_integrations.llms.knobs import CALL_NAMES, LLMKnobs
 from ragcache_integrations.llms.openai import usage_fields
-from ragcache_integrations.llms.steps import StepHint
+from ragcache_integrations.llms.steps import NO_STEP, StepHint, step_hints
 from ragcache_integrations.prompts.langchain import BlocksPromptValue
 from ragcache_integrations.prompts.recognition import UNKNOWN
 from ragcache_integrations.prompts.recognition.langchain import run_around, watch_retrievers
 
-from .errors import langchain_errors
-from .steps import graph_step
 from .translation import (
     StreamedCalls,
     WholeAnswerParser,
@@ -53,6 +52,7 @@ from .translation import (
     end_metadata,
     extra_texts,
     generation_info,
+    langchain_errors,
     logprobs_metadata,
     own_call,
     parsed_with_raw,
@@ -61,7 +61,9 @@ from .translation import (
     usage_metadata,
 )
 
-__all__ = ["ChatRAGCache", "RAGCacheLLM"]
+__all__ = ["ChatRAGCache", "RAGCacheLLM", "hint_steps"]
+
+Graph = TypeVar("Graph")
 
 _ENTRANCES = ("generate", "agenerate", "stream", "astream")
 
@@ -82,7 +84,7 @@ class _LangChainKnobs(BaseLanguageModel[LanguageModelOutputVar], LLMKnobs):
 
     @override
     def _step_hint(self) -> StepHint:
-        return graph_step()
+        return _graph_step()
 
     @property
     @override
@@ -494,3 +496,65 @@ def _runs(prompts: Sequence[str], run_manager: Any) -> list[Hashable | None]:
     if len(managers) == len(prompts):
         return [run_around(manager) for manager in managers]
     return [UNKNOWN for _ in prompts]
+
+
+# Steps of LangGraph's graphs: each call of a model in a node says which nodes may come next.
+
+HINTS = "__ragcache_steps"
+"""Where a graph's configuration holds the hints. LangGraph writes no name like this into its
+checkpoints, and LangChain no mapping into its traces."""
+ENDS = frozenset({"__start__", "__end__"})
+
+
+def hint_steps(graph: Graph) -> Graph:
+    """Make calls of our LLM classes within a graph say what comes next.
+
+    Every call in a node carries the node's name as ``step``, and as ``next_steps`` the nodes that
+    the graph's edges lead to, with how many steps are before each. A condition counts all of its
+    targets, the end of the graph nothing. What has its own ``step`` keeps it. No answer changes::
+
+        graph = hint_steps(builder.compile())
+        graph.invoke({"messages": [HumanMessage("A text on the moon.")]})
+
+    A graph in a node of this one, or that a node's function or tool calls, counts as that node,
+    even if it has hints of its own. A condition's targets are known by LangGraph's map, or by its
+    annotation ``-> Literal[...]``. A node that goes somewhere by
+    ``Command`` needs LangGraph's annotation ``Command[Literal[...]]``: its edges are known by it.
+
+    Args:
+        graph: A compiled graph of LangGraph, such as of ``StateGraph.compile()`` or
+            ``create_agent()``.
+
+    Returns:
+        The graph with these hints; the argument stays as it is.
+
+    Raises:
+        ConfigurationError: This is no compiled graph, or the name of a node is empty or too long.
+    """
+    known: Any = graph
+    if not hasattr(known, "nodes") or not hasattr(known, "get_graph"):
+        raise ConfigurationError(
+            "hint_steps takes a compiled graph, such as StateGraph(...).compile(), got "
+            f"{type(graph).__name__}"
+        )
+    drawn = known.get_graph()
+    hints = step_hints(
+        (name for name in drawn.nodes if name not in ENDS),
+        ((edge.source, edge.target) for edge in drawn.edges),
+    )
+    hinted: Graph = known.with_config(configurable={HINTS: hints})
+    return hinted
+
+
+def _graph_step() -> StepHint:
+    """The node of a graph in which this code is executed, if the graph has hints."""
+    configurable = ensure_config().get("configurable") or {}
+    hints = configurable.get(HINTS)
+    if not isinstance(hints, dict):
+        return NO_STEP
+    # A place such as "writer:<task>|model:<task>", in which the hints of the outermost graph that
+    # has some hold. A graph in one of its nodes may have nodes of the same names, as agents do.
+    place = str(configurable.get("checkpoint_ns") or "")
+    names = [part.partition(":")[0] for part in place.split("|")]
+    hint = next((hints[name] for name in names if name in hints), NO_STEP)
+    return hint if isinstance(hint, StepHint) else NO_STEP

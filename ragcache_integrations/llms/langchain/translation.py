@@ -1,4 +1,4 @@
-"""LangChain's messages, documents and metadata in this package's terms and back.
+"""LangChain's messages, documents, metadata and errors in this package's terms and back.
 
 Structured output is made of whole answers alone, parsed as they come.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
+from langchain_core import exceptions as core
 from langchain_core.documents import Document
 from langchain_core.messages import (
     AIMessage,
@@ -41,6 +43,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
 from typing_extensions import override
 
+from ragcache_integrations import errors
 from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob, Usage
 from ragcache_integrations.core.prompt import (
     Message,
@@ -52,7 +55,7 @@ from ragcache_integrations.core.prompt import (
     join_calls,
     join_pieces,
 )
-from ragcache_integrations.errors import ConfigurationError, StructuredOutputError
+from ragcache_integrations.errors import ConfigurationError, RAGCacheError, ServerResponseError
 from ragcache_integrations.llms.openai import usage_fields
 from ragcache_integrations.llms.structured import (
     RESPONSE_FORMAT,
@@ -63,8 +66,6 @@ from ragcache_integrations.llms.structured import (
 )
 from ragcache_integrations.prompts.langchain import block_document
 
-from .errors import langchain_errors
-
 __all__ = [
     "REFUSAL",
     "StreamedCalls",
@@ -74,6 +75,7 @@ __all__ = [
     "end_metadata",
     "extra_texts",
     "generation_info",
+    "langchain_errors",
     "logprobs_metadata",
     "own_call",
     "parsed_with_raw",
@@ -414,7 +416,7 @@ def called_tools(calls: Iterable[ToolCall]) -> dict[str, Any]:
     for call in calls:
         try:
             good.append(tool_call(name=call.name, args=call_arguments(call), id=call.id))
-        except StructuredOutputError as error:
+        except errors.StructuredOutputError as error:
             broken.append(
                 invalid_tool_call(name=call.name, args=call.arguments, id=call.id, error=str(error))
             )
@@ -459,7 +461,7 @@ class StreamedCalls:
 def _is_complete(call: ToolCall) -> bool:
     try:
         call_arguments(call)
-    except StructuredOutputError:
+    except errors.StructuredOutputError:
         return False
     return True
 
@@ -508,3 +510,98 @@ def generation_info(answer: Generation | GenerationChunk) -> dict[str, Any]:
         if answer.usage is not None and (usage := usage_fields(answer.usage)):
             info["usage"] = usage
     return info
+
+
+# This package's errors as LangChain's: each raised one is both. Their names are those of this
+# package's own, since tracebacks show them.
+
+FIRST_SERVER_FAILURE = 500
+
+
+class PromptTooLongError(errors.PromptTooLongError, core.ContextOverflowError):
+    pass
+
+
+class GenerationTimeoutError(errors.GenerationTimeoutError, core.ModelTimeoutError):
+    pass
+
+
+class ServerTimeoutError(errors.ServerTimeoutError, core.ModelTimeoutError):
+    pass
+
+
+class ServerUnreachableError(errors.ServerUnreachableError, core.ModelConnectionError):
+    pass
+
+
+class StructuredOutputError(errors.StructuredOutputError, core.OutputParserException):
+    observation = None
+    send_to_llm = False
+
+    @property
+    def llm_output(self) -> str:  # type: ignore[override]  # LangChain only reads it
+        return self.text
+
+
+class InvalidRequestError(ServerResponseError, core.ModelInvalidRequestError):
+    pass
+
+
+class UnauthenticatedError(ServerResponseError, core.ModelAuthenticationError):
+    pass
+
+
+class PermissionDeniedError(ServerResponseError, core.ModelPermissionDeniedError):
+    pass
+
+
+class ModelNotFoundError(ServerResponseError, core.ModelNotFoundError):
+    pass
+
+
+class RateLimitedError(ServerResponseError, core.ModelRateLimitError):
+    pass
+
+
+class ServerFailedError(ServerResponseError, core.ModelAPIError):
+    pass
+
+
+_BY_TYPE: dict[type[RAGCacheError], type[RAGCacheError]] = {
+    errors.PromptTooLongError: PromptTooLongError,
+    errors.GenerationTimeoutError: GenerationTimeoutError,
+    errors.ServerTimeoutError: ServerTimeoutError,
+    errors.ServerUnreachableError: ServerUnreachableError,
+    errors.StructuredOutputError: StructuredOutputError,
+}
+
+_BY_STATUS: dict[int, type[RAGCacheError]] = {
+    400: InvalidRequestError,
+    401: UnauthenticatedError,
+    403: PermissionDeniedError,
+    404: ModelNotFoundError,
+    422: InvalidRequestError,
+    429: RateLimitedError,
+}
+
+
+@contextmanager
+def langchain_errors() -> Iterator[None]:
+    """Raise what LangChain has a name for under that name too, so that either can be caught."""
+    try:
+        yield
+    except RAGCacheError as error:
+        kind = _kind(error)
+        if kind is None:
+            raise
+        both = kind.__new__(kind, *error.args)  # their constructors differ; the state is the same
+        both.__dict__.update(vars(error))
+        # As if it had been raised in the first place: one traceback, with the same cause.
+        raise both.with_traceback(error.__traceback__) from error.__cause__
+
+
+def _kind(error: RAGCacheError) -> type[RAGCacheError] | None:
+    if isinstance(error, ServerResponseError):
+        status = error.status_code or 0
+        return _BY_STATUS.get(status, ServerFailedError if status >= FIRST_SERVER_FAILURE else None)
+    return _BY_TYPE.get(type(error))

@@ -1,7 +1,6 @@
 """Clients for OpenAI-compatible servers: requests, timeouts, answers."""
 
-from .server import OpenAIServer
-from .token_counting import TokenCounter
+from .server import OpenAIServer, TokenCounter
 from .wire import strict_form, usage_fields
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
@@ -31,15 +31,16 @@ from ragcache_integrations.errors import (
 
 from .answers import AnswerParser, StreamParser
 from .clients import Handshake, OpenAIClients
-from .token_counting import TokenCounter
-from .wire import Request, ServerCallOptions, build_request
+from .wire import Request, ServerCallOptions, build_request, require_unicode
 
-__all__ = ["OpenAIServer"]
+__all__ = ["OpenAIServer", "TokenCounter"]
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT_WINDOW = 4096
 BATCH_THREADS = 16
+BYTES_PER_TOKEN = 4
+FALLBACK_ENCODING = "o200k_base"
 
 
 class OpenAIServer:
@@ -308,8 +309,7 @@ class OpenAIServer:
 
     def _load(self, facts: ServerFacts) -> PromptRenderer | None:
         try:
-            transformers: Any = require("transformers", feature="tokenizer=", extra="tokenizer")
-            renderer = PromptRenderer(transformers.AutoTokenizer.from_pretrained(self._tokenizer))
+            renderer = PromptRenderer(_own_tokenizer(self._tokenizer))
         except (ImportError, OSError, ValueError):
             return None  # counting tokens will tell
         if tokenizer_mark(renderer.tokenize) == facts.tokenizer:
@@ -439,3 +439,108 @@ def _posted(request: Request) -> dict[str, Any]:
     timeout = {} if request.timeout is None else {"timeout": request.timeout}
     options = {"headers": request.headers, **timeout}
     return {"path": request.path, "cast_to": object, "body": request.body, "options": options}
+
+
+def _own_tokenizer(name: str | None) -> Any:
+    """Load a model's own tokenizer.
+
+    Raises:
+        ConfigurationError: It can't be loaded.
+        MissingExtraError: ``transformers`` is not installed.
+    """
+    feature = "counting tokens with tokenizer="
+    transformers = require("transformers", feature=feature, extra="tokenizer")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"no tokenizer can be loaded from {name!r}: {error}") from error
+
+
+class TokenCounter:
+    """Counts with the model's own tokenizer, else with tiktoken, else by length.
+
+    tiktoken knows the encodings of OpenAI's models; for others its newest one is an approximation.
+    It fetches an encoding when it is first used. If it can't, or is not installed, one token is
+    assumed for four bytes of UTF-8. A warning is logged once if counts are not exact.
+
+    Args:
+        model: Name of the model, by which tiktoken picks the encoding.
+        tokenizer: Path or hub name of the model's own tokenizer, if known.
+    """
+
+    def __init__(self, model: str, tokenizer: str | None = None) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._lock = make_lock()
+        self._loaded = False
+        self._encode: Callable[[str], list[int]] | None = None
+
+    def count(self, text: str) -> int:
+        """Count the tokens of a text, without special tokens.
+
+        Raises:
+            ConfigurationError: The tokenizer asked for can't be loaded, or the text is no valid
+                Unicode.
+            MissingExtraError: A tokenizer was asked for and ``transformers`` is not installed.
+        """
+        encode = self._encoder()
+        if encode is not None:
+            return len(encode(require_unicode(text)))
+        return -(-len(require_unicode(text).encode()) // BYTES_PER_TOKEN)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without special tokens.
+
+        Raises:
+            ConfigurationError: No tokenizer is at hand, the one asked for can't be loaded, or
+                the text is no valid Unicode.
+            MissingExtraError: A tokenizer was asked for and ``transformers`` is not installed.
+        """
+        encode = self._encoder()
+        if encode is None:
+            msg = f"no tokenizer is at hand for {self._model!r}: name its own with tokenizer="
+            raise ConfigurationError(msg)
+        return encode(require_unicode(text))
+
+    def _encoder(self) -> Callable[[str], list[int]] | None:
+        with self._lock:
+            if not self._loaded:
+                self._encode = (
+                    self._tiktoken() if self._tokenizer is None else self._own(self._tokenizer)
+                )
+                self._loaded = True
+            return self._encode
+
+    def _own(self, name: str) -> Callable[[str], list[int]]:
+        tokenizer = _own_tokenizer(name)
+
+        def encode(text: str) -> list[int]:
+            with self._lock:  # it keeps settings between calls, so one at a time
+                return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+        return encode
+
+    def _tiktoken(self) -> Callable[[str], list[int]] | None:
+        try:
+            tiktoken = require("tiktoken", feature="counting tokens", extra="openai")
+            try:
+                encoding: Any = tiktoken.encoding_for_model(self._model)
+            except KeyError:
+                encoding = tiktoken.get_encoding(FALLBACK_ENCODING)
+                logger.warning(
+                    "tiktoken does not know %r: its tokens are counted as %s would, "
+                    "approximately; name the model's own with tokenizer=",
+                    self._model,
+                    FALLBACK_ENCODING,
+                )
+        except (ImportError, OSError, ValueError) as error:
+            logger.warning(
+                "tiktoken can't give an encoding for %r (%s: %s): tokens are counted as a "
+                "%dth of the text's bytes; name the model's own with tokenizer=",
+                self._model,
+                type(error).__name__,
+                error,
+                BYTES_PER_TOKEN,
+            )
+            return None
+        return lambda text: list(encoding.encode(text, disallowed_special=()))

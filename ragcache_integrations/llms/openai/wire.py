@@ -43,8 +43,6 @@ from ragcache_integrations.engine.protocol import EngineCallOptions
 from ragcache_integrations.engine.serving import content_parts
 from ragcache_integrations.errors import ConfigurationError
 
-from .token_counting import require_unicode
-
 __all__ = [
     "AFFINITY_HEADER",
     "Request",
@@ -52,6 +50,7 @@ __all__ = [
     "affinity_headers",
     "affinity_key",
     "build_request",
+    "require_unicode",
     "strict_form",
     "usage_fields",
 ]
@@ -404,3 +403,20 @@ def usage_fields(usage: Usage) -> dict[str, Any] | None:
     if usage.cached_known:
         fields["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
     return fields
+
+
+def require_unicode(text: str) -> str:
+    """Pass a text on if it can be encoded.
+
+    Raises:
+        ConfigurationError: It is no string, or holds a lone surrogate.
+    """
+    check_type("text", text, str, "a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"the text holds a lone surrogate (U+{ord(text[error.start]):04X}) at position "
+            f"{error.start}: it is no valid Unicode; decode its source with errors='replace'"
+        ) from error
+    return text

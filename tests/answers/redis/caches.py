@@ -16,7 +16,7 @@ from ragcache_integrations.answers import (
     SharedAnswerStats,
     same_text,
 )
-from ragcache_integrations.answers.records import AnswerCodec
+from ragcache_integrations.answers.entries import AnswerCodec
 from tests.answers.traffic import embed
 from tests.query_cache.redis.servers import RealRedis, patient
 

@@ -24,7 +24,7 @@ from ragcache_integrations.adaptive import (
 from ragcache_integrations.chains.adaptive.llama_index import AdaptiveQueryEngine
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from tests.chains.loads import Busy, Memory
 
 QUESTION = "Why do cats and dogs differ?"

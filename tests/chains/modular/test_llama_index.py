@@ -22,7 +22,7 @@ from ragcache_integrations.chains.modular.langchain import ModularPrompt as Lang
 from ragcache_integrations.chains.modular.llama_index import REUSE_METADATA, ModularPrompt
 from ragcache_integrations.errors import ConfigurationError, MarkupError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from ragcache_modular import ModularEngine
 from tests.chains.schemas import IMPORTS, PML, QUESTION, TRIP, engine_anywhere, made
 

@@ -25,7 +25,7 @@ from llama_index.core.tools import QueryEngineTool
 from ragcache_integrations.chains.speculative.llama_index import SpeculativeQueryEngine
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from ragcache_integrations.speculation import SpeculationReport
 from tests.chains.scripted import PlainNodes, ScriptedNodes, check_idle
 from tests.speculation.doubles import assert_no_threads

@@ -28,7 +28,7 @@ from ragcache_integrations.chains.synthesis.llama_index import (
 from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from tests.chains.scripted import PlainNodes, nodes
 
 QUESTION = "what do they say"

@@ -12,7 +12,7 @@ from langchain_core.tools import tool
 from llama_index.core.tools import FunctionTool
 
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 
 from .starting import MODEL, Server
 

@@ -13,7 +13,7 @@ from llama_index.core.tools import FunctionTool, RetrieverTool
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.llama_index import ApproximateCacheRetriever
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from tests.llms.agents.conversations import (
     ANSWER,
     CONVERSATIONS,

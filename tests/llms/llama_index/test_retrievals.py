@@ -28,7 +28,7 @@ from llama_index.core.schema import (
 
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.engine import PromptDocument, RAGCacheEngine
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 from tests.llms.doubles import Recorder, StubServer
 from tests.llms.installing import shown_by_each

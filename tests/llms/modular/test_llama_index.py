@@ -20,7 +20,7 @@ from llama_index.core.schema import TextNode
 from pydantic import BaseModel, Field
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from ragcache_integrations.retrievers.cached.llama_index.retriever import ApproximateCacheRetriever
 from ragcache_modular import ModularEngine
 from tests.llms.retrieving import TEXTS, embedding

@@ -12,8 +12,7 @@ from transformers import AutoTokenizer
 
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError
-from ragcache_integrations.llms.openai import token_counting
-from ragcache_integrations.llms.openai.token_counting import TokenCounter
+from ragcache_integrations.llms.openai import TokenCounter, token_counting
 
 TEXTS = ["", "a", "Cats purr.", "Zwölf Boxkämpfer jagen Viktor", "日本語", "<|endoftext|>"]
 

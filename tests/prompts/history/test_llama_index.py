@@ -16,7 +16,7 @@ from llama_index.core.storage.chat_store import SimpleChatStore
 
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from ragcache_integrations.prompts.history.llama_index import HalfTruncationMemory
 
 

@@ -24,7 +24,7 @@ from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.embeddings.llama_index import MiniLMEmbeddings
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.llms.llama_index.model import RAGCacheLLM
+from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever,
     QueryCacheEvent,

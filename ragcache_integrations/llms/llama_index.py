@@ -1,13 +1,16 @@
-"""The LLM class for LlamaIndex: an adapter, see :mod:`ragcache_integrations.llms.knobs`."""
+"""The LLM class for LlamaIndex, an adapter of its knobs, and steps of its workflows."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import json
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from types import MethodType
 from typing import Any, ClassVar, TypeVar, cast
 
 from llama_index.core.base.llms.types import (
@@ -33,9 +36,12 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import BaseNode, NodeWithScore
 from llama_index.core.tools import BaseTool
 from llama_index.core.types import PydanticProgramMode
+from llama_index.core.workflow import Workflow
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import override
 
+from ragcache_integrations.core.blocks import context_value
+from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.flows import Call, Each, Flow, aoutputs, outputs
 from ragcache_integrations.core.generation import Generation, GenerationChunk, TokenLogprob
 from ragcache_integrations.core.prompt import (
@@ -53,7 +59,7 @@ from ragcache_integrations.llms.backend import Backend
 from ragcache_integrations.llms.headers import hides_headers
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.openai import usage_fields
-from ragcache_integrations.llms.steps import StepHint
+from ragcache_integrations.llms.steps import NO_STEP, StepHint, step_hints
 from ragcache_integrations.llms.structured import (
     call_arguments,
     call_arguments_so_far,
@@ -62,17 +68,18 @@ from ragcache_integrations.llms.structured import (
 )
 from ragcache_integrations.prompts.recognition.llama_index import current_run, watch_retrievers
 
-from .steps import workflow_step
-
-__all__ = ["RAGCacheLLM", "chat_prompt"]
+__all__ = ["RAGCacheLLM", "chat_prompt", "hint_steps"]
 
 _REASONING, _REFUSAL = "reasoning_content", "refusal"
 """Names in ``additional_kwargs``."""
 _FIELD = "field"
 """Names, in a ``ThinkingBlock``, the field of a message in which its server takes it back."""
 
+AnyWorkflow = TypeVar("AnyWorkflow", bound=Workflow)
 Response = TypeVar("Response", ChatResponse, CompletionResponse)
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+_step: ContextVar[StepHint] = ContextVar("ragcache_step", default=NO_STEP)
 
 _ROLES = {
     MessageRole.SYSTEM: "system",
@@ -323,7 +330,7 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
 
     @override
     def _step_hint(self) -> StepHint:
-        return workflow_step()
+        return _step.get()
 
     def _is_chat(self, has_chat_template: bool) -> bool:
         return has_chat_template if self.is_chat_model is None else self.is_chat_model
@@ -573,3 +580,71 @@ def _logprobs(logprobs: Sequence[TokenLogprob]) -> list[list[LogProb]] | None:
         ]
         for token in logprobs
     ] or None
+
+
+# Steps of workflows: each call of an LLM in one says which steps may come next.
+
+
+def hint_steps(workflow: AnyWorkflow) -> AnyWorkflow:
+    """Make calls of our LLM class within a workflow say what comes next.
+
+    Every call in a step carries the step's name as ``step``, and as ``next_steps`` the steps that
+    accept what it returns, those that accept what they return, and so on, with how many steps are
+    before each. What has its own ``step`` keeps it. No answer changes::
+
+        workflow = hint_steps(WriterWorkflow(timeout=60))
+        await workflow.run(topic="the moon")
+
+    Only the annotations of the steps are read: an event that a step sends by ``send_event`` counts
+    if it is among its return types, too. The agents of an ``AgentWorkflow`` share their steps: give
+    each of them an LLM with its own ``step`` and ``next_steps`` instead.
+
+    Args:
+        workflow: A workflow.
+
+    Returns:
+        The same workflow.
+
+    Raises:
+        ConfigurationError: This is no workflow, or the name of a step is too long.
+    """
+    check_type("workflow", workflow, Workflow, "a Workflow of LlamaIndex")
+    steps = workflow._get_steps()  # noqa: SLF001 - LlamaIndex has no other list of them
+    configs: dict[str, Any] = {name: step._step_config for name, step in steps.items()}  # noqa: SLF001 - the same
+    edges = [
+        (name, follower)
+        for name, config in configs.items()
+        for follower, other in configs.items()
+        if any(_reaches(kind, other.accepted_events) for kind in config.return_types)
+    ]
+    for name, hint in step_hints(configs, edges).items():
+        step: Any = steps[name]
+        if inspect.ismethod(step):
+            hinted: Any = MethodType(_in_step(step.__func__, hint), workflow)
+        else:
+            hinted = _in_step(step, hint)
+        # Agents are pydantic models, which take no other attributes.
+        object.__setattr__(workflow, name, hinted)
+    return workflow
+
+
+def _reaches(produced: object, accepted: list[Any]) -> bool:
+    """Whether a step that accepts these events may get what another returns."""
+    kinds = tuple(kind for kind in accepted if isinstance(kind, type))
+    return isinstance(produced, type) and issubclass(produced, kinds)
+
+
+def _in_step(function: Callable[..., Any], hint: StepHint) -> Callable[..., Any]:
+    """A step's function, in whose calls the hint holds."""
+
+    @functools.wraps(function)
+    def hinted(*args: Any, **kwargs: Any) -> Any:
+        with context_value(_step, hint):
+            return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        with context_value(_step, hint):
+            return await function(*args, **kwargs)
+
+    return coroutine if inspect.iscoroutinefunction(function) else hinted

@@ -1,1 +1,0 @@
-"""The LLM class for LlamaIndex."""
