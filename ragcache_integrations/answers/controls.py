@@ -302,8 +302,5 @@ def _read_answers(
     for row in range(max(len(sizes) - core.knobs.capacity, 0), len(sizes)):
         age = math.inf if unknown else float(ages[row]) + max(passed, 0.0)
         record = decode_record(content[ends[row] - int(sizes[row]) : ends[row]], codec)
-        yield _of_version(record, version), age, float(caps[row])
-
-
-def _of_version(record: Record[A], version: int) -> Record[A]:
-    return replace(record, question=replace(record.question, version=version))
+        question = replace(record.question, version=version)
+        yield replace(record, question=question), age, float(caps[row])

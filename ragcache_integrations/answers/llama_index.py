@@ -251,17 +251,14 @@ def _why_no_object(value: Any) -> str | None:
     elif isinstance(value, Response | PydanticResponse):
         said = value.response
         empty = isinstance(said, str) and said.strip().casefold() in _EMPTY
-        reason = EMPTY if empty else unfinished(_told(value.metadata)) or why_none(said)
+        # Without the metadata of its nodes.
+        told = {k: part for k, part in (value.metadata or {}).items() if not isinstance(part, dict)}
+        reason = EMPTY if empty else unfinished(told) or why_none(said)
     elif isinstance(value, ToolOutput):
         reason = "a tool failed" if value.is_error else why_none(value.raw_output)
     elif not isinstance(value, BaseNode | NodeWithScore):
         return None
     return reason or ""
-
-
-def _told(metadata: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the metadata of a response, without those of its nodes."""
-    return {key: value for key, value in (metadata or {}).items() if not isinstance(value, dict)}
 
 
 def renewed(answer: Any) -> Any:
@@ -648,11 +645,7 @@ def _served(way: Way, answer: _Stored, nodes: Nodes, trace: AnswerTrace) -> RESP
         return _noted(response, trace)
     if way.awaits:
         return _noted(AsyncStreamingResponse(_apieces(answer), nodes, metadata), trace)
-    return _noted(StreamingResponse(_pieces(answer), nodes, metadata), trace)
-
-
-def _pieces(answer: _Stored) -> Generator[str, None, None]:
-    yield answer.text
+    return _noted(StreamingResponse((text for text in [answer.text]), nodes, metadata), trace)
 
 
 async def _apieces(answer: _Stored) -> AsyncGenerator[str]:

@@ -25,7 +25,7 @@ from ragcache_integrations.retrievers.keys import (
 from .changes import ChangeWatch
 from .core import AnswerCore
 from .entries import Question, Vector
-from .flow import AnswerFlow, Lookup, Way
+from .flow import AnswerFlow, Way
 from .knobs import AnswerKnobArguments, AnswerKnobs, check_embedded
 from .types import AnswerStats
 
@@ -193,20 +193,17 @@ class ToolCalls(Generic[R]):
             return served
         with around.watched():
             result = await call(way)
-        return self._kept(lookup, result, results)
+        if results.never(result) or not self._may_keep(results, results.content(result)):
+            flow.leave_out()
+        else:
+            flow.keep(lookup, result)
+        return result
 
     async def _embedding(self, way: Way, text: str) -> Vector | None:
         """Embed a query; ``None`` where the model does not read all of it."""
         embed, aembed = (getattr(self._model, f"{a}{self._embed}") for a in ("", "a"))
         embedding = np.asarray(await way(embed, aembed, text), np.float32)
         return None if self._leaves_out(text) else embedding
-
-    def _kept(self, lookup: Lookup[R], result: R, results: Results[R]) -> R:
-        if results.never(result) or not self._may_keep(results, results.content(result)):
-            self.flow.leave_out()
-        else:
-            self.flow.keep(lookup, result)
-        return result
 
     def _may_keep(self, results: Results[R], content: Any) -> bool:
         if self._keep is None:

@@ -84,7 +84,7 @@ from .values import (
     why_none,
 )
 
-__all__ = ["ANSWER_CACHE_EVENT", "AnswerCache", "HeardRun"]
+__all__ = ["ANSWER_CACHE_EVENT", "AnswerCache", "HeardRun", "silent"]
 
 ANSWER_CACHE_EVENT = "answer_cache"
 """Name of the custom event that every call sends to its callbacks; its data is a dict of the
@@ -516,8 +516,7 @@ class _Call:
             RAGCacheError: What came is no answer.
         """
         heard = HeardRun()
-        silent = patch_config(self._config, callbacks=None) | {"callbacks": []}
-        output = await self._ask_chain(way, heard.alone(silent))
+        output = await self._ask_chain(way, heard.alone(silent(self._config)))
         reason = self._why_none(heard, output)
         if reason is not None:
             raise RAGCacheError(f"the answer can't be compared: {reason}")
@@ -566,6 +565,11 @@ class _Call:
         given = self._value if isinstance(self._value, Mapping) else ()
         names = {*given, *INPUT_KEYS, self._cache.documents_key}
         return heard.reason or why_none(output, self._cache.answer_key, names)
+
+
+def silent(config: RunnableConfig) -> RunnableConfig:
+    """Return a configuration for a run that no callbacks hear."""
+    return patch_config(config, callbacks=None) | {"callbacks": []}
 
 
 def _model_of(retriever: object, embeddings: Embeddings | None) -> Embeddings | None:

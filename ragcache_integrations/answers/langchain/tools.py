@@ -6,7 +6,7 @@ import inspect
 import operator
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Unpack, no_type_check
+from typing import Any, Unpack, no_type_check
 
 from langchain_core.callbacks import AsyncCallbackManagerForToolRun, CallbackManagerForToolRun
 from langchain_core.embeddings import Embeddings
@@ -34,7 +34,7 @@ from ragcache_integrations.answers.tools import (
 )
 from ragcache_integrations.errors import ConfigurationError
 
-from .cache import HeardRun
+from .cache import HeardRun, silent
 from .values import WATCHED, chosen_names, nameless, names_in, renewed, why_none
 
 __all__ = ["CachedNode", "CachedTool", "cached_node", "cached_tool"]
@@ -45,27 +45,9 @@ _COPIED = (
 )
 
 
-class _Copied(NamedTuple):
-    """A copy of a tool, and the attributes that the tool had then."""
-
-    tool: BaseTool
-    attributes: dict[str, Any]
-
-
-def _copy(tool: BaseTool) -> _Copied:
-    attributes = _attributes(tool)
-    # An error is no result: it has to come through, and the cached tool handles it.
-    inner = {"handle_tool_error": False, "handle_validation_error": False}
-    return _Copied(tool.model_copy(update=inner), attributes)
-
-
 def _attributes(tool: BaseTool) -> dict[str, Any]:
     private, extra = tool.__pydantic_private__ or {}, tool.__pydantic_extra__ or {}
     return {**vars(tool), **private, **extra}
-
-
-def _is_other(now: dict[str, Any], before: dict[str, Any]) -> bool:
-    return now.keys() != before.keys() or any(now[name] is not before[name] for name in now)
 
 
 class CachedTool(KeptResults, BaseTool):
@@ -75,21 +57,27 @@ class CachedTool(KeptResults, BaseTool):
     """
 
     _original: BaseTool = PrivateAttr()
-    _copied: _Copied = PrivateAttr()
+    # With the attributes that the tool had then.
+    _copied: tuple[Any, dict[str, Any]] = PrivateAttr(default=(None, {}))
     _calls: ToolCalls[Any] = PrivateAttr()
 
     def __init__(self, tool: BaseTool, calls: ToolCalls[Any]) -> None:
         copied = {name: getattr(tool, name) for name in _COPIED if hasattr(tool, name)}
         super().__init__(args_schema=tool.args_schema or tool.get_input_schema(), **copied)
-        self._original, self._calls, self._copied = tool, calls, _copy(tool)
+        self._original, self._calls = tool, calls
 
     @property
     def _tool(self) -> BaseTool:
         """The tool as it is now, whose errors come through."""
-        copied = self._copied
-        if _is_other(_attributes(self._original), copied.attributes):
-            copied = self._copied = _copy(self._original)
-        return copied.tool
+        copied, before = self._copied
+        now = _attributes(self._original)
+        if now.keys() != before.keys() or any(now[name] is not before[name] for name in now):
+            # An error is no result: it has to come through, and the cached tool handles it.
+            inner = {"handle_tool_error": False, "handle_validation_error": False}
+            copied = self._original.model_copy(update=inner)
+            self._copied = copied, now
+        tool: BaseTool = copied
+        return tool
 
     def _run(
         self,
@@ -124,7 +112,7 @@ class CachedTool(KeptResults, BaseTool):
         artifacts, own = self.response_format != "content", names_in(arguments)
 
         async def call(way: Way, *, again: bool = False) -> Any:
-            tool, given = self._tool, _silent(config) if again else heard.within(around)
+            tool, given = self._tool, silent(config) if again else heard.within(around)
             output = await way(tool.invoke, tool.ainvoke, called, given)
             if not artifacts:
                 return output
@@ -245,7 +233,7 @@ class CachedNode(KeptResults, Runnable[Any, Any]):
         around = self._calls.flow.watch.surroundings(config)
 
         async def call(way: Way, *, again: bool = False) -> Any:
-            node, given = self._node, _silent(config) if again else heard.within(around)
+            node, given = self._node, silent(config) if again else heard.within(around)
             part = declared_part(state, self._reads)
             return await way(node.invoke, node.ainvoke, part, given, **arguments)
 
@@ -338,11 +326,6 @@ def _written(node: Callable[..., Any]) -> Any:
         return node
     call = getattr(node, "__call__", None)  # noqa: B004 - LangGraph reads its annotations
     return call if inspect.ismethod(call) else None
-
-
-def _silent(config: RunnableConfig) -> RunnableConfig:
-    """Return a configuration for a run that nobody hears of."""
-    return patch_config(config, callbacks=None) | {"callbacks": []}
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -234,8 +234,21 @@ class OpenAIServer:
             client = yield Call(self._clients.get, self._clients.aget)
             post = partial(client.post, **_posted(request))
             chunk = parser.read_whole((yield Call(post, post)))
-        end = yield Call(partial(self._end, parser, request), partial(self._aend, parser, request))
-        yield _generation(chunk, parser, *end)
+        reason, usage = yield Call(
+            partial(self._end, parser, request), partial(self._aend, parser, request)
+        )
+        yield Generation(
+            chunk.text,
+            (),
+            reason,
+            usage,
+            chunk.logprobs,
+            join_calls(chunk.tool_calls, reason),
+            chunk.reasoning,
+            chunk.reasoning_field,
+            chunk.refusal,
+            parser.native_finish_reason,
+        )
 
     def _built(self, prompt: Prompt, options: SamplingOptions, call: ServerCallOptions) -> Flow:
         yield (yield from self._build(prompt, options, call))
@@ -403,24 +416,6 @@ class _Model(BaseModel):
 
 class _Models(BaseModel):
     data: list[_Model]
-
-
-def _generation(
-    chunk: GenerationChunk, parser: AnswerParser, reason: FinishReason, usage: Usage
-) -> Generation:
-    """An answer that came in one piece."""
-    return Generation(
-        chunk.text,
-        (),
-        reason,
-        usage,
-        chunk.logprobs,
-        join_calls(chunk.tool_calls, reason),
-        chunk.reasoning,
-        chunk.reasoning_field,
-        chunk.refusal,
-        parser.native_finish_reason,
-    )
 
 
 def _last_chunk(parser: AnswerParser, reason: FinishReason, usage: Usage) -> GenerationChunk:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError
-from ragcache_integrations.llms.openai import TokenCounter, token_counting
+from ragcache_integrations.llms.openai import TokenCounter, server
 
 TEXTS = ["", "a", "Cats purr.", "Zwölf Boxkämpfer jagen Viktor", "日本語", "<|endoftext|>"]
 
@@ -64,7 +64,7 @@ def test_tiktokens_newest_for_a_model_it_does_not_know(
 ) -> None:
     monkeypatch.setattr(tiktoken, "encoding_for_model", {}.__getitem__)
     monkeypatch.setattr(
-        tiktoken, "get_encoding", {token_counting.FALLBACK_ENCODING: encoding}.__getitem__
+        tiktoken, "get_encoding", {server.FALLBACK_ENCODING: encoding}.__getitem__
     )
     counter = TokenCounter("unknown")
     assert [counter.count("Cats"), counter.count("Cats")] == [2, 2]
