@@ -23,7 +23,6 @@ __all__ = [
     "is_ending",
     "map_in_threads",
     "usable_cores",
-    "wait_in_thread",
 ]
 
 
@@ -118,9 +117,6 @@ class BackgroundChecks:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
-CANCEL_SECONDS = 1.0
-"""The longest time that an interrupted caller waits for what it cancels."""
 
 
 def in_executor(
@@ -217,38 +213,6 @@ def _settle(future: Future[R], call: Callable[[], R]) -> None:
         future.set_result(call())
     except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
         future.set_exception(error)
-
-
-def wait_in_thread(begin: Callable[[], Coroutine[Any, Any, R]]) -> R:
-    """Run a coroutine in an event loop of its own, in another thread, and wait for its end.
-
-    An interruption of the waiting, as in a notebook, cancels the coroutine. The process ends
-    without waiting for the thread.
-
-    Args:
-        begin: Makes the coroutine.
-    """
-    running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
-    result: Future[R] = Future()
-
-    async def run() -> R:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - this coroutine runs in one
-        running.set_result((asyncio.get_running_loop(), task))
-        return await begin()
-
-    def work() -> None:
-        _settle(result, lambda: asyncio.run(run()))
-
-    threading.Thread(target=work, name="ragcache-wait", daemon=True).start()
-    try:
-        return result.result()
-    except KeyboardInterrupt:
-        loop, task = running.result()
-        with contextlib.suppress(RuntimeError):  # it has ended meanwhile
-            loop.call_soon_threadsafe(task.cancel)
-        wait([result], CANCEL_SECONDS)
-        raise
 
 
 def usable_cores() -> int:

@@ -58,7 +58,12 @@ from ragcache_integrations.errors import ConfigurationError, StructuredOutputErr
 from ragcache_integrations.llms.backend import Backend
 from ragcache_integrations.llms.headers import hides_headers
 from ragcache_integrations.llms.knobs import LLMKnobs
-from ragcache_integrations.llms.openai import usage_fields
+from ragcache_integrations.llms.openai import (
+    REFUSAL,
+    extra_texts,
+    noted_reasoning,
+    usage_fields,
+)
 from ragcache_integrations.llms.steps import NO_STEP, StepHint, step_hints
 from ragcache_integrations.llms.structured import (
     call_arguments,
@@ -70,8 +75,6 @@ from ragcache_integrations.prompts.recognition.llama_index import current_run, w
 
 __all__ = ["RAGCacheLLM", "chat_prompt", "hint_steps"]
 
-_REASONING, _REFUSAL = "reasoning_content", "refusal"
-"""Names in ``additional_kwargs``."""
 _FIELD = "field"
 """Names, in a ``ThinkingBlock``, the field of a message in which its server takes it back."""
 
@@ -388,11 +391,10 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
         call: dict[str, Any],
         delta: str | None = None,
     ) -> CompletionResponse:
-        reasoning = {_REASONING: said.reasoning} if said.reasoning else {}
         return CompletionResponse(
             text=self._text(said, answer, call),
             delta=delta,
-            additional_kwargs={**reasoning, **_refusal(said)},
+            additional_kwargs=extra_texts(said.reasoning, said.refusal),
             raw=self._raw(answer),
             logprobs=_logprobs(answer.logprobs),
         )
@@ -407,7 +409,7 @@ class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
         message = ChatMessage(
             role=MessageRole.ASSISTANT,
             content=self._text(said, answer, call),
-            additional_kwargs=_refusal(said),
+            additional_kwargs=extra_texts("", said.refusal),
         )
         thoughts = [self._thinking(said)] if said.reasoning else []
         message.blocks = [*thoughts, *message.blocks, *map(_call_block, said.tool_calls)]
@@ -454,10 +456,6 @@ class _SoFar:
         self.refusal += chunk.refusal
         self._pieces = join_pieces((*self._pieces, *chunk.tool_calls))
         self.tool_calls = join_calls(self._pieces, chunk.finish_reason)
-
-
-def _refusal(said: Generation | _SoFar) -> dict[str, str]:
-    return {_REFUSAL: said.refusal} if said.refusal else {}
 
 
 def _call(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -508,15 +506,12 @@ def _message(message: ChatMessage, model: str) -> Message:
         return Message(role, text, tool_call_id=str(answered or ""))
     calls = _calls(message)
     if not (text or calls):
-        text = str(message.additional_kwargs.get(_REFUSAL) or "")  # all that was said
+        text = str(message.additional_kwargs.get(REFUSAL) or "")  # all that was said
     return Message(role, text, tool_calls=calls, **_reasoning(message, model))
 
 
 def _reasoning(message: ChatMessage, model: str) -> dict[str, str]:
-    """What a model thought before it answered, as arguments of a message that is sent back to it.
-
-    Only servers that report it in a field of the message take it, under the same name.
-    """
+    """What a model thought, as arguments of a message that is sent back to it."""
     for block in message.blocks:
         if isinstance(block, ThinkingBlock) and block.content:
             origin = block.additional_information
@@ -524,11 +519,7 @@ def _reasoning(message: ChatMessage, model: str) -> dict[str, str]:
             own = not model or origin.get("model", model) == model
             if own and isinstance(name, str) and name:
                 return {"reasoning": block.content, "reasoning_field": name}
-    for name in (_REASONING, "reasoning"):
-        text = message.additional_kwargs.get(name)
-        if isinstance(text, str) and text:
-            return {"reasoning": text, "reasoning_field": name}
-    return {}
+    return noted_reasoning(message.additional_kwargs)
 
 
 def _call_block(call: ToolCall) -> ToolCallBlock:

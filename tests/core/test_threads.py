@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ragcache_integrations.core.threads import map_in_threads, wait_in_thread
+from ragcache_integrations.core.threads import map_in_threads
 
 TENANT = contextvars.ContextVar("TENANT", default="nobody")
 PATIENCE = 60.0
@@ -44,19 +44,3 @@ def test_after_a_failure_nobody_waits_and_nothing_begins() -> None:
     for thread in workers:
         thread.join(PATIENCE)
     assert len(begun) <= 3
-
-
-async def test_a_coroutine_runs_while_a_loop_is_running() -> None:
-    async def work() -> str:
-        return threading.current_thread().name
-
-    assert wait_in_thread(work) == "ragcache-wait"
-
-
-async def test_what_a_coroutine_raises_is_raised() -> None:
-    async def work() -> None:
-        msg = "gone"
-        raise OSError(msg)
-
-    with pytest.raises(OSError, match="gone"):
-        wait_in_thread(work)

@@ -33,6 +33,7 @@ from ragcache_workbench.evaluation import (
     throughputs,
 )
 from ragcache_workbench.evaluation.datasets import EvalDocument
+from ragcache_workbench.evaluation.evaluate import until_done
 from ragcache_workbench.evaluation.report.console import show
 from ragcache_workbench.evaluation.report.labels import chosen_by
 from ragcache_workbench.evaluation.report.tables import described, remarks
@@ -586,3 +587,19 @@ def test_many_runs_fit_the_terminal(tmp_path: Path) -> None:
     for run in runs:
         assert f"capacity={run.settings.cache['capacity']}" in text
         assert f"{100 * run.figures['cache_hit_rate']:.1f} %" in text
+
+
+async def test_while_a_loop_is_running_a_coroutine_runs_in_a_thread() -> None:
+    async def work() -> str:
+        return threading.current_thread().name
+
+    assert until_done(work) == "ragcache-wait"
+
+
+async def test_what_a_coroutine_raises_is_raised() -> None:
+    async def work() -> None:
+        msg = "gone"
+        raise OSError(msg)
+
+    with pytest.raises(OSError, match="gone"):
+        until_done(work)

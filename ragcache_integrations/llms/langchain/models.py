@@ -38,7 +38,7 @@ from ragcache_integrations.core.prompt import Prompt, choice_name
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.headers import hidden, hides_headers
 from ragcache_integrations.llms.knobs import CALL_NAMES, LLMKnobs
-from ragcache_integrations.llms.openai import usage_fields
+from ragcache_integrations.llms.openai import extra_texts, usage_fields
 from ragcache_integrations.llms.steps import NO_STEP, StepHint, step_hints
 from ragcache_integrations.prompts.langchain import BlocksPromptValue
 from ragcache_integrations.prompts.recognition import UNKNOWN
@@ -50,7 +50,6 @@ from .translation import (
     called_tools,
     chat_prompt,
     end_metadata,
-    extra_texts,
     generation_info,
     langchain_errors,
     logprobs_metadata,
@@ -314,7 +313,7 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
             content=answer.text,
             **called_tools(answer.tool_calls),
             usage_metadata=usage_metadata(answer.usage),
-            additional_kwargs=extra_texts(answer),
+            additional_kwargs=extra_texts(answer.reasoning, answer.refusal),
             response_metadata={
                 "model_name": self.model_name,
                 **end_metadata(answer),
@@ -329,7 +328,7 @@ class ChatRAGCache(_LangChainKnobs[AIMessage], BaseChatModel):
         message = AIMessageChunk(
             content=chunk.text,
             tool_call_chunks=calls.add(chunk),
-            additional_kwargs=extra_texts(chunk),
+            additional_kwargs=extra_texts(chunk.reasoning, chunk.refusal),
             response_metadata=metadata,
         )
         if chunk.finish_reason is not None:

@@ -56,7 +56,7 @@ from ragcache_integrations.core.prompt import (
     join_pieces,
 )
 from ragcache_integrations.errors import ConfigurationError, RAGCacheError, ServerResponseError
-from ragcache_integrations.llms.openai import usage_fields
+from ragcache_integrations.llms.openai import REASONING, REFUSAL, noted_reasoning, usage_fields
 from ragcache_integrations.llms.structured import (
     RESPONSE_FORMAT,
     call_arguments,
@@ -67,13 +67,11 @@ from ragcache_integrations.llms.structured import (
 from ragcache_integrations.prompts.langchain import block_document
 
 __all__ = [
-    "REFUSAL",
     "StreamedCalls",
     "WholeAnswerParser",
     "called_tools",
     "chat_prompt",
     "end_metadata",
-    "extra_texts",
     "generation_info",
     "langchain_errors",
     "logprobs_metadata",
@@ -206,8 +204,6 @@ _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
 # Roles that no chat template knows, in words that they do.
 _ALIASES = {"developer": "system"}
 
-REASONING, REFUSAL = "reasoning_content", "refusal"
-"""Names in a message's ``additional_kwargs``, as LangChain's other classes have them."""
 REASONING_FIELD = "reasoning_field"
 """In a message's ``response_metadata``, the server's name for reasoning if it is another."""
 
@@ -268,25 +264,11 @@ def _message(message: BaseMessage, answered: AbstractSet[str], model: str) -> Me
 
 
 def _reasoning(message: AIMessage, model: str) -> dict[str, str]:
-    """What a model thought before it answered, as arguments of a message that is sent back to it.
-
-    Only servers that report it in a field of the message take it, under the same name.
-    """
-    said, metadata = message.additional_kwargs, message.response_metadata
+    """What a model thought, as arguments of a message that is sent back to it."""
+    metadata = message.response_metadata
     if model and metadata.get("model_name", model) != model:
         return {}
-    for name in (REASONING, "reasoning"):
-        text = said.get(name)
-        if isinstance(text, str) and text:
-            field = metadata.get(REASONING_FIELD, name)
-            return {"reasoning": text, "reasoning_field": str(field)}
-    return {}
-
-
-def extra_texts(answer: Generation | GenerationChunk) -> dict[str, str]:
-    """What an answer says besides its text, for a message's ``additional_kwargs``."""
-    said = {REASONING: answer.reasoning, REFUSAL: answer.refusal}
-    return {name: text for name, text in said.items() if text}
+    return noted_reasoning(message.additional_kwargs, metadata.get(REASONING_FIELD))
 
 
 def end_metadata(answer: Generation | GenerationChunk) -> dict[str, Any]:

@@ -45,11 +45,15 @@ from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
     "AFFINITY_HEADER",
+    "REASONING",
+    "REFUSAL",
     "Request",
     "ServerCallOptions",
     "affinity_headers",
     "affinity_key",
     "build_request",
+    "extra_texts",
+    "noted_reasoning",
     "require_unicode",
     "strict_form",
     "usage_fields",
@@ -403,6 +407,32 @@ def usage_fields(usage: Usage) -> dict[str, Any] | None:
     if usage.cached_known:
         fields["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
     return fields
+
+
+REASONING, REFUSAL = "reasoning_content", "refusal"
+"""Names in a message's ``additional_kwargs``, as the frameworks' other classes have them."""
+
+
+def extra_texts(reasoning: str, refusal: str) -> dict[str, str]:
+    """Say what an answer says besides its text, for a message's ``additional_kwargs``."""
+    said = {REASONING: reasoning, REFUSAL: refusal}
+    return {name: text for name, text in said.items() if text}
+
+
+def noted_reasoning(said: Mapping[str, Any], field_name: object = None) -> dict[str, str]:
+    """Return what a model thought, as arguments of a message that is sent back to it.
+
+    Only servers that report it in a field of the message take it, under the same name.
+
+    Args:
+        said: The ``additional_kwargs`` of its message.
+        field_name: The server's name for the field, if it is another one than there.
+    """
+    for name in (REASONING, "reasoning"):
+        text = said.get(name)
+        if isinstance(text, str) and text:
+            return {"reasoning": text, "reasoning_field": str(field_name or name)}
+    return {}
 
 
 def require_unicode(text: str) -> str:

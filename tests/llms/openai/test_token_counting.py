@@ -63,9 +63,7 @@ def test_tiktokens_newest_for_a_model_it_does_not_know(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(tiktoken, "encoding_for_model", {}.__getitem__)
-    monkeypatch.setattr(
-        tiktoken, "get_encoding", {server.FALLBACK_ENCODING: encoding}.__getitem__
-    )
+    monkeypatch.setattr(tiktoken, "get_encoding", {server.FALLBACK_ENCODING: encoding}.__getitem__)
     counter = TokenCounter("unknown")
     assert [counter.count("Cats"), counter.count("Cats")] == [2, 2]
     (record,) = caplog.records

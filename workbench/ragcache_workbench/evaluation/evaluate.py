@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +18,6 @@ from tqdm import tqdm
 
 from ragcache_integrations.core.checks import check_choice, check_number
 from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.core.threads import wait_in_thread
 from ragcache_integrations.errors import (
     ConfigurationError,
     PromptTooLongError,
@@ -40,6 +42,7 @@ __all__ = [
     "evaluate",
     "evaluate_grid",
     "run_name",
+    "until_done",
 ]
 
 T = TypeVar("T")
@@ -147,7 +150,7 @@ def evaluate_grid(
         MissingExtraError: As for :func:`evaluate`.
         Exception: As for :func:`evaluate`.
     """
-    return _until_done(lambda: aevaluate_grid(dataset, sweep, **arguments))
+    return until_done(lambda: aevaluate_grid(dataset, sweep, **arguments))
 
 
 async def aevaluate_grid(
@@ -435,10 +438,45 @@ async def _ask_once(plan: Plan, documents: Sequence[PromptDocument]) -> None:
     await answerer.answer(plan.questions[0], WARM_UP, retrieve)
 
 
-def _until_done(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine to its end, also if an event loop is already running, as in a notebook."""
+CANCEL_SECONDS = 1.0
+"""The longest time that an interrupted caller waits for what it cancels."""
+
+
+def until_done(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine to its end.
+
+    If an event loop is already running, as in a notebook, the coroutine runs in a loop of its own,
+    in another thread. An interruption of the waiting cancels the coroutine, and the process ends
+    without waiting for the thread.
+
+    Args:
+        begin: Makes the coroutine.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(begin())
-    return wait_in_thread(begin)
+    running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
+    result: Future[T] = Future()
+
+    async def run() -> T:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this coroutine runs in one
+        running.set_result((asyncio.get_running_loop(), task))
+        return await begin()
+
+    def work() -> None:
+        try:
+            result.set_result(asyncio.run(run()))
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            result.set_exception(error)
+
+    threading.Thread(target=work, name="ragcache-wait", daemon=True).start()
+    try:
+        return result.result()
+    except KeyboardInterrupt:
+        loop, task = running.result()
+        with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+            loop.call_soon_threadsafe(task.cancel)
+        wait([result], CANCEL_SECONDS)
+        raise
