@@ -305,18 +305,22 @@ def encode_record(record: Record[A], codec: AnswerCodec[A]) -> bytes:
             :data:`LARGEST_RECORD`.
     """
     question, embedding = record.question, record.embedding
+    encoded = None
+    if embedding is not None:
+        encoded = base64.b64encode(embedding.astype("<f4").tobytes()).decode()
     saved = {
         "text": question.text,
         "context": question.context,
         "form": question.form,
         "scope": encode_key(question.scope),
         "documents": encode_key(question.documents),
-        "embedding": None if embedding is None else _as_text(embedding),
+        "embedding": encoded,
         "answer": codec.encode(record.answer),
     }
     try:
         content = json.dumps(saved).encode("ascii")
-        same = _is_same(codec.decode(json.loads(content)["answer"]), record.answer)
+        again = codec.decode(json.loads(content)["answer"])
+        same = type(again) is type(record.answer) and bool(again == record.answer)
     except Exception as error:
         raise ConfigurationError(f"an answer can't be saved: {error!r:.300}") from error
     if not same:
@@ -364,10 +368,6 @@ def _is_document(value: Hashable) -> TypeGuard[tuple[str, Hashable]]:
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str)  # noqa: PLR2004 - a pair
 
 
-def _as_text(embedding: Vector) -> str:
-    return base64.b64encode(embedding.astype("<f4").tobytes()).decode()
-
-
 def _as_embedding(text: Any) -> Vector:
     vector = np.frombuffer(base64.b64decode(text, validate=True), "<f4").astype(np.float32)
     length = float(np.linalg.norm(vector.astype(np.float64)))
@@ -376,7 +376,3 @@ def _as_embedding(text: Any) -> Vector:
     unit = unit_vector(vector)
     assert unit is not None  # noqa: S101 - its length is about 1
     return unit
-
-
-def _is_same(answer: object, other: object) -> bool:
-    return type(answer) is type(other) and bool(answer == other)

@@ -423,7 +423,8 @@ def _within(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
     seen.add(id(value))
     yield value
     if depth and not _is_message(value):
-        for part in _parts(value):
+        parts = value if isinstance(value, list | tuple) else attributes_of(value).values()
+        for part in parts:
             yield from _within(part, depth - 1, seen)
 
 
@@ -433,12 +434,6 @@ def _is_message(value: Any) -> TypeGuard[BaseMessage | MutableMapping[str, Any]]
         return isinstance(value, BaseMessage)
     kind = value.get("role") or value.get("type")
     return isinstance(kind, str) and kind in _KINDS
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple):
-        return iter(value)
-    return iter(attributes_of(value).values())
 
 
 def names_in(value: Any) -> frozenset[str]:
