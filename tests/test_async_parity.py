@@ -10,12 +10,11 @@ from ragcache_integrations.adaptive import (
     AdaptivePipeline,
     CachedProfiler,
     EngineAsker,
-    EngineLoadSource,
     HeuristicProfiler,
     LLMProfiler,
     MetricsLoadSource,
-    RecordedProfiler,
 )
+from ragcache_integrations.adaptive.resources import EngineLoadSource
 from ragcache_integrations.answers import AnswerFlow
 from ragcache_integrations.answers.langchain import AnswerCache
 from ragcache_integrations.answers.llama_index import AnswerCache as AnswerCacheEngine
@@ -91,7 +90,6 @@ IMMEDIATE = {
     LLMProfiler: {"learn", "review_tokens"},
     CachedProfiler: {"clear"},
     HeuristicProfiler: set(),
-    RecordedProfiler: set(),
     EngineLoadSource: set(),
     MetricsLoadSource: set(),
     SynthesisRunnable: set(),

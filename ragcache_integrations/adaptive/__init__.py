@@ -9,17 +9,8 @@ from .asker import (
     ModelAnswer,
     ModelRequest,
 )
-from .choice import (
-    BestFit,
-    Choice,
-    EngineLoadSource,
-    LoadSource,
-    MemoryLoad,
-    MetricsLoadSource,
-    PrunedSpace,
-    pruned_space,
-)
-from .pipeline import GOLDEN_CONFIG, AdaptivePipeline
+from .best_fit import Choice, PrunedSpace
+from .pipeline import AdaptivePipeline
 from .profile import (
     CachedProfiler,
     HeuristicProfiler,
@@ -27,11 +18,8 @@ from .profile import (
     ProfileEstimate,
     Profiler,
     QueryProfile,
-    RecordedProfiler,
-    adraft_corpus,
-    draft_corpus,
-    save_profiles,
 )
+from .resources import LoadSource, MemoryLoad, MetricsLoadSource
 from .settings import AdaptiveSettings
 from .synthesis import (
     SynthesisPrompts,
@@ -50,18 +38,15 @@ from .types import (
 )
 
 __all__ = [
-    "GOLDEN_CONFIG",
     "AdaptiveAnswer",
     "AdaptiveCost",
     "AdaptivePipeline",
     "AdaptiveSettings",
     "Asker",
-    "BestFit",
     "CachedProfiler",
     "Choice",
     "Citation",
     "EngineAsker",
-    "EngineLoadSource",
     "Explanation",
     "HeuristicProfiler",
     "LLMProfiler",
@@ -76,19 +61,14 @@ __all__ = [
     "Profiler",
     "PrunedSpace",
     "QueryProfile",
-    "RecordedProfiler",
     "Step",
     "Synthesis",
     "SynthesisConfig",
     "SynthesisPrompts",
     "SynthesisSettings",
     "Synthesised",
-    "adraft_corpus",
     "astream_synthesis",
     "asynthesise",
-    "draft_corpus",
-    "pruned_space",
-    "save_profiles",
     "stream_synthesis",
     "synthesise",
 ]

@@ -7,8 +7,9 @@ from typing import Literal
 
 from ragcache_integrations.core.generation import Usage
 
-from .choice import Choice, MemoryLoad, PrunedSpace
+from .best_fit import Choice, PrunedSpace
 from .profile import ProfileEstimate
+from .resources import MemoryLoad
 from .settings import Mode
 from .types import SynthesisConfig, Synthesised
 
@@ -47,7 +48,7 @@ class Explanation:
         mode: The pipeline's mode.
         config: The configuration.
         why: ``fits``, ``fallback``, ``late`` and ``queued`` as in
-            :class:`~ragcache_integrations.adaptive.choice.best_fit.Choice`; ``fixed``, ``largest``
+            :class:`~ragcache_integrations.adaptive.best_fit.Choice`; ``fixed``, ``largest``
             and ``median`` by the mode; ``enough``: the mode ``gradual`` found the answer before it
             had read all that it might; ``no more``: it did not, and nothing larger suits the
             question and fits what is known to be left; ``load unknown``: the median of the space,

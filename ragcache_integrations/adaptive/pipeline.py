@@ -39,25 +39,20 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .answers import AdaptiveAnswer, AdaptiveCost, Explanation, Why
 from .asker import Asker, ChangedAsker, ModelRequest, add_usage
-from .choice import (
+from .best_fit import (
     DEFAULT_PROFILE,
     BestFit,
-    CachedChunks,
     Choice,
     ChunkFacts,
-    LoadReader,
     Measures,
-    MemoryLoad,
     PrunedSpace,
     RecentSpaces,
-    Reservations,
-    Resources,
-    Seen,
     Situation,
     next_step,
     pruned_space,
 )
 from .profile import Example, LLMProfiler, ProfileEstimate, Profiler, failed_estimate
+from .resources import CachedChunks, LoadReader, MemoryLoad, Reservations, Resources, Seen
 from .settings import AdaptiveSettings
 from .synthesis import (
     SEPARATOR,

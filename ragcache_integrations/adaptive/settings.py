@@ -14,7 +14,7 @@ from ragcache_integrations.core.checks import (
 )
 from ragcache_integrations.errors import ConfigurationError
 
-from .choice import LEEWAY, Held
+from .best_fit import LEEWAY, Held
 from .profile import MAX_PIECES
 from .types import Synthesis, SynthesisConfig
 

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from ragcache_integrations.adaptive.synthesis.prompts import (
+from ragcache_integrations.adaptive.synthesis import (
     DEFAULT_PROMPTS,
     NOT_FOUND,
     found_nothing,

@@ -20,8 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ragcache_integrations.adaptive.asker import EngineAsker
-from ragcache_integrations.adaptive.synthesis import SynthesisSettings, synthesise
-from ragcache_integrations.adaptive.synthesis.prompts import found_nothing
+from ragcache_integrations.adaptive.synthesis import SynthesisSettings, found_nothing, synthesise
 from ragcache_integrations.adaptive.types import SynthesisConfig
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.embeddings.minilm import MiniLM

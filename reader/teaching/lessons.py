@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ragcache_integrations.adaptive.synthesis.prompts import DEFAULT_PROMPTS, NOT_FOUND, SEPARATOR
+from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS, NOT_FOUND, SEPARATOR
 from ragcache_workbench.evaluation.datasets.base import SYSTEM
 from ragcache_workbench.evaluation.datasets.choices import PubMedQA
 from ragcache_workbench.evaluation.datasets.free_answers import QMSum

@@ -17,8 +17,8 @@ from ragcache_integrations.adaptive import (
     asynthesise,
     synthesise,
 )
-from ragcache_integrations.adaptive.choice.best_fit import Measures
-from ragcache_integrations.adaptive.synthesis.prompts import SynthesisSettings
+from ragcache_integrations.adaptive.best_fit import Measures
+from ragcache_integrations.adaptive.synthesis import SynthesisSettings
 from ragcache_integrations.core.prompt import PromptDocument
 
 from .askers import ScriptedAsker, read

@@ -18,7 +18,7 @@ from ragcache_integrations.adaptive import (
     MemoryLoad,
     ProfileEstimate,
 )
-from ragcache_integrations.adaptive.choice.resources import Resources
+from ragcache_integrations.adaptive.resources import Resources
 from tests.support.forking import run_forking
 
 from .askers import ScriptedAsker, said

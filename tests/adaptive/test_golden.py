@@ -16,8 +16,8 @@ from ragcache_integrations.adaptive import (
     ModelAnswer,
     ModelRequest,
 )
-from ragcache_integrations.adaptive.choice.resources import Resources
 from ragcache_integrations.adaptive.pipeline import GOLDEN_CONFIG
+from ragcache_integrations.adaptive.resources import Resources
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError, EngineDeadError
 

@@ -20,7 +20,7 @@ from ragcache_integrations.adaptive import (
     SynthesisConfig,
 )
 from ragcache_integrations.adaptive.answers import Explanation
-from ragcache_integrations.adaptive.choice.best_fit import CallPlan
+from ragcache_integrations.adaptive.best_fit import CallPlan
 from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.errors import ConfigurationError, EngineDeadError
 

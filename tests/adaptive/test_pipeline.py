@@ -26,8 +26,8 @@ from ragcache_integrations.adaptive import (
     SynthesisConfig,
     SynthesisSettings,
 )
-from ragcache_integrations.adaptive.choice.mapping import DEFAULT_SPACE, pruned_space
-from ragcache_integrations.adaptive.choice.resources import Resources
+from ragcache_integrations.adaptive.best_fit import DEFAULT_PROFILE, pruned_space
+from ragcache_integrations.adaptive.resources import Resources
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError, EngineDeadError
 
@@ -284,7 +284,7 @@ def test_an_unsure_profile_gives_way_to_those_of_recent_questions(way: Way) -> N
     profiler = Profiling(sure(JOINT, 0.5), sure(ALONE, 0.95), sure(JOINT, 0.899))
     pipeline = make(profiler, Memory())
     first, second, third = (way(pipeline).explanation for _ in range(3))
-    assert (first.trusted, first.space) == (False, DEFAULT_SPACE)
+    assert (first.trusted, first.space) == (False, pruned_space(DEFAULT_PROFILE))
     assert (second.trusted, second.space) == (True, pruned_space(ALONE))
     assert (third.trusted, third.space) == (False, pruned_space(ALONE))
     assert "unsure" in str(third)
@@ -321,7 +321,7 @@ def test_whatever_the_profiler_does_the_question_is_answered(
     assert time.perf_counter() - began < 4
     assert answer.text == "yes"
     explanation = answer.explanation
-    assert explanation.space == DEFAULT_SPACE
+    assert explanation.space == pruned_space(DEFAULT_PROFILE)
     assert explanation.estimate is not None
     assert problem in explanation.estimate.problem
     assert "no profile" in str(explanation)

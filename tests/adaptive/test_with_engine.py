@@ -7,26 +7,30 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
+from parts.adaptive.recorded import RecordedProfiler
 
 from ragcache_integrations.adaptive import (
     AdaptiveAnswer,
     AdaptivePipeline,
     AdaptiveSettings,
-    BestFit,
     EngineAsker,
     LLMProfiler,
     ProfileEstimate,
     PrunedSpace,
     QueryProfile,
-    RecordedProfiler,
     SynthesisConfig,
     SynthesisSettings,
-    pruned_space,
     synthesise,
 )
-from ragcache_integrations.adaptive.choice.best_fit import Measures, Situation, size
-from ragcache_integrations.adaptive.choice.mapping import Region
-from ragcache_integrations.adaptive.choice.resources import CachedChunks, resources_of
+from ragcache_integrations.adaptive.best_fit import (
+    BestFit,
+    Measures,
+    Region,
+    Situation,
+    pruned_space,
+    size,
+)
+from ragcache_integrations.adaptive.resources import CachedChunks, resources_of
 from ragcache_integrations.engine import (
     Prompt,
     PromptDocument,

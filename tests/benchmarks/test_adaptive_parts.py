@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from parts.adaptive.recorded import RecordedProfiler, save_profiles
 from parts.adaptive.serving import CheckedBestFit
 from parts.adaptive.workload import CHUNK_CHARACTERS, RECORDED, Corpus, Material, Workload, f1
 
-from ragcache_integrations.adaptive import BestFit, Choice, QueryProfile, pruned_space
-from ragcache_integrations.adaptive.choice.best_fit import ChunkFacts, PromptSizes, Situation
+from ragcache_integrations.adaptive import Choice, ProfileEstimate, QueryProfile
+from ragcache_integrations.adaptive.best_fit import (
+    BestFit,
+    ChunkFacts,
+    PromptSizes,
+    Situation,
+    pruned_space,
+)
+from ragcache_integrations.errors import ConfigurationError
 
 SPACE = pruned_space(QueryProfile("high", joint_reasoning=True, pieces=3))
 SIZES = PromptSizes(stuff=60, mapper=70, reduce=50, rerank=40, answer=30)
@@ -81,3 +90,30 @@ def test_f1_counts_words() -> None:
     assert f1("It is Rome.", ["rome"]) == pytest.approx(0.5)
     assert f1("Rome", ["bern", "ROME"]) == 1.0
     assert f1("", ["rome"]) == 0.0
+
+
+def test_recorded_profiles_are_given_again(tmp_path: object) -> None:
+    path = f"{tmp_path}/profiles.jsonl"
+    profile = QueryProfile("high", joint_reasoning=True, pieces=2)
+    estimates = [
+        ("why\u2028?", ProfileEstimate(profile, "llm", 0.95)),
+        ("who?", ProfileEstimate(profile, "heuristic")),
+        ("what?", ProfileEstimate(None, "llm", problem="nonsense")),
+    ]
+    assert save_profiles(path, estimates) == 2
+    recorded = RecordedProfiler.load(path)
+    assert len(recorded) == 2
+    assert recorded.profile("why\u2028?") == ProfileEstimate(profile, "recorded", 0.95)
+    assert asyncio.run(recorded.aprofile("who?")) == ProfileEstimate(profile, "recorded")
+    assert recorded.profile("what?").profile is None
+
+
+@pytest.mark.parametrize("content", ["nonsense", '{"question": "q"}', "[1]"])
+def test_other_files_hold_no_profiles(tmp_path: object, content: str) -> None:
+    path = f"{tmp_path}/profiles.jsonl"
+    with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - a string is a path, too
+        file.write(content)
+    with pytest.raises(ConfigurationError, match="no recorded profiles"):
+        RecordedProfiler.load(path)
+    with pytest.raises(ConfigurationError, match="no recorded profiles"):
+        RecordedProfiler.load(f"{tmp_path}/nowhere")

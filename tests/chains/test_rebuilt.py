@@ -18,7 +18,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from ragcache_integrations import langchain, llama_index
 from ragcache_integrations.adaptive import QueryProfile
-from ragcache_integrations.adaptive.profile.profile import ProfileEstimate
+from ragcache_integrations.adaptive.profile import ProfileEstimate
 from ragcache_integrations.errors import ConfigurationError
 from tests.chains.schemas import TRIP
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from ragcache_integrations.adaptive.synthesis.prompts import NOT_FOUND
+from ragcache_integrations.adaptive.synthesis import NOT_FOUND
 from ragcache_integrations.core.prompt import Prompt, PromptDocument, PromptRenderer
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.resources import load_passages, load_questions

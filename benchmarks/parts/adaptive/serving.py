@@ -13,7 +13,6 @@ from ragcache_integrations.adaptive import (
     AdaptiveAnswer,
     AdaptivePipeline,
     AdaptiveSettings,
-    BestFit,
     Choice,
     EngineAsker,
     MemoryLoad,
@@ -22,9 +21,14 @@ from ragcache_integrations.adaptive import (
     SynthesisConfig,
     SynthesisSettings,
 )
-from ragcache_integrations.adaptive.choice.best_fit import ChunkFacts, PromptSizes, Situation, size
-from ragcache_integrations.adaptive.choice.load import EngineLoadSource
-from ragcache_integrations.adaptive.choice.resources import Resources
+from ragcache_integrations.adaptive.best_fit import (
+    BestFit,
+    ChunkFacts,
+    PromptSizes,
+    Situation,
+    size,
+)
+from ragcache_integrations.adaptive.resources import EngineLoadSource, Resources
 from ragcache_integrations.engine import PromptDocument, RAGCacheEngine, SamplingOptions
 
 __all__ = ["CheckedBestFit", "Served", "System", "Unlimited", "serve"]

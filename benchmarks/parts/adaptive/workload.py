@@ -22,16 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from ragcache_integrations.adaptive import (
-    HeuristicProfiler,
-    ProfileEstimate,
-    QueryProfile,
-    RecordedProfiler,
-    save_profiles,
-)
-from ragcache_integrations.adaptive.profile.profile import SUMMARY_RANGES
+from ragcache_integrations.adaptive import HeuristicProfiler, ProfileEstimate, QueryProfile
+from ragcache_integrations.adaptive.profile import SUMMARY_RANGES
 from ragcache_integrations.engine import PromptDocument
 from ragcache_integrations.resources import load_passages, load_questions
+
+from .recorded import RecordedProfiler, save_profiles
 
 __all__ = ["RECORDED", "Corpus", "Material", "Workload", "f1", "record_profiles"]
 

@@ -22,7 +22,7 @@ from ragcache_integrations.adaptive import (
     SynthesisConfig,
     SynthesisPrompts,
 )
-from ragcache_integrations.adaptive.choice import resources_of
+from ragcache_integrations.adaptive.resources import resources_of
 from ragcache_integrations.adaptive.settings import Mode
 from ragcache_integrations.chains.synthesis import AnswerArguments, AnswerKnobs
 from ragcache_integrations.core.forks import make_lock

@@ -17,13 +17,8 @@ from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import PrivateAttr
 from typing_extensions import override
 
-from ragcache_integrations.adaptive import (
-    AdaptiveAnswer,
-    Explanation,
-    SynthesisPrompts,
-    adraft_corpus,
-    draft_corpus,
-)
+from ragcache_integrations.adaptive import AdaptiveAnswer, Explanation, SynthesisPrompts
+from ragcache_integrations.adaptive.profile import adraft_corpus, draft_corpus
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.langchain import (
     LangChainAsker,

@@ -15,13 +15,8 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
-from ragcache_integrations.adaptive import (
-    AdaptiveAnswer,
-    Explanation,
-    SynthesisPrompts,
-    adraft_corpus,
-    draft_corpus,
-)
+from ragcache_integrations.adaptive import AdaptiveAnswer, Explanation, SynthesisPrompts
+from ragcache_integrations.adaptive.profile import adraft_corpus, draft_corpus
 from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS
 from ragcache_integrations.chains.llama_index import (
     Answer,

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from ragcache_integrations.adaptive.choice import resources as cached
-from ragcache_integrations.adaptive.choice.resources import CachedChunks, chunk_facts
+from ragcache_integrations.adaptive import resources as cached
+from ragcache_integrations.adaptive.resources import CachedChunks, chunk_facts
 from ragcache_integrations.errors import EngineDeadError
 from ragcache_integrations.knowledge_tree import NodeSnapshot, TreeSnapshot
 

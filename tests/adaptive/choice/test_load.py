@@ -11,10 +11,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ragcache_integrations.adaptive import EngineLoadSource, MemoryLoad, MetricsLoadSource
-from ragcache_integrations.adaptive.choice import resources as resources_module
-from ragcache_integrations.adaptive.choice.load import read_metrics
-from ragcache_integrations.adaptive.choice.resources import LoadReader, resources_of
+from ragcache_integrations.adaptive import MemoryLoad, MetricsLoadSource
+from ragcache_integrations.adaptive import resources as resources_module
+from ragcache_integrations.adaptive.resources import (
+    EngineLoadSource,
+    LoadReader,
+    read_metrics,
+    resources_of,
+)
 from ragcache_integrations.engine import EngineLoad
 from ragcache_integrations.errors import (
     ConfigurationError,

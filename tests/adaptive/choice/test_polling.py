@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ragcache_integrations.adaptive.choice.resources import Latest
+from ragcache_integrations.adaptive.resources import Latest
 
 
 class Shown:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ragcache_integrations.adaptive import BestFit, MemoryLoad, QueryProfile, pruned_space
-from ragcache_integrations.adaptive.choice.best_fit import (
-    ARRIVAL_SECONDS,
+from ragcache_integrations.adaptive import MemoryLoad, QueryProfile
+from ragcache_integrations.adaptive.best_fit import (
+    BestFit,
     Choice,
     ChunkFacts,
     PromptSizes,
-    Reservations,
     Situation,
+    pruned_space,
 )
+from ragcache_integrations.adaptive.resources import ARRIVAL_SECONDS, Reservations
 
 SIZES = PromptSizes(stuff=60, mapper=70, reduce=50, rerank=40, answer=30)
 SPACE = pruned_space(QueryProfile("low", joint_reasoning=True, pieces=2))

@@ -15,16 +15,16 @@ from ragcache_integrations.adaptive import (
     ModelRequest,
     ProfileEstimate,
     QueryProfile,
+)
+from ragcache_integrations.adaptive.profile import (
+    EXAMPLE_CHARACTERS,
+    EXAMPLES,
+    PROFILE_ANSWERS,
+    PROFILE_TOKENS,
+    Example,
     adraft_corpus,
     draft_corpus,
 )
-from ragcache_integrations.adaptive.profile.llm import (
-    EXAMPLE_CHARACTERS,
-    EXAMPLES,
-    PROFILE_TOKENS,
-    Example,
-)
-from ragcache_integrations.adaptive.profile.profile import PROFILE_ANSWERS
 from ragcache_integrations.core.generation import TokenLogprob, Usage
 from ragcache_integrations.errors import ConfigurationError, ServerResponseError
 from tests.adaptive.askers import ScriptedAsker

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -17,10 +18,8 @@ from ragcache_integrations.adaptive import (
     HeuristicProfiler,
     ProfileEstimate,
     QueryProfile,
-    RecordedProfiler,
-    save_profiles,
 )
-from ragcache_integrations.adaptive.profile.profile import (
+from ragcache_integrations.adaptive.profile import (
     PROFILE_ANSWERS,
     SUMMARY_RANGES,
     read_profile,
@@ -38,7 +37,6 @@ def tokens(*given_: tuple[str, float]) -> list[TokenLogprob]:
 @given(profiles)
 def test_what_is_said_is_read_and_written_again(profile: QueryProfile) -> None:
     assert read_profile(profile.answer)[0] == profile
-    assert QueryProfile.from_dict(profile.as_dict()) == profile
 
 
 def test_the_grammar_allows_every_combination_of_values() -> None:
@@ -138,14 +136,9 @@ def test_values_out_of_range_are_refused(values: tuple[object, ...], said: str) 
 
 def test_numbers_of_numpy_are_stored_as_pythons() -> None:
     profile = QueryProfile("low", np.bool_(1), np.int64(3))  # type: ignore[arg-type] # accepted
-    assert json.dumps(profile.as_dict()) == json.dumps(
-        QueryProfile("low", joint_reasoning=True, pieces=3).as_dict()
+    assert json.dumps(asdict(profile)) == json.dumps(
+        asdict(QueryProfile("low", joint_reasoning=True, pieces=3))
     )
-
-
-def test_other_data_is_no_profile() -> None:
-    with pytest.raises(ConfigurationError, match="a profile has"):
-        QueryProfile.from_dict({"complexity": "low"})
 
 
 # The heuristic one
@@ -183,36 +176,6 @@ def test_rules_of_thumb(question: str, pieces: int, complexity: str) -> None:
 @given(st.text(max_size=300))
 def test_any_text_has_a_heuristic_profile(question: str) -> None:
     assert HeuristicProfiler().profile(question).profile is not None
-
-
-# Recorded ones
-
-
-def test_recorded_profiles_are_given_again(tmp_path: object) -> None:
-    path = f"{tmp_path}/profiles.jsonl"
-    profile = QueryProfile("high", joint_reasoning=True, pieces=2)
-    estimates = [
-        ("why\u2028?", ProfileEstimate(profile, "llm", 0.95)),
-        ("who?", ProfileEstimate(profile, "heuristic")),
-        ("what?", ProfileEstimate(None, "llm", problem="nonsense")),
-    ]
-    assert save_profiles(path, estimates) == 2
-    recorded = RecordedProfiler.load(path)
-    assert len(recorded) == 2
-    assert recorded.profile("why\u2028?") == ProfileEstimate(profile, "recorded", 0.95)
-    assert asyncio.run(recorded.aprofile("who?")) == ProfileEstimate(profile, "recorded")
-    assert recorded.profile("what?").profile is None
-
-
-@pytest.mark.parametrize("content", ["nonsense", '{"question": "q"}', "[1]"])
-def test_other_files_hold_no_profiles(tmp_path: object, content: str) -> None:
-    path = f"{tmp_path}/profiles.jsonl"
-    with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123 - a string is a path, too
-        file.write(content)
-    with pytest.raises(ConfigurationError, match="no recorded profiles"):
-        RecordedProfiler.load(path)
-    with pytest.raises(ConfigurationError, match="no recorded profiles"):
-        RecordedProfiler.load(f"{tmp_path}/nowhere")
 
 
 # Cached ones

@@ -14,7 +14,7 @@ from ragcache_integrations.adaptive import (
     SynthesisSettings,
     synthesise,
 )
-from ragcache_integrations.adaptive.synthesis.methods import longest_prefix
+from ragcache_integrations.adaptive.synthesis import longest_prefix
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import PromptTooLongError
 from tests.adaptive.askers import ScriptedAsker, documents, read, said

@@ -27,11 +27,13 @@ from ragcache_integrations.adaptive import (
     stream_synthesis,
     synthesise,
 )
-from ragcache_integrations.adaptive.synthesis.methods import best, mean_logprob, self_rated
-from ragcache_integrations.adaptive.synthesis.prompts import (
+from ragcache_integrations.adaptive.synthesis import (
     NOT_FOUND,
     NOTHING_TO_READ,
+    best,
     found_nothing,
+    mean_logprob,
+    self_rated,
 )
 from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.errors import ConfigurationError

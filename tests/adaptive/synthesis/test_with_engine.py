@@ -19,8 +19,7 @@ from ragcache_integrations.adaptive import (
     stream_synthesis,
     synthesise,
 )
-from ragcache_integrations.adaptive.synthesis.methods import mean_logprob
-from ragcache_integrations.adaptive.synthesis.prompts import DEFAULT_PROMPTS
+from ragcache_integrations.adaptive.synthesis import DEFAULT_PROMPTS, mean_logprob
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources import load_passages

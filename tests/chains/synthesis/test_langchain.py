@@ -24,7 +24,7 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
 from ragcache_integrations.adaptive import Synthesised, SynthesisPrompts
-from ragcache_integrations.adaptive.synthesis.prompts import NOTHING_TO_READ
+from ragcache_integrations.adaptive.synthesis import NOTHING_TO_READ
 from ragcache_integrations.chains.synthesis.langchain import (
     MapReduceSynthesis,
     MapRerankSynthesis,

@@ -28,7 +28,7 @@ from ragcache_integrations.adaptive import (
     astream_synthesis,
 )
 from ragcache_integrations.adaptive.asker import ModelRequest, add_usage
-from ragcache_integrations.adaptive.choice import resources_of
+from ragcache_integrations.adaptive.resources import resources_of
 from ragcache_integrations.adaptive.types import Synthesised
 from ragcache_integrations.core.generation import TokenLogprob, Usage
 from ragcache_integrations.core.prompt import Message, Prompt, PromptDocument

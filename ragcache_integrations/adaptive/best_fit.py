@@ -1,45 +1,295 @@
-"""The best configuration that fits the free memory (RAGServe §4.3).
+"""The best configuration that fits the free memory (RAGServe §4.2 and §4.3, algorithm 1).
 
-A question's prompts and chunks are measured in tokens, and the memory of the answers that are being
-made is reserved.
+A question's profile prunes the configurations to those that suit it. Its prompts and chunks are
+measured in tokens, and the largest configuration that fits is chosen.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar, assert_never
+from typing import Literal, assert_never, get_args
 
-from ragcache_integrations.adaptive.asker import Asker
-from ragcache_integrations.adaptive.synthesis import SynthesisSettings, Window
-from ragcache_integrations.adaptive.types import Synthesis, SynthesisConfig
-from ragcache_integrations.core.checks import check_int, check_number, is_whole
-from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from ragcache_integrations.core.checks import check_choice, check_int, check_number
+from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
-from .load import MemoryLoad
-from .mapping import RANK, PrunedSpace
+from .asker import Asker
+from .profile import QueryProfile
+from .synthesis import SynthesisSettings, Window
+from .types import Synthesis, SynthesisConfig
 
 __all__ = [
+    "DEFAULT_PROFILE",
+    "LEEWAY",
+    "RANK",
     "BestFit",
     "Call",
     "CallPlan",
     "Choice",
     "ChunkFacts",
+    "Held",
     "Measures",
     "PromptSizes",
+    "PrunedSpace",
     "Reason",
-    "Reservations",
+    "RecentSpaces",
+    "Region",
     "Situation",
     "next_step",
+    "pruned_space",
     "size",
+    "size_order",
 ]
+
+
+LEEWAY = 3
+"""The most chunks per piece of information: retrieval does not always rank the right ones first."""
+
+LENGTH_STEP = 10
+"""Step between the summary lengths that are considered, in words."""
+
+REMEMBERED = 10
+"""Number of confident questions whose spaces replace that of an unsure one (RAGServe §5)."""
+
+
+RANK: dict[Synthesis, int] = {"map_rerank": 0, "stuff": 1, "map_reduce": 2}
+"""Methods of as many chunks by what they cost, the cheapest first."""
+
+
+def size_order(config: SynthesisConfig) -> tuple[int, int, int]:
+    """Sort key, from the smallest configuration to the largest (RAGServe §4.3).
+
+    The number of chunks counts first, then the length of the summaries, then the method.
+    """
+    return config.num_chunks, config.intermediate_length or 0, RANK[config.method]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Knobs that have the same value for every question; ``None`` where the question decides.
+
+    Attributes:
+        method: The synthesis method.
+        num_chunks: The number of chunks to read; at least 1.
+        intermediate_length: The most words of each summary of ``map_reduce``; at least 1.
+
+    Raises:
+        ConfigurationError: A value is out of its range or not for the method, or nothing is left
+            for a question to decide.
+    """
+
+    method: Synthesis | None = None
+    num_chunks: int | None = None
+    intermediate_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method is not None:
+            check_choice("method", self.method, get_args(Synthesis), also="None")
+        for name in ("num_chunks", "intermediate_length"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 1, also="None")
+        if self.method is None:
+            return
+        reduces = self.method == "map_reduce"
+        if self.intermediate_length is not None and not reduces:
+            raise ConfigurationError(
+                f"intermediate_length is for map_reduce, got {self.intermediate_length!r} with "
+                f"method={self.method!r}"
+            )
+        if self.num_chunks is not None and (self.intermediate_length is not None or not reduces):
+            raise ConfigurationError(
+                f"method={self.method!r} and num_chunks={self.num_chunks!r} leave nothing to "
+                "choose for a question: use mode='fixed' with a config"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Configurations of one method.
+
+    Attributes:
+        method: The synthesis method.
+        chunks: Lower and upper limit of the number of chunks; at least 1.
+        words: Lower and upper limit of a summary in words; ``None`` for methods without summaries.
+    """
+
+    method: Synthesis
+    chunks: tuple[int, int]
+    words: tuple[int, int] | None = None
+
+    @property
+    def lengths(self) -> tuple[int | None, ...]:
+        """The summary lengths to consider, shortest first; ``(None,)`` without summaries."""
+        if self.words is None:
+            return (None,)
+        low, high = self.words
+        return (*range(low, high, LENGTH_STEP), high)
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedSpace:
+    """The configurations that suit a question.
+
+    Attributes:
+        regions: At least one; those of a union of several questions' spaces may overlap.
+        fewest_chunks: The fewest chunks to read if none of the configurations fits; at least 1,
+            and more only if the number of chunks is held.
+
+    Raises:
+        ConfigurationError: There is no region, or ``fewest_chunks`` is out of its range.
+    """
+
+    regions: tuple[Region, ...]
+    fewest_chunks: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.regions:
+            raise ConfigurationError("a space needs at least one region")
+        check_int("fewest_chunks", self.fewest_chunks, 1, self.max_chunks)
+
+    @property
+    def methods(self) -> tuple[Synthesis, ...]:
+        """The synthesis methods, each once."""
+        return tuple(dict.fromkeys(region.method for region in self.regions))
+
+    @property
+    def max_chunks(self) -> int:
+        """The most chunks of any configuration."""
+        return max(region.chunks[1] for region in self.regions)
+
+    def configurations(self, count: int) -> Iterator[SynthesisConfig]:
+        """Every configuration; if regions overlap, some come more than once.
+
+        Args:
+            count: Number of retrieved chunks, to which ranges are limited.
+        """
+        for region in self.regions:
+            low, high = (min(chunks, count) for chunks in region.chunks)
+            for chunks in range(low, high + 1):
+                for length in region.lengths:
+                    yield SynthesisConfig(region.method, chunks, length)
+
+    def median(self, count: int) -> SynthesisConfig:
+        """The median configuration: RAGServe's straw man (§4.3), which ignores the memory.
+
+        Its method is the first one: ``stuff`` if ``map_reduce`` would suit as well, as in the
+        system that figure 8 (a) warns of.
+
+        Args:
+            count: Number of retrieved chunks, to which ranges are limited.
+        """
+        method = self.regions[0].method
+        chosen = [region for region in self.regions if region.method == method]
+        low = min(min(region.chunks[0], count) for region in chosen)
+        high = max(min(region.chunks[1], count) for region in chosen)
+        words = [length for region in chosen for length in region.words or ()]
+        length = (min(words) + max(words)) // 2 if words else None
+        return SynthesisConfig(method, (low + high) // 2, length)
+
+    def ordered(self, count: int) -> list[SynthesisConfig]:
+        """Every configuration once, the smallest first.
+
+        Args:
+            count: Number of retrieved chunks, to which ranges are limited.
+        """
+        return sorted(set(self.configurations(count)), key=size_order)
+
+    def largest(self, count: int) -> SynthesisConfig:
+        """The largest configuration, which ignores the memory: best fit where memory is free.
+
+        Args:
+            count: Number of retrieved chunks, to which ranges are limited.
+        """
+        return max(self.configurations(count), key=size_order)
+
+    @classmethod
+    def union(cls, spaces: Iterable[PrunedSpace]) -> PrunedSpace:
+        """The space of all configurations of some spaces.
+
+        Raises:
+            ConfigurationError: There are no spaces.
+        """
+        spaces = tuple(spaces)
+        return cls(
+            tuple(dict.fromkeys(region for space in spaces for region in space.regions)),
+            min((space.fewest_chunks for space in spaces), default=1),
+        )
+
+
+NOTHING_HELD = Held()
+
+
+def pruned_space(profile: QueryProfile, held: Held = NOTHING_HELD) -> PrunedSpace:
+    """Map a profile to the configurations that suit it, by RAGServe's algorithm 1.
+
+    Without joint reasoning the method is ``map_rerank``; with joint reasoning it is ``stuff`` for
+    simple questions, and ``stuff`` or ``map_reduce`` for complex ones. The number of chunks ranges
+    from that of the pieces of information to three times as many, the summaries over the profile's
+    own range.
+
+    Args:
+        profile: What the question needs.
+        held: Knobs that do not depend on it.
+    """
+    methods: tuple[Synthesis, ...]
+    if held.method is not None:
+        methods = (held.method,)
+    elif not profile.joint_reasoning:
+        methods = ("map_rerank",)
+    elif profile.complexity == "low":
+        methods = ("stuff",)
+    else:
+        methods = ("stuff", "map_reduce")
+    chunks = (profile.pieces, LEEWAY * profile.pieces)
+    if held.num_chunks is not None:
+        chunks = (held.num_chunks, held.num_chunks)
+    words = profile.summary_words
+    if held.intermediate_length is not None:
+        words = (held.intermediate_length, held.intermediate_length)
+    return PrunedSpace(
+        tuple(
+            Region(method, chunks, words if method == "map_reduce" else None) for method in methods
+        ),
+        held.num_chunks or 1,
+    )
+
+
+DEFAULT_PROFILE = QueryProfile("low", joint_reasoning=True, pieces=3)
+"""That of every question until there is a confident profile: ``stuff`` with 3 to 9 chunks, as most
+RAG systems do."""
+
+
+class RecentSpaces:
+    """Replaces the space of a question whose profile is unsure or missing (RAGServe §5).
+
+    Thread-safe.
+
+    Args:
+        default: The space until there is a confident profile.
+    """
+
+    def __init__(self, default: PrunedSpace) -> None:
+        self._default = default
+        self._lock = make_lock()
+        self._spaces: deque[PrunedSpace] = deque(maxlen=REMEMBERED)
+
+    def note(self, space: PrunedSpace) -> None:
+        """Remember the space of a confident question."""
+        with self._lock:
+            self._spaces.append(space)
+
+    def space(self) -> PrunedSpace:
+        """The union of the spaces of the last ten confident questions, or the default."""
+        with self._lock:
+            spaces = tuple(self._spaces)
+        return PrunedSpace.union(spaces) if spaces else self._default
 
 
 MAX_REMEMBERED = 10_000
@@ -116,9 +366,6 @@ class PromptSizes:
         separator: The separator after every chunk and summary; at least 0.
         window: Context window of the model, at least 2; ``None`` if unknown. A chunk that alone is
             too long for it is cut.
-
-    Raises:
-        ConfigurationError: A number is out of its range.
     """
 
     stuff: int
@@ -128,13 +375,6 @@ class PromptSizes:
     answer: int
     separator: int = 0
     window: int | None = None
-
-    def __post_init__(self) -> None:
-        lowest = {"stuff": 0, "mapper": 0, "reduce": 0, "rerank": 0, "separator": 0, "answer": 1}
-        for name, low in lowest.items():
-            check_int(name, getattr(self, name), low, unit="tokens")
-        if self.window is not None:  # a token of the prompt, one of the answer
-            check_int("window", self.window, 2, unit="tokens", also="None")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +391,6 @@ class ChunkFacts:
         alone_in_use: The part of ``alone_cached`` that running requests hold.
         tried: The configurations with which they were read before. What these asked about single
             chunks need not be asked again.
-
-    Raises:
-        ConfigurationError: There are no chunks, a number is out of its range, or the numbers of
-            lengths differ.
     """
 
     tokens: tuple[int, ...]
@@ -165,17 +401,10 @@ class ChunkFacts:
     tried: tuple[SynthesisConfig, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.tokens or not all(is_whole(token) and token >= 1 for token in self.tokens):
-            msg = f"there must be chunks, each of at least 1 token, got {self.tokens!r}"
-            raise ConfigurationError(msg)
-        count = len(self.tokens)
         for name in ("path_cached", "path_in_use", "alone_cached", "alone_in_use"):
-            values = getattr(self, name)
-            length = count + name.startswith("path")
-            if not values:
+            if not getattr(self, name):
+                length = len(self.tokens) + name.startswith("path")
                 object.__setattr__(self, name, (0,) * length)
-            elif len(values) != length:
-                raise ConfigurationError(f"{name} must have {length} numbers, got {len(values)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,17 +686,14 @@ class BestFit:
         found = len(chunks.tokens)
         fewest = min(space.fewest_chunks, found)
         cheap = _cheapest(space, range(fewest, min(space.max_chunks, found) + 1))
-        plans = {config: size(config, chunks, sizes) for config in cheap}
-        fitting = [
-            config for config, plan in plans.items() if self.fits(plan, situation, sizes.window)
-        ]
+        fitting = list(self._fitting(cheap, chunks, sizes, situation))
         if fitting:
-            return max(
-                fitting, key=lambda config: (config.num_chunks, -RANK[config.method])
-            ), "fallback"
-        smallest = [config for config in cheap if config.num_chunks == fewest]
-        least = min(smallest, key=lambda config: (plans[config].need, RANK[config.method]))
-        return least, "late" if plans[least].need <= situation.free_tokens else "queued"
+            most = max(fitting, key=lambda config: (config.num_chunks, -RANK[config.method]))
+            return most, "fallback"
+        smallest = (config for config in cheap if config.num_chunks == fewest)
+        needs = {config: size(config, chunks, sizes).need for config in smallest}
+        least = min(needs, key=lambda config: (needs[config], RANK[config.method]))
+        return least, "late" if needs[least] <= situation.free_tokens else "queued"
 
 
 def next_step(
@@ -492,117 +718,10 @@ def next_step(
 
 def _cheapest(space: PrunedSpace, counts: range) -> Sequence[SynthesisConfig]:
     """Each method of a space with its shortest summaries, and each of some numbers of chunks."""
-    shortest: dict[Synthesis, int | None] = {}
-    for region in space.regions:
-        length = region.lengths[0]
-        known = shortest.setdefault(region.method, length)
-        if known is not None and length is not None:
-            shortest[region.method] = min(known, length)
+    falling = sorted(space.regions, key=lambda region: region.words or (0, 0), reverse=True)
+    shortest = {region.method: region.lengths[0] for region in falling}  # the last one counts
     return [
         SynthesisConfig(method, count, length)
         for method, length in shortest.items()
         for count in counts
     ]
-
-
-MEMORY = 0.9
-"""Weight of the old value when a running mean is updated."""
-
-ARRIVAL_SECONDS = 0.05
-"""Within this time a plan's calls reach the engine, whose load includes them from then on."""
-
-Chosen = TypeVar("Chosen", bound=Choice | None)
-
-PACE_LIMITS = (0.01, 100.0)
-"""The least and the largest ratio that one answer counts for."""
-
-
-class Reservations:
-    """Reserves the memory of answers that are being made, so that no two get the same. Thread-safe.
-
-    The free memory that an engine reports excludes neither requests that have not reached it yet
-    nor those that wait in its queue. Both are subtracted: the former until they should have reached
-    it, the latter by their number times the mean need of a call.
-
-    Args:
-        clock: A monotonic clock, in seconds.
-
-    Attributes:
-        pace: Running mean of the answers' measured over their estimated seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = make_lock()
-        self._plans: dict[int, tuple[float, CallPlan]] = {}
-        self._tickets = 0
-        self._call_tokens = 0.0
-        self.pace = 1.0
-        renew_after_fork(self)
-
-    def _after_fork(self) -> None:
-        self._plans = {}  # they are the parent's
-
-    @property
-    def idle(self) -> bool:
-        """Whether no answer is being made."""
-        return not self._plans
-
-    def choose(
-        self,
-        load: MemoryLoad,
-        latency_budget: float | None,
-        prefill: PrefillCostModel,
-        choose: Callable[[Situation], Chosen],
-        *,
-        as_of: float | None = None,
-    ) -> tuple[Chosen, int]:
-        """Choose a configuration and reserve its memory, before anyone else chooses.
-
-        Args:
-            load: The load that the engine reports.
-            latency_budget: Seconds that the answer may take; ``None`` for no limit.
-            prefill: Estimates prefill seconds, and so how long the queue takes.
-            choose: Chooses a configuration that fits a situation; ``None`` if it takes none.
-            as_of: When the load was read, by the clock; ``None`` for now.
-
-        Returns:
-            The choice, and the ticket that :meth:`leave` takes; 0 for no choice.
-        """
-        with self._lock:
-            waiting = load.waiting_requests * self._call_tokens
-            since = (self._clock() if as_of is None else as_of) - ARRIVAL_SECONDS
-            plans = self._plans.copy().values()
-            coming = sum(plan.footprint for born, plan in plans if born >= since)
-            free = load.free_tokens - waiting - coming
-            queue = load.waiting_requests * prefill(0, int(self._call_tokens)) if waiting else 0.0
-            choice = choose(Situation(int(free), latency_budget, queue, self.pace))
-            return choice, 0 if choice is None else self._enter(choice.plan)
-
-    def leave(self, ticket: int) -> None:
-        """Release the memory of a plan whose answer is complete or cancelled. Idempotent."""
-        # Without the lock: the garbage collector, which closes streams that were given up, may call
-        # this in the midst of a choice.
-        self._plans.pop(ticket, None)
-
-    def note(self, estimated: float, measured: float) -> None:
-        """Update the pace by an answer.
-
-        Args:
-            estimated: Seconds that it should have taken, by the cost model alone.
-            measured: Seconds that it took.
-        """
-        if estimated <= 0:
-            return
-        low, high = PACE_LIMITS
-        with self._lock:
-            ratio = min(high, max(low, measured / estimated))
-            self.pace = MEMORY * self.pace + (1 - MEMORY) * ratio
-
-    def _enter(self, plan: CallPlan) -> int:
-        self._tickets += 1
-        self._plans[self._tickets] = (self._clock(), plan)
-        mean = sum(call.need for call in plan.calls) / len(plan.calls)
-        old = self._call_tokens
-        self._call_tokens = MEMORY * old + (1 - MEMORY) * mean if old else mean
-        return self._tickets
