@@ -34,11 +34,13 @@ from ragcache_integrations.llms.langchain.models import (  # noqa: E402
 from ragcache_integrations.prompts.history.langchain import (  # noqa: E402
     HalfTruncationHistory,
 )
+from ragcache_integrations.prompts.langchain import (  # noqa: E402
+    RelevanceFilter,
+    documents_once,
+    order_documents,
+)
 from ragcache_integrations.prompts.layout.langchain import RAGPromptTemplate  # noqa: E402
 from ragcache_integrations.prompts.lint.langchain import lint_prompt  # noqa: E402
-from ragcache_integrations.prompts.order.langchain import order_documents  # noqa: E402
-from ragcache_integrations.prompts.relevance.langchain import RelevanceFilter  # noqa: E402
-from ragcache_integrations.prompts.repeats.langchain import documents_once  # noqa: E402
 from ragcache_integrations.retrievers.cached.langchain.retriever import (  # noqa: E402
     QUERY_CACHE_EVENT,
     ApproximateCacheRetriever,

@@ -32,9 +32,11 @@ from ragcache_integrations.prompts.history.llama_index import (  # noqa: E402
 )
 from ragcache_integrations.prompts.layout.llama_index import RAGPromptTemplate  # noqa: E402
 from ragcache_integrations.prompts.lint.llama_index import lint_prompt  # noqa: E402
-from ragcache_integrations.prompts.order.llama_index import CacheFriendlyOrder  # noqa: E402
-from ragcache_integrations.prompts.relevance.llama_index import RelevanceFilter  # noqa: E402
-from ragcache_integrations.prompts.repeats.llama_index import documents_once  # noqa: E402
+from ragcache_integrations.prompts.llama_index import (  # noqa: E402
+    CacheFriendlyOrder,
+    RelevanceFilter,
+    documents_once,
+)
 from ragcache_integrations.retrievers.cached.llama_index.retriever import (  # noqa: E402
     ApproximateCacheRetriever,
     QueryCacheEvent,

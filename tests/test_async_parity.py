@@ -40,15 +40,15 @@ from ragcache_integrations.llama_index import StagedFaissRetriever as LlamaIndex
 from ragcache_integrations.llms.openai.server import OpenAIServer
 from ragcache_integrations.prompts.history.langchain import HalfTruncationHistory
 from ragcache_integrations.prompts.history.llama_index import HalfTruncationMemory
+from ragcache_integrations.prompts.langchain import OrderDocuments
 from ragcache_integrations.prompts.layout.langchain import RAGPromptTemplate
 from ragcache_integrations.prompts.layout.llama_index import (
     RAGPromptTemplate as LlamaIndexTemplate,
 )
-from ragcache_integrations.prompts.order.langchain import OrderDocuments
-from ragcache_integrations.prompts.order.llama_index import CacheFriendlyOrder
+from ragcache_integrations.prompts.llama_index import CacheFriendlyOrder
 from ragcache_integrations.prompts.order.order import DocumentOrder
 from ragcache_integrations.prompts.pml.schema import Schema
-from ragcache_integrations.prompts.relevance.check import RelevanceCheck
+from ragcache_integrations.prompts.relevance import RelevanceCheck
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.staged.core import StagedCore
 from ragcache_integrations.speculation import Speculator

@@ -19,7 +19,7 @@ from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.prompts.history.policy import HistorySettings
 from ragcache_integrations.prompts.order.knobs import OrderKnobs
-from ragcache_integrations.prompts.relevance.check import RelevanceSettings
+from ragcache_integrations.prompts.relevance import RelevanceSettings
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
 from ragcache_integrations.retrievers.staged.core import StagedKnobs
 

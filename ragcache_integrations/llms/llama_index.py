@@ -71,7 +71,7 @@ from ragcache_integrations.llms.structured import (
     json_so_far,
     whole_json,
 )
-from ragcache_integrations.prompts.recognition.llama_index import current_run, watch_retrievers
+from ragcache_integrations.prompts.llama_index import current_run, watch_retrievers
 
 __all__ = ["RAGCacheLLM", "chat_prompt", "hint_steps"]
 

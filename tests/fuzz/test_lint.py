@@ -16,9 +16,13 @@ from hypothesis import strategies as st
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.lint.jinja import jinja_pieces
-from ragcache_integrations.prompts.lint.lint import lint_prompt
-from ragcache_integrations.prompts.lint.mustache import mustache_pieces
-from ragcache_integrations.prompts.lint.templates import Template, TemplateVariable, pieces_of
+from ragcache_integrations.prompts.lint.lint import (
+    Template,
+    TemplateVariable,
+    lint_prompt,
+    mustache_pieces,
+    pieces_of,
+)
 from ragcache_workbench.logs import read_requests
 from ragcache_workbench.logs import requests as lint_requests
 from ragcache_workbench.logs.requests import recorded_requests

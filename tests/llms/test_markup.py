@@ -36,8 +36,8 @@ from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.langchain import RAGPromptTemplate
 from ragcache_integrations.llms.backend import Backend
+from ragcache_integrations.prompts.langchain import RelevanceFilter
 from ragcache_integrations.prompts.recognition.marking import mark_prompt
-from ragcache_integrations.prompts.relevance.langchain import RelevanceFilter
 from ragcache_integrations.prompts.rendering import completion_text
 from tests.llms.modular.engines import made
 

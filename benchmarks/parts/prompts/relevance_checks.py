@@ -16,7 +16,7 @@ from typing import Any, Literal
 from parts.stats.intervals import median_ratio
 from parts.stats.tables import print_table
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
-from ragcache_integrations.prompts.relevance.check import (
+from ragcache_integrations.prompts.relevance import (
     RelevanceCheck,
     RelevanceSettings,
 )

@@ -40,9 +40,8 @@ from ragcache_integrations.llms.headers import hidden, hides_headers
 from ragcache_integrations.llms.knobs import CALL_NAMES, LLMKnobs
 from ragcache_integrations.llms.openai import extra_texts, usage_fields
 from ragcache_integrations.llms.steps import NO_STEP, StepHint, step_hints
-from ragcache_integrations.prompts.langchain import BlocksPromptValue
+from ragcache_integrations.prompts.langchain import BlocksPromptValue, run_around, watch_retrievers
 from ragcache_integrations.prompts.recognition import UNKNOWN
-from ragcache_integrations.prompts.recognition.langchain import run_around, watch_retrievers
 
 from .translation import (
     StreamedCalls,

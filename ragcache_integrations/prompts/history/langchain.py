@@ -21,8 +21,7 @@ from typing_extensions import override
 from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.texts import estimate_tokens
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.langchain import message_role
-from ragcache_integrations.prompts.repeats.langchain import documents_once, shown_text
+from ragcache_integrations.prompts.langchain import documents_once, message_role, shown_text
 
 from .base import (
     HEADING,

@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.knobs import assignment_error
-from ragcache_integrations.prompts.repeats.llama_index import documents_once, shown_text
+from ragcache_integrations.prompts.llama_index import documents_once, shown_text
 
 from .base import (
     HEADING,

@@ -24,10 +24,13 @@ from ragcache_integrations.core.checks import check_flag
 from ragcache_integrations.core.knobs import FixedSettings
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.langchain import BlocksPromptValue, part_block
-from ragcache_integrations.prompts.recognition.langchain import current_run
+from ragcache_integrations.prompts.langchain import (
+    BlocksPromptValue,
+    current_run,
+    documents_once,
+    part_block,
+)
 from ragcache_integrations.prompts.repeats import HELD, dump_parts
-from ragcache_integrations.prompts.repeats.langchain import documents_once
 
 from .layout import (
     Flow,

@@ -28,9 +28,8 @@ from ragcache_integrations.core.checks import check_flag, unknown_name
 from ragcache_integrations.core.knobs import FixedSettings, assignment_error
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.recognition.llama_index import current_run
+from ragcache_integrations.prompts.llama_index import current_run, documents_once
 from ragcache_integrations.prompts.repeats import HELD, dump_parts
-from ragcache_integrations.prompts.repeats.llama_index import documents_once
 
 from .layout import (
     PARTS,

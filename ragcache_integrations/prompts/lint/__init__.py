@@ -1,11 +1,19 @@
 """The prompt linter: its rules, and the templates that it reads."""
 
 from .jinja import jinja_pieces
-from .lint import lint_prompt
-from .mustache import mustache_pieces
+from .lint import (
+    CountTokens,
+    Template,
+    TemplatePiece,
+    approximate_tokens,
+    common_length,
+    excerpt,
+    lint_prompt,
+    mustache_pieces,
+    pieces_of,
+    printable,
+)
 from .rules import MIN_TOKENS, REMEDIES, Finding, LintReport, Matter, Stretch, break_findings
-from .templates import Template, TemplatePiece, pieces_of
-from .tokens import CountTokens, approximate_tokens, common_length, excerpt, printable
 
 __all__ = [
     "MIN_TOKENS",

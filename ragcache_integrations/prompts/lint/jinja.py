@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.errors import ConfigurationError
 
-from .templates import (
+from .lint import (
     LONGEST_REASON,
     TemplatePiece,
     TemplateVariable,

@@ -21,11 +21,8 @@ from ragcache_integrations.prompts.layout import PromptLayout
 from ragcache_integrations.prompts.layout.langchain import RAGPromptTemplate
 
 from .jinja import jinja_pieces
-from .lint import LintOptions
-from .lint import lint_prompt as lint
-from .mustache import mustache_pieces
-from .rules import LintReport
-from .templates import (
+from .lint import (
+    LintOptions,
     Template,
     TemplatePiece,
     TemplateVariable,
@@ -33,10 +30,13 @@ from .templates import (
     is_plain,
     join_pieces,
     messages_matter,
+    mustache_pieces,
     pieces_of,
     pieces_of_layout,
     rendered_pieces,
 )
+from .lint import lint_prompt as lint
+from .rules import LintReport
 
 __all__ = ["lint_prompt"]
 

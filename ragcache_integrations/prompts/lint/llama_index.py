@@ -21,10 +21,8 @@ from ragcache_integrations.prompts.layout import PromptLayout
 from ragcache_integrations.prompts.layout.llama_index import RAGPromptTemplate
 
 from .jinja import jinja_pieces
-from .lint import LintOptions
-from .lint import lint_prompt as lint
-from .rules import LintReport
-from .templates import (
+from .lint import (
+    LintOptions,
     Template,
     TemplatePiece,
     TemplateVariable,
@@ -33,6 +31,8 @@ from .templates import (
     pieces_of_layout,
     rendered_pieces,
 )
+from .lint import lint_prompt as lint
+from .rules import LintReport
 
 __all__ = ["lint_prompt"]
 

@@ -25,11 +25,14 @@ from ragcache_integrations import langchain, llama_index
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.lint import jinja as lint_jinja
-from ragcache_integrations.prompts.lint import mustache as lint_mustache
 from ragcache_integrations.prompts.lint.jinja import jinja_pieces
-from ragcache_integrations.prompts.lint.lint import lint_prompt
-from ragcache_integrations.prompts.lint.mustache import mustache_pieces
-from ragcache_integrations.prompts.lint.templates import Template, pieces_of
+from ragcache_integrations.prompts.lint.lint import (
+    MAX_MUSTACHE,
+    Template,
+    lint_prompt,
+    mustache_pieces,
+    pieces_of,
+)
 
 RULES = "Answer from the context alone, in at most three sentences, and say so when it is silent."
 
@@ -176,7 +179,7 @@ def test_templates_that_repeat_themselves_are_bounded() -> None:
     with pytest.raises(ConfigurationError, match="at most 1048576 characters, got 1048577"):
         jinja_pieces("x" * (lint_jinja.MAX_TEMPLATE + 1))
     with pytest.raises(ConfigurationError, match="at most 262144 characters, got 262145"):
-        mustache_pieces("x" * (lint_mustache.MAX_TEMPLATE + 1))
+        mustache_pieces("x" * (MAX_MUSTACHE + 1))
 
 
 def test_what_loops_write_is_linted() -> None:

@@ -23,9 +23,8 @@ from ragcache_integrations import langchain, llama_index
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError
 from ragcache_integrations.prompts.layout.layout import PARTS, Change, PromptLayout, PromptPart
 from ragcache_integrations.prompts.lint import lint as lint_module
-from ragcache_integrations.prompts.lint.lint import lint_prompt
+from ragcache_integrations.prompts.lint.lint import lint_prompt, matter_of
 from ragcache_integrations.prompts.lint.rules import Matter, Stretch, break_findings
-from ragcache_integrations.prompts.lint.templates import matter_of
 
 RULES = (
     "You are a careful assistant who answers from the context alone, in at most three sentences, "

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.layout.layout import PromptLayout
-from ragcache_integrations.prompts.lint.lint import lint_prompt
+from ragcache_integrations.prompts.lint.lint import approximate_tokens, lint_prompt
 from ragcache_integrations.prompts.lint.rules import LintReport
-from ragcache_integrations.prompts.lint.tokens import approximate_tokens
 from ragcache_integrations.resources import load_passages, load_questions
 from ragcache_workbench.logs.alignment import common_runs, cutter
 from ragcache_workbench.logs.requests import recorded_requests

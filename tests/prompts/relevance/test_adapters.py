@@ -18,8 +18,8 @@ from ragcache_integrations.engine import Generation, Prompt, RAGCacheEngine
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.langchain.models import ChatRAGCache
 from ragcache_integrations.llms.llama_index import RAGCacheLLM
-from ragcache_integrations.prompts.relevance.langchain import RelevanceFilter as LangChainFilter
-from ragcache_integrations.prompts.relevance.llama_index import RelevanceFilter as LlamaIndexFilter
+from ragcache_integrations.prompts.langchain import RelevanceFilter as LangChainFilter
+from ragcache_integrations.prompts.llama_index import RelevanceFilter as LlamaIndexFilter
 from ragcache_integrations.resources import load_passages
 
 QUERY = "who got the first nobel prize in physics"

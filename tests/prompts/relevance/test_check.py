@@ -18,7 +18,7 @@ from ragcache_integrations.engine import (
     SamplingOptions,
 )
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.relevance.check import (
+from ragcache_integrations.prompts.relevance import (
     RelevanceCheck,
     RelevanceSettings,
     Verdict,

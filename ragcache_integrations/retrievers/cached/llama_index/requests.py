@@ -20,8 +20,8 @@ from llama_index.core.vector_stores.types import BasePydanticVectorStore
 
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.prompts.llama_index import current_run
 from ragcache_integrations.prompts.recognition import REQUESTS
-from ragcache_integrations.prompts.recognition.llama_index import current_run
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
 from ragcache_integrations.retrievers.embedder import Embedding
 from ragcache_integrations.retrievers.keys import (

@@ -10,7 +10,7 @@ from llama_index.core.indices.vector_store import VectorIndexRetriever
 from llama_index.core.instrumentation.event_handlers import NullEventHandler
 from llama_index.core.instrumentation.span_handlers import NullSpanHandler
 
-from ragcache_integrations.prompts.recognition.llama_index import OWN_HANDLERS
+from ragcache_integrations.prompts.llama_index import OWN_HANDLERS
 
 __all__ = ["is_heard", "search_method"]
 

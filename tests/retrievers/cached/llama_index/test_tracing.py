@@ -14,7 +14,7 @@ from llama_index.core.instrumentation.span_handlers import BaseSpanHandler, Null
 from llama_index.core.schema import TextNode
 
 from ragcache_integrations.llama_index import ApproximateCacheRetriever
-from ragcache_integrations.prompts.recognition.llama_index import watch_retrievers
+from ragcache_integrations.prompts.llama_index import watch_retrievers
 
 SPANS: list[str] = []
 

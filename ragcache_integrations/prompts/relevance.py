@@ -13,7 +13,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import Field, PrivateAttr, SkipValidation
 
@@ -54,6 +54,7 @@ INSTRUCTION = (
 )
 
 CountTokens = Callable[[str], int]
+D = TypeVar("D")
 
 Layout = Callable[[Sequence[PromptDocument], str], Prompt]
 """Makes a prompt of documents and a question, like the application's prompts."""
@@ -122,6 +123,16 @@ class Verdict:
     relevant: tuple[bool, ...]
     kept: tuple[int, ...]
     note: str = ""
+
+    def apply(self, documents: Sequence[D], note: Callable[[str], D]) -> list[D]:
+        """The framework's documents that go into the prompt, and the note as the last one.
+
+        Args:
+            documents: All of them.
+            note: Makes a document of the note.
+        """
+        kept = [documents[index] for index in self.kept]
+        return [*kept, note(self.note)] if self.note else kept
 
 
 class Judge(Protocol):

@@ -1,1 +1,0 @@
-"""Leaves out irrelevant documents."""
