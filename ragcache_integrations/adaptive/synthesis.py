@@ -545,16 +545,11 @@ class Answering:
     # stuff
 
     def _stuff(self, window: Window) -> Plan:
-        packed = window.pack(self._chunks, self.settings.prompts.stuff(self.question, ()))
-        request = ModelRequest(
-            self.settings.prompts.stuff(self.question, packed.documents),
-            self.settings.max_tokens,
-            logprobs=self._wants_logprobs,
+        packed, answer = yield from self._ask_last(
+            window, self._chunks, self.settings.prompts.stuff
         )
-        (answer,) = yield Round((request,), final=True)
         step = self._step("answer", packed.places, answer)
-        citations = packed.places if step.found else ()
-        return self._result(step, citations, (step,), packed)
+        return self._result(step, packed.places if step.found else (), (step,), packed)
 
     # map_reduce
 
@@ -562,30 +557,19 @@ class Answering:
         # Computed in advance, so that no chunk is read whose summary would not fit afterwards.
         count, tokens = self._summaries_that_fit(window)
         words = max(1, min(self.config.intermediate_length or 1, int(tokens / TOKENS_PER_WORD)))
-        frame = self.settings.prompts.map(self.question, (), words)
-        packed = window.pack_each(self._chunks[:count], frame, tokens)
-        requests = tuple(
-            ModelRequest(
-                self.settings.prompts.map(self.question, (document,), words), tokens, inner=True
-            )
-            for document in packed.documents
-        )
+        lay_out = partial(self.settings.prompts.map, self.question, words=words)
+        packed = window.pack_each(self._chunks[:count], lay_out(()), tokens)
+        requests = [
+            ModelRequest(lay_out((document,)), tokens, inner=True) for document in packed.documents
+        ]
         steps, made = yield from self._ask_each("summary", packed, requests)
-        return (yield from self._reduce(window, packed, steps, made))
-
-    def _reduce(
-        self, window: Window, packed: Packed, steps: Sequence[Step], made: Sequence[Step]
-    ) -> Plan:
         # Marked as documents: a summary repeats text of a page, which must not open a chat turn.
         written = [step for step in steps if step.text]
-        summaries = [PromptDocument(step.text) for step in written]
-        fitting = window.pack(summaries, self.settings.prompts.combine(self.question, ()))
-        request = ModelRequest(
-            self.settings.prompts.combine(self.question, fitting.documents),
-            self.settings.max_tokens,
-            logprobs=self._wants_logprobs,
+        fitting, answer = yield from self._ask_last(
+            window,
+            [PromptDocument(step.text) for step in written],
+            self.settings.prompts.combine,
         )
-        (answer,) = yield Round((request,), final=True)
         read = [written[place] for place in fitting.places]
         chunks = tuple(place for summary in read for place in summary.chunks)
         step = self._step("reduce", chunks, answer)
@@ -628,21 +612,30 @@ class Answering:
     def _candidates(
         self, window: Window, *, scored: bool
     ) -> Generator[Round, Sequence[ModelAnswer], tuple[Packed, list[Step], list[Step]]]:
-        frame = self.settings.prompts.rerank(self.question, (), scored=scored)
-        packed = window.pack_each(self._chunks, frame)
-        requests = tuple(
-            ModelRequest(
-                self.settings.prompts.rerank(self.question, (document,), scored=scored),
-                self.settings.max_tokens,
-                logprobs=not scored,
-                inner=True,
-            )
+        lay_out = partial(self.settings.prompts.rerank, self.question, scored=scored)
+        packed = window.pack_each(self._chunks, lay_out(()))
+        tokens, logprobs = self.settings.max_tokens, not scored
+        requests = [
+            ModelRequest(lay_out((document,)), tokens, logprobs=logprobs, inner=True)
             for document in packed.documents
-        )
+        ]
         steps, made = yield from self._ask_each("candidate", packed, requests, scored=scored)
         return packed, steps, made
 
     # Shared by the methods
+
+    def _ask_last(
+        self,
+        window: Window,
+        documents: Sequence[PromptDocument],
+        lay_out: Callable[[str, Sequence[PromptDocument]], Prompt],
+    ) -> Generator[Round, Sequence[ModelAnswer], tuple[Packed, ModelAnswer]]:
+        """Ask for the answer from the documents that fit."""
+        packed = window.pack(documents, lay_out(self.question, ()))
+        prompt = lay_out(self.question, packed.documents)
+        request = ModelRequest(prompt, self.settings.max_tokens, logprobs=self._wants_logprobs)
+        (answer,) = yield Round((request,), final=True)
+        return packed, answer
 
     def _ask_each(
         self,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import Any, TypeVar
 
 import regex
 
@@ -14,11 +15,32 @@ __all__ = [
     "CHARACTERS_PER_TOKEN",
     "content_id",
     "estimate_tokens",
+    "join_neighbours",
     "split_words",
     "token_weight",
     "without_surrogates",
     "word_spans",
 ]
+
+
+Item = TypeVar("Item")
+
+
+def join_neighbours(
+    items: Iterable[Item], is_text: Callable[[Item], bool], join: Callable[[list[Item]], Item]
+) -> list[Item]:
+    """Join the texts that follow each other among other items.
+
+    Args:
+        items: The items.
+        is_text: Whether an item may be joined with its neighbours.
+        join: Makes one item of several; a text without such neighbours stays as it is.
+    """
+    joined: list[Item] = []
+    for texts, run in groupby(items, is_text):
+        found = list(run)
+        joined += [join(found)] if texts and len(found) > 1 else found
+    return joined
 
 
 def content_id(text: str) -> str:

@@ -24,7 +24,9 @@ from ragcache_integrations.core.prompt import (
     Part,
     Prompt,
     PromptDocument,
+    part_text,
 )
+from ragcache_integrations.core.texts import join_neighbours
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
@@ -213,13 +215,9 @@ def _join_documents(documents: Sequence[PromptDocument]) -> list[Part]:
 
 def merge_texts(pieces: Iterable[Part]) -> list[Part]:
     """Join neighbouring texts, except literal ones; leave out empty ones."""
-    merged: list[Part] = []
-    for piece in pieces:
-        if _is_plain(piece) and merged and _is_plain(merged[-1]):
-            merged[-1] = f"{merged[-1]}{piece}"
-        elif piece:
-            merged.append(piece)
-    return merged
+    return join_neighbours(
+        filter(None, pieces), _is_plain, lambda texts: "".join(map(part_text, texts))
+    )
 
 
 def completion_text(prompt: Prompt) -> MarkedText:

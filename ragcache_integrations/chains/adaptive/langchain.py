@@ -152,8 +152,8 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
         blocking = (question.text, question.retrieve, question.asker)
         awaited = (question.text, question.aretrieve, question.asker)
         pipeline = self._pipeline
+        yield self._first_piece(question.inputs)
         if streamed:
-            yield self._first_piece(question.inputs)
             yield Each(
                 partial(pipeline.stream, *blocking),
                 partial(pipeline.astream, *awaited),
@@ -163,7 +163,7 @@ class AdaptiveRAG(AdaptiveKnobs, StreamedRunnable[str | dict[str, Any]]):
             answer = yield Call(
                 partial(pipeline.answer, *blocking), partial(pipeline.aanswer, *awaited)
             )
-            yield question.whole(answer)
+            yield from map(question.piece, (answer.explanation, answer.text, answer))
 
 
 class _Question:
@@ -190,27 +190,16 @@ class _Question:
         arguments = {"k": count} if _takes_k(retriever) else {}
         return self._read_documents(await retriever.ainvoke(question, self._config, **arguments))
 
-    def before(self, explanation: Explanation) -> Output:
-        """The output before the answer."""
-        read = self._documents[: explanation.config.num_chunks]
-        return {"context": read, "explain": explanation}
-
-    def after(self, result: AdaptiveAnswer) -> Output:
-        """The output after the answer."""
-        cited = [self._documents[citation.index] for citation in result.synthesised.citations]
-        return {"citations": cited, "synthesis": result.synthesised, "cost": result.cost}
-
-    def whole(self, result: AdaptiveAnswer) -> Output:
-        """The whole output."""
-        before = self.before(result.explanation)
-        return {**self.inputs, **before, "answer": result.text, **self.after(result)}
-
     def piece(self, piece: Explanation | str | AdaptiveAnswer) -> Output:
-        """A piece of a stream."""
+        """A piece of the output: before the answer, of it, and after it."""
         if isinstance(piece, str):
             return AddableDict(answer=piece)
-        rest = self.before(piece) if isinstance(piece, Explanation) else self.after(piece)
-        return AddableDict(rest)
+        if isinstance(piece, Explanation):
+            read = self._documents[: piece.config.num_chunks]
+            return AddableDict(context=read, explain=piece)
+        synthesised = piece.synthesised
+        cited = [self._documents[citation.index] for citation in synthesised.citations]
+        return AddableDict(citations=cited, synthesis=synthesised, cost=piece.cost)
 
     def _read_documents(self, documents: Sequence[Document]) -> list[PromptDocument]:
         self._documents = list(documents)

@@ -104,8 +104,8 @@ class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
     ) -> Flow:
         question = _Question(self, value)
         arguments = question.arguments(config, call)
+        yield self._first_piece(value)
         if streamed:
-            yield self._first_piece(value)
             yield Each(
                 partial(stream_synthesis, *arguments),
                 partial(astream_synthesis, *arguments),
@@ -113,7 +113,7 @@ class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
             )
         else:
             result = yield Call(partial(synthesise, *arguments), partial(asynthesise, *arguments))
-            yield question.whole(result)
+            yield from map(question.piece, (result.text, result))
 
 
 class StuffSynthesis(SynthesisRunnable):
@@ -196,24 +196,14 @@ class _Question:
             chain._synthesis_settings,  # noqa: SLF001 - a part of it
         )
 
-    def whole(self, result: Synthesised) -> Values:
-        """The whole output."""
-        return {**self._values, "output_text": result.text, **self.rest(result)}
-
     def piece(self, piece: str | Synthesised) -> Values:
-        """A piece of a stream."""
+        """A piece of the output: of the answer, or after it."""
         if isinstance(piece, str):
             return AddableDict(output_text=piece)
-        return AddableDict(self.rest(piece))
-
-    def rest(self, result: Synthesised) -> Values:
-        """The output after the answer."""
-        rest: Values = {
-            "citations": [self._documents[citation.index] for citation in result.citations],
-            "synthesis": result,
-        }
+        cited = [self._documents[citation.index] for citation in piece.citations]
+        rest = AddableDict(citations=cited, synthesis=piece)
         if self._chain.return_intermediate_steps:
-            rest["intermediate_steps"] = _intermediate_steps(result)
+            rest["intermediate_steps"] = _intermediate_steps(piece)
         return rest
 
 

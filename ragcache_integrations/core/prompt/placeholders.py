@@ -18,9 +18,10 @@ import string
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from ragcache_integrations.core.texts import join_neighbours
 from ragcache_integrations.errors import ConfigurationError
 
-from .prompt import Part, PromptDocument
+from .prompt import Part, PromptDocument, part_text
 from .text_encoder import TemplateText, TextEncoder
 
 __all__ = ["TEMPLATE_WORDS", "ChangedContentError", "Placeholders", "ValueHider", "texts_in"]
@@ -64,7 +65,7 @@ class Placeholders:
         Returns:
             The text for the template. A content of white space needs no placeholder.
         """
-        parts = _join_texts(content)
+        parts = join_neighbours(filter(None, content), lambda part: isinstance(part, str), _joined)
         before, after = "", ""
         if parts and isinstance(parts[0], str):
             inner = parts[0].lstrip()
@@ -120,15 +121,8 @@ def _nonce() -> str:
     return "".join(secrets.choice(_ALPHABET) for _ in range(NONCE_CHARACTERS))
 
 
-def _join_texts(content: Content) -> list[Part]:
-    """Join neighbouring texts."""
-    parts: list[Part] = []
-    for part in content:
-        if isinstance(part, str) and parts and isinstance(parts[-1], str):
-            parts[-1] += part
-        elif part:
-            parts.append(part)
-    return parts
+def _joined(texts: list[Part]) -> Part:
+    return "".join(map(part_text, texts))
 
 
 def _as_json(part: Part) -> Part:

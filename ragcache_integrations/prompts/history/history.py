@@ -203,6 +203,7 @@ class ChatHistory(Generic[M]):
         with self._lock:
             state = self._load()
             return SavedConversation(
+                1,
                 tuple(state.messages),
                 tuple(state.entries),
                 self._policy,
@@ -213,6 +214,7 @@ class ChatHistory(Generic[M]):
                 state.working if state.interrupted is None else state.interrupted,
                 state.spoken,
                 self._summarises,
+                missing=(),
             )
 
     def view(self) -> list[M]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import Field
 
 from ragcache_integrations.core.checks import (
     check_choice,
@@ -39,6 +41,9 @@ __all__ = [
 
 POLICIES = ("half", "oldest")
 
+MAX_TOKENS = 1 << 40
+"""The most tokens of a message that is loaded; sums of them are exact in JSON."""
+
 SUMMARY_MARKUP = 32
 """Tokens of a summary besides its text: its heading and the chat template's markup."""
 
@@ -55,9 +60,9 @@ class Entry:
         answers: Ids of the tool calls that it answers.
     """
 
-    tokens: int
+    tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS, strict=True)]
     role: str
-    pinned: bool = False
+    pinned: Annotated[bool, Field(strict=True)] = False
     calls: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
 

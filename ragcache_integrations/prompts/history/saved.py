@@ -11,10 +11,10 @@ import json
 import logging
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Generic, Literal, Self, TypeVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.files import MALFORMED
@@ -41,65 +41,19 @@ MAX_MESSAGES = 1_000_000
 MAX_CHARACTERS = 1 << 28
 """The most characters of a conversation that can be loaded from a string."""
 
-MAX_TOKENS = 1 << 40
-"""The most tokens of a message; sums of them are exact in JSON."""
-
 DAMAGED = "this is no saved conversation, or a damaged one"
 
-_SAME = ("planned", "start", "working", "spoken", "summarises")
-"""Fields that are written as they are."""
-
 M = TypeVar("M")
-
-
-class _Message(BaseModel):
-    """A message in its framework's form, with its counted tokens and its tool calls."""
-
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    message: dict[str, Any]
-    tokens: int = Field(ge=0, le=MAX_TOKENS, strict=True)
-    role: str
-    pinned: bool = Field(strict=True)
-    calls: tuple[str, ...]
-    answers: tuple[str, ...]
-
-    def entry(self) -> Entry:
-        return Entry(self.tokens, self.role, self.pinned, self.calls, self.answers)
-
-
-class _Ready(BaseModel):
-    """A new beginning of the history that the next turn takes, with its summary."""
-
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    start: int = Field(ge=0, strict=True)
-    summary: dict[str, Any] | None
-
-
-class _Conversation(BaseModel):
-    """The form in which a conversation is written."""
-
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    version: Literal[1]
-    messages: list[_Message] = Field(max_length=MAX_MESSAGES)
-    planned: int = Field(ge=0, strict=True)
-    start: int = Field(ge=0, strict=True)
-    summary: dict[str, Any] | None
-    ready: _Ready | None
-    working: int | None = Field(ge=0, strict=True)
-    spoken: bool = Field(strict=True)
-    summarises: bool = Field(strict=True)
-    limits: tuple[int, int, bool]
-    missing: tuple[str, ...]
+Count = Annotated[int, Field(ge=0, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class SavedConversation(Generic[M]):
-    """A conversation at one moment.
+    """A conversation at one moment. With its messages in JSON, pydantic reads and writes it.
 
     Attributes:
+        version: That of the fields.
         messages: All messages, including dropped ones but no summaries.
         entries: Tokens, role and tool calls of each message.
         policy: Decided what is kept. A restored history with another policy decides again.
@@ -114,17 +68,22 @@ class SavedConversation(Generic[M]):
         missing: Names of the parts that could not be saved, such as the model.
     """
 
-    messages: tuple[M, ...]
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", hide_input_in_errors=True
+    )
+
+    version: Literal[1]
+    messages: Annotated[tuple[M, ...], Field(max_length=MAX_MESSAGES)]
     entries: tuple[Entry, ...]
     policy: Truncation
-    planned: int = 0
-    start: int = 0
-    summary: M | None = None
-    ready: tuple[int, M | None] | None = None
-    working: int | None = None
-    spoken: bool = True
-    summarises: bool = False
-    missing: tuple[str, ...] = ()
+    planned: Count
+    start: Count
+    summary: M | None
+    ready: tuple[Count, M | None] | None
+    working: Count | None
+    spoken: Flag
+    summarises: Flag
+    missing: tuple[str, ...]
 
     def to_dict(self, dump: Callable[[M], dict[str, Any]]) -> dict[str, Any]:
         """Write it in a form that JSON can hold.
@@ -135,28 +94,16 @@ class SavedConversation(Generic[M]):
         Raises:
             ConfigurationError: A message holds an object that JSON has no form for.
         """
-        kept = [
-            {
-                "message": _dump(message, dump, f"message {place}"),
-                **asdict(entry),
-                "calls": list(entry.calls),
-                "answers": list(entry.answers),
-            }
-            for place, (message, entry) in enumerate(zip(self.messages, self.entries, strict=True))
+        messages = [
+            _dump(message, dump, f"message {place}") for place, message in enumerate(self.messages)
         ]
-        ready = self.ready and {
-            "start": self.ready[0],
-            "summary": self.ready[1] and _dump(self.ready[1], dump, "a summary"),
-        }
-        return {
-            "version": 1,
-            "messages": kept,
-            "summary": self.summary and _dump(self.summary, dump, "a summary"),
-            "ready": ready,
-            "limits": [self.policy.budget, self.policy.limit, self.policy.half],
-            "missing": list(self.missing),
-            **{name: getattr(self, name) for name in _SAME},
-        }
+        summary = self.summary and _dump(self.summary, dump, "a summary")
+        ready = self.ready and [
+            self.ready[0],
+            self.ready[1] and _dump(self.ready[1], dump, "a summary"),
+        ]
+        rest = _FORM.dump_python(replace(self, messages=(), summary=None, ready=None), mode="json")
+        return {**rest, "messages": messages, "summary": summary, "ready": ready}
 
     @classmethod
     def from_dict(cls, content: object, load: Callable[[dict[str, Any]], M]) -> Self:
@@ -170,13 +117,12 @@ class SavedConversation(Generic[M]):
             ConfigurationError: ``content`` has another form, or is damaged.
         """
         try:
-            form = _Conversation.model_validate(content)
-            messages = tuple(load(message.message) for message in form.messages)
+            form: Any = _FORM.validate_python(content)
+            messages = tuple(map(load, form.messages))
             summary = None if form.summary is None else load(form.summary)
-            ready: tuple[int, M | None] | None = None
-            if form.ready is not None:
-                text = form.ready.summary
-                ready = form.ready.start, None if text is None else load(text)
+            ready = form.ready
+            if ready is not None:
+                ready = ready[0], None if ready[1] is None else load(ready[1])
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(str(part) for part in first["loc"])
@@ -184,21 +130,20 @@ class SavedConversation(Generic[M]):
         except MALFORMED as error:
             msg = f"{DAMAGED}: a message cannot be read ({type(error).__name__})"
             raise ConfigurationError(msg) from error
+        if len(messages) != len(form.entries):
+            msg = f"{DAMAGED}: it has {len(messages)} messages, and counts {len(form.entries)}"
+            raise ConfigurationError(msg)
         # A beginning that still needs a summary must be a message: its text is quoted to the model.
         reached = max(form.start, ready[0] if ready else 0)
         target = max(form.planned if form.planned > reached else 0, form.working or 0)
         if reached > len(messages) or (target and target >= len(messages)):
             msg = f"{DAMAGED}: it begins at message {max(reached, target)} of {len(messages)}"
             raise ConfigurationError(msg)
-        return cls(
-            messages,
-            tuple(message.entry() for message in form.messages),
-            Truncation(*form.limits),
-            summary=summary,
-            ready=ready,
-            missing=form.missing,
-            **{name: getattr(form, name) for name in _SAME},
-        )
+        restored: Self = replace(form, messages=messages, summary=summary, ready=ready)
+        return restored
+
+
+_FORM: TypeAdapter[Any] = TypeAdapter(SavedConversation[dict[str, Any]])
 
 
 def _dump(message: M, dump: Callable[[M], dict[str, Any]], what: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Their names mostly do, and the caller can say it.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ import regex
 
 from ragcache_integrations.core.checks import check_choice, check_int, unknown_name
 from ragcache_integrations.core.extras import require
-from ragcache_integrations.core.texts import token_weight
+from ragcache_integrations.core.texts import join_neighbours, token_weight
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError
 from ragcache_integrations.prompts.layout import Change, Flow, PromptLayout, check_flow
 from ragcache_integrations.prompts.rendering import TextTemplate, template_fields
@@ -225,12 +224,11 @@ def _inner_fields(spec: str) -> list[str]:
 
 def join_pieces(pieces: Iterable[TemplatePiece]) -> list[TemplatePiece]:
     """Join neighbouring texts; leave out empty ones."""
-    merged: list[TemplatePiece] = []
-    for is_text, run in itertools.groupby(pieces, lambda piece: isinstance(piece, str)):
-        items = list(run)
-        text = "".join(map(str, items)) if is_text else ""
-        merged += [text] if text else [] if is_text else items
-    return merged
+    return join_neighbours(
+        filter(None, pieces),
+        lambda piece: isinstance(piece, str),
+        lambda texts: "".join(map(str, texts)),
+    )
 
 
 def is_plain(prompt: object, kind: type, methods: Iterable[str]) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+from ragcache_integrations.core.texts import join_neighbours
 
 from .markup import Where, markup_error, name_hint
 
@@ -311,23 +313,12 @@ def check_name(name: object, kind: str, where: Where | None = None) -> None:
 
 def join_texts(children: Iterable[_Child]) -> tuple[_Child | Text, ...]:
     """Merge neighbouring texts, and drop empty ones."""
-    result: list[_Child | Text] = []
-    texts: list[Text] = []
-    for child in children:
-        if isinstance(child, Text):
-            if child.text:
-                texts.append(child)
-            continue
-        result += _merge_texts(texts)
-        result.append(child)
-        texts = []
-    return (*result, *_merge_texts(texts))
+    kept = (child for child in children if not isinstance(child, Text) or child.text)
+    return tuple(join_neighbours(kept, lambda child: isinstance(child, Text), _merge_texts))
 
 
-def _merge_texts(texts: Sequence[Text]) -> Sequence[Text]:
-    if len(texts) < 2:  # noqa: PLR2004 - nothing to merge
-        return texts
-    return [Text("".join(text.text for text in texts), texts[0].where)]
+def _merge_texts(texts: list[Any]) -> Text:
+    return Text("".join(text.text for text in texts), texts[0].where)
 
 
 def slots_in(children: Sequence[Node]) -> Iterator[Slot]:

@@ -330,7 +330,7 @@ def test_settings_of_a_memory_are_fixed() -> None:
 def test_what_is_no_saved_memory_is_refused() -> None:
     memory = talk(make(), 3)
     saved = memory.to_dict()
-    saved["saved"]["messages"][2]["message"] = {"role": "nobody"}
+    saved["saved"]["messages"][2] = {"role": "nobody"}
     for damaged in (saved, {"class_name": "HalfTruncationMemory"}, {**saved, "budget": "many"}):
         with pytest.raises(ConfigurationError):
             HalfTruncationMemory.from_dict(damaged)
