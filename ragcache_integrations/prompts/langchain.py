@@ -341,10 +341,7 @@ def _once(message: BaseMessage, repeats: Repeats) -> BaseMessage:
         # An image that was added since has no place among the parts, and follows them.
         others = (item for item in message.content if _block_text(item) is None)
         content = [*_blocks(read, message), *others]
-    if content == message.content:
-        return message
-    held = {**extras, HELD: dump_parts(parts, read)}
-    return message.model_copy(update={"content": content, "additional_kwargs": held})
+    return message if content == message.content else _referring(message, content, parts, read)
 
 
 def _once_in_blocks(message: BaseMessage, blocks: Sequence[Any], repeats: Repeats) -> BaseMessage:
@@ -366,8 +363,14 @@ def _once_in_blocks(message: BaseMessage, blocks: Sequence[Any], repeats: Repeat
     read = repeats.read(parts, in_full=is_in_full(message.additional_kwargs) or not whole)
     if read == tuple(parts):
         return message
-    held = {**message.additional_kwargs, HELD: dump_parts(parts, read)}
-    content = _blocks(read, message)
+    return _referring(message, _blocks(read, message), parts, read)
+
+
+def _referring(
+    message: BaseMessage, content: Any, parts: Sequence[Part], shown: Sequence[Part]
+) -> BaseMessage:
+    """A message with references, which holds all of its parts."""
+    held = {**message.additional_kwargs, HELD: dump_parts(parts, shown)}
     return message.model_copy(update={"content": content, "additional_kwargs": held})
 
 

@@ -53,6 +53,7 @@ __all__ = [
     "RelevanceFilter",
     "current_run",
     "documents_once",
+    "node_documents",
     "shown_text",
     "watch_retrievers",
 ]
@@ -305,14 +306,16 @@ class RelevanceFilter(RelevanceKnobs, BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        verdict = self._check.check(_query(query_bundle), _convert(nodes), self._lay_out)
+        verdict = self._check.check(_query(query_bundle), node_documents(nodes), self._lay_out)
         return verdict.apply(nodes, _note)
 
     @override
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        verdict = await self._check.acheck(_query(query_bundle), _convert(nodes), self._lay_out)
+        verdict = await self._check.acheck(
+            _query(query_bundle), node_documents(nodes), self._lay_out
+        )
         return verdict.apply(nodes, _note)
 
     def _lay_out(self, documents: Sequence[PromptDocument], question: str) -> Prompt:
@@ -370,8 +373,8 @@ def _query(bundle: QueryBundle | None) -> str:
     return bundle.query_str
 
 
-def _convert(nodes: Sequence[NodeWithScore]) -> list[PromptDocument]:
-    # The text is what synthesizers write. An empty node becomes a blank: the others keep places.
+def node_documents(nodes: Sequence[NodeWithScore]) -> list[PromptDocument]:
+    """Nodes as synthesizers write them. An empty one becomes a blank: the others keep places."""
     return [
         PromptDocument(node.node.get_content(metadata_mode=MetadataMode.LLM) or " ", node.node_id)
         for node in nodes

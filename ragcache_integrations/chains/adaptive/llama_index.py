@@ -28,6 +28,7 @@ from ragcache_integrations.core.flows import Call, Flow, aoutputs, outputs
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.prompts.llama_index import node_documents
 
 from .knobs import AdaptiveArguments, AdaptiveKnobs
 
@@ -192,11 +193,7 @@ class _Question:
 
     def _read_nodes(self, nodes: Sequence[NodeWithScore]) -> list[PromptDocument]:
         self._nodes = list(nodes)
-        # An empty node becomes a blank, so that the others keep their places.
-        return [
-            PromptDocument(item.node.get_content(MetadataMode.LLM) or " ", item.node.node_id)
-            for item in self._nodes
-        ]
+        return node_documents(self._nodes)
 
 
 def _texts(nodes: Sequence[BaseNode | str]) -> list[str]:

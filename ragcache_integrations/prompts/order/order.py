@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from ragcache_integrations.core.checks import check_int
@@ -118,7 +118,7 @@ class _CacheState:
         self.lock = make_lock()
         self.model = PathModel(room)
         self.counts: dict[tuple[str, Hashable], int] = {}
-        self.requests = self.tokens = self.expected = self.moved = 0
+        self.stats = OrderStats()  # without the model's own numbers
         self.refreshing = make_lock()
         self.refreshed = 0  # the model's clock at the last reading of the engine's tree
         self.next_refresh = 0.0
@@ -134,9 +134,7 @@ class _CacheState:
         with self.lock:
             duplicate.model = self.model.copy()
             duplicate.counts = dict(self.counts)
-            duplicate.requests, duplicate.tokens = self.requests, self.tokens
-            duplicate.expected, duplicate.refreshed = self.expected, self.refreshed
-            duplicate.moved = self.moved
+            duplicate.stats, duplicate.refreshed = self.stats, self.refreshed
         return duplicate
 
 
@@ -337,14 +335,8 @@ class DocumentOrder:
     def stats(self) -> OrderStats:
         """Counters of what was ordered."""
         with self._cache.lock:
-            return OrderStats(
-                self._cache.requests,
-                self._cache.tokens,
-                self._cache.expected,
-                len(self._cache.model),
-                self._cache.model.tokens,
-                self._cache.moved,
-            )
+            model = self._cache.model
+            return replace(self._cache.stats, paths=len(model), path_tokens=model.tokens)
 
     def _arrange(
         self,
@@ -388,10 +380,14 @@ class DocumentOrder:
         model.enter(namespace, documents, tokens, order)
         if self._settings.uncached != "relevance":
             self._count(namespace, documents)
-        self._cache.requests += 1
-        self._cache.tokens += total
-        self._cache.expected += expected
-        self._cache.moved += order != tuple(range(len(documents)))
+        stats = self._cache.stats
+        self._cache.stats = replace(
+            stats,
+            requests=stats.requests + 1,
+            tokens=stats.tokens + total,
+            expected_cached_tokens=stats.expected_cached_tokens + expected,
+            moved=stats.moved + (order != tuple(range(len(documents)))),
+        )
         return order
 
     def _by_popularity(self, *, looking_ahead: bool) -> bool:
