@@ -65,7 +65,8 @@ class Placeholders:
         Returns:
             The text for the template. A content of white space needs no placeholder.
         """
-        parts = join_neighbours(filter(None, content), lambda part: isinstance(part, str), _joined)
+        shown = filter(None, content)
+        parts: list[Part] = join_neighbours(shown, lambda part: isinstance(part, str), _joined)
         before, after = "", ""
         if parts and isinstance(parts[0], str):
             inner = parts[0].lstrip()
