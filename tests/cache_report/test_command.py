@@ -13,6 +13,7 @@ from rich.console import Console
 
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_workbench.cache_report.replay import TOLERANCES
 from ragcache_workbench.cache_report.report import charts, report_of
 from ragcache_workbench.cache_report.run import report_on_log
 from ragcache_workbench.cache_report.summary import Findings
@@ -224,11 +225,14 @@ def test_what_is_missing_is_noted(findings: Findings) -> None:
     assert "1 lines or entries were skipped. line 241 is no JSON" in notes
 
 
-def test_lines_stay_inside_their_plots(findings: Findings) -> None:
-    for chart in charts(findings):
-        assert len(chart.series) == 3
-        for series in chart.series:
-            assert all(chart.y.low <= value <= chart.y.high for _, value in series.points)
+def test_plots_show_the_shares_of_each_tolerance(findings: Findings) -> None:
+    saved, wrong = charts(findings)
+    for chart in (saved, wrong):
+        assert len(chart.curves) == 3
+        assert [point.x for point in chart.curves[0].points] == list(TOLERANCES)
+        assert all(0 <= point.y <= 1 for curve in chart.curves for point in curve.points)
+    assert saved.curves[0].points[-1].y == findings.guarded.saved(35).share
+    assert wrong.curves[1].points[-1].y == findings.plain.wrong(35).share
 
 
 def test_an_error_out_of_range_is_refused(log: Path) -> None:

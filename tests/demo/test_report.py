@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,26 +96,34 @@ def test_the_report_is_written(result: DemoResult, html: str, tmp_path: Path) ->
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == html
 
 
-def test_plots_stay_in_their_frames(result: DemoResult) -> None:
+def test_plots_show_what_was_measured(result: DemoResult) -> None:
     for framework in result.frameworks.values():
-        for chart in (
-            charts.cumulative(framework),
-            charts.retrievals(framework),
-            charts.ttfts(framework),
-        ):
-            ticks = [tick.at for tick in (*chart.x_ticks, *chart.y_ticks)]
-            assert len(ticks) >= 4
-            for series in chart.series:
-                points = re.findall(r"([\d.e-]+),([\d.e-]+)", chart.path(series))
-                assert points
-                ticks += [float(number) for point in points for number in point]
-            assert all(0 <= place <= 100 for place in ticks)
+        before, after = charts.cumulative(framework).curves
+        spent = sum(seen.embedding_ms + seen.retrieval_ms for seen in framework.before) / 1000
+        assert before.points[-1] == (60, pytest.approx(spent), None, None, "")
+        assert after.points[-1].y < before.points[-1].y
+        misses, hits = charts.retrievals(framework).curves
+        assert len(hits.points) == framework.figures["after"].hits
+        assert len(misses.points) == 60 - len(hits.points)
+        for curve in charts.ttfts(framework).curves:
+            shares = [point.y for point in curve.points]
+            assert shares == sorted(shares)
+            assert 0.9 < shares[-1] <= 1
 
 
-def test_the_longest_bar_is_full(result: DemoResult) -> None:
+def test_the_longest_bar_is_full(result: DemoResult, html: str) -> None:
     for framework in result.frameworks.values():
-        widths = [sum(part.width for part in bar.parts) for bar in charts.parts(framework)]
-        assert max(widths) == pytest.approx(100, abs=0.1)
+        parts = charts.parts(framework)
+        longest = max(sum(row[at].key or 0 for row in parts.rows) for at in (1, 2, 3))
+        slowest = max(
+            statistics.fmean(seen.end_to_end_ms for seen in side)
+            for side in framework.sides.values()
+        )
+        assert longest == pytest.approx(slowest)
+    stretches = re.findall(r'<div class="stretch">(.*?)</div>', html, re.DOTALL)
+    widths = [sum(map(float, re.findall(r"width:([\d.]+)%", one))) for one in stretches]
+    assert len(widths) == 6
+    assert max(widths) == pytest.approx(100, abs=0.1)
 
 
 def test_plots_of_a_single_question(result: DemoResult) -> None:

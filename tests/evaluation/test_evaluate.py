@@ -34,7 +34,7 @@ from ragcache_workbench.evaluation import (
 )
 from ragcache_workbench.evaluation.datasets import EvalDocument
 from ragcache_workbench.evaluation.evaluate import until_done
-from ragcache_workbench.evaluation.report.console import show
+from ragcache_workbench.evaluation.report import show
 from ragcache_workbench.evaluation.report.labels import chosen_by
 from ragcache_workbench.evaluation.report.tables import described, remarks
 from ragcache_workbench.evaluation.report.verdict import verdicts

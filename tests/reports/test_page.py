@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pytest
@@ -9,34 +11,34 @@ from PIL import ImageColor
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.reports import (
-    PALETTE,
+    DARK,
+    LIGHT,
     PALETTE_SIZE,
-    Axis,
+    Bar,
+    Bars,
     Cell,
-    Chart,
-    Label,
-    Series,
+    Curve,
+    Panel,
+    Point,
     Table,
     Tile,
-    dot_series,
+    curve_of,
     render_page,
+    svg,
     write_page,
 )
 from ragcache_workbench.reports import page as page_module
-from ragcache_workbench.reports.colours import DARK, LIGHT
 from tests.support.html_page import HtmlPage
 
 MARKUP = '<script>alert("&")</script>'
-X, Y = Axis(0, 10, label=MARKUP), Axis(0.1, 1000, log=True, label=MARKUP)
-POINTS = [(1.0, 0.5), (5.0, 20.0), (9.0, 999.0)]
-CHART = Chart(
+POINTS = (Point(1.0, 0.5, label=MARKUP), Point(5.0, 20.0, 19.0, 22.0), Point(9.0, 999.0))
+CHART = Panel(
     MARKUP,
-    X,
-    Y,
-    (Series(MARKUP, "c0", POINTS), dot_series("dots", "other", POINTS)),
     MARKUP,
-    (Label(MARKUP, 10, 10),),
-    MARKUP,
+    "ms",
+    (Curve(MARKUP, "c0", POINTS), Curve("dots", "other", POINTS, "dots")),
+    y_label=MARKUP,
+    note=MARKUP,
 )
 TABLE = Table(
     ("name", MARKUP),
@@ -72,9 +74,9 @@ def html(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_no_text_is_markup(html: str) -> None:
     page = HtmlPage(html)
     assert "script" not in page.tags
-    # The title, four texts of a tile, title, note, scales, legend and label of a chart, and a head
+    # The title, four texts of a tile, title, note, scales, legend and labels of a chart, and a head
     # and two cells of a table.
-    assert page.text.count(MARKUP) == 1 + 4 + 6 + 3
+    assert page.text.count(MARKUP) == 1 + 4 + 7 + 3
     assert html.count("aria-label") == 2
 
 
@@ -85,7 +87,7 @@ def test_it_loads_nothing(html: str) -> None:
 
 def test_light_and_dark_have_the_same_colours(html: str) -> None:
     assert LIGHT.keys() == DARK.keys()
-    assert len(set(PALETTE)) == PALETTE_SIZE
+    assert len({LIGHT[f"c{number}"] for number in range(PALETTE_SIZE)}) == PALETTE_SIZE
     for name in LIGHT:
         assert f"--{name}: {LIGHT[name]};" in html
         assert f"--{name}: {DARK[name]};" in html
@@ -128,18 +130,87 @@ def test_a_variable_that_is_missing_is_an_error() -> None:
         render_page("reports/findings.html.j2")
 
 
+def test_plots_have_the_colours_of_their_page() -> None:
+    drawn = svg(CHART)
+    assert "#" not in re.sub(r"#m[0-9a-f]{10}", "", drawn)
+    for name in ("good", "other", "soft", "line", "ink"):  # c0 is as good
+        assert f"var(--{name})" in drawn
+
+
+def test_plots_are_the_same_each_time_with_ids_of_their_own() -> None:
+    other = replace(CHART, title="other")
+    assert svg(CHART) == svg(CHART)
+    ids = [set(re.findall(r' id="([^"]*)"', svg(plot))) for plot in (CHART, other)]
+    assert ids[0]
+    assert ids[0].isdisjoint(ids[1])
+
+
 def test_many_dots_are_smaller() -> None:
-    few, many = ([(place / 100, 1.0) for place in range(count)] for count in (50, 51))
-    assert dot_series("", "c0", few).style == "c0 dots"
-    assert dot_series("", "c0", many).style == "c0 dots many"
+    few, many = (
+        svg(Panel("", "", "ms", (curve_of("", "c0", [(n, n) for n in range(count)], "dots"),)))
+        for count in (50, 51)
+    )
+    assert "M 0 2.5" in few
+    assert "M 0 1.25" in many
 
 
-def test_an_axis_is_labelled_at_its_marks() -> None:
-    assert [(tick.label, tick.at) for tick in Axis(0, 8, marks=(2, 5)).ticks()] == [
-        ("2", 25),
-        ("5", 62.5),
-    ]
-    assert [tick.at for tick in Axis(0, 8, marks=(2, 5)).ticks(downwards=True)] == [75, 37.5]
+def test_long_paths_are_thinned() -> None:
+    points = [(n / 10_000, n / 10_000) for n in range(10_001)]
+    drawn = svg(Panel("", "", "share", (curve_of("", "c0", points),), "share"))
+    assert drawn.count("L ") < 500
+    dots = svg(Panel("", "", "share", (curve_of("", "c0", points[::10], "dots"),)))
+    assert dots.count("<use") == 1001
+
+
+AWKWARD = [
+    [(0.0, 0.0)],
+    [(5.0, 1e6)],
+    [(0.0, 0.0), (1.0, 0.0)],
+    [(1e-9, 1e-9), (1.0, 5.0), (1e6, 1e6)],
+    [(2.0, 0.1), (2.0, 900.0), (3.0, 1e5)],
+    [(1.0, 10.0), (40.0, 400.0)],
+    [(float(n), 10.0**n) for n in range(1, 6)],
+]
+
+
+@pytest.mark.parametrize("points", AWKWARD, ids=range(len(AWKWARD)))
+@pytest.mark.parametrize(
+    ("unit", "x_unit", "kind"),
+    [
+        ("share", "number", "line"),
+        ("ms", "ms", "path"),
+        ("count", "count", "dots"),
+        ("score", "share", "line"),
+    ],
+)
+def test_whatever_is_measured_is_drawn_within_the_plot(
+    points: list[tuple[float, float]], unit: Any, x_unit: Any, kind: Any
+) -> None:
+    scale = 1e-6 if unit == "share" else 1.0
+    curve = curve_of("", "c1", [(x, scale * y) for x, y in points], kind)
+    within(svg(Panel("", "", unit, (curve,), x_unit)), "c1", kind)
+
+
+@pytest.mark.parametrize("points", AWKWARD, ids=range(len(AWKWARD)))
+@pytest.mark.parametrize("log", [True, False])
+def test_whatever_is_compared_is_drawn_within_the_plot(
+    points: list[tuple[float, float]], log: bool
+) -> None:
+    bars = tuple(Bar("a", (x + y) / 2, min(x, y), max(x, y), "", better=False) for x, y in points)
+    within(svg(Bars("", "", bars, 1.0, log=log)), "bad", "line")
+
+
+def within(drawn: str, colour: str, kind: str) -> None:
+    """Check that what has a colour is within the plot; nothing else would clip it."""
+    left, top, width, height = map(float, re.findall(r'viewBox="([^"]*)"', drawn)[0].split())
+    used = rf'<use [^>]*x="([^"]*)" y="([^"]*)"[^>]*var\(--{colour}\)'
+    places = re.findall(used, drawn)
+    for path in re.findall(rf'<path d="([^"]*)"[^>]*var\(--{colour}\)', drawn):
+        places += re.findall(r"([\d.e+-]+) ([\d.e+-]+)", path)
+    assert places or kind == "path"  # a path of a single point has no length
+    for x, y in places:
+        assert left - 1 <= float(x) <= left + width + 1
+        assert top - 1 <= float(y) <= top + height + 1
 
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ragcache_workbench.reports.colours import DARK, LIGHT
+from ragcache_workbench.reports import DARK, LIGHT
 
 __all__ = ["Badge", "Pair", "draw_badges", "draw_pairs"]
 

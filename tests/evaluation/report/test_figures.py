@@ -8,32 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image, ImageColor
 
 from ragcache_workbench.evaluation import EvalRun, evaluate, evaluate_grid, throughputs
-from ragcache_workbench.evaluation.report.data import (
-    Bar,
-    Bars,
-    Curve,
-    Figure,
-    Missing,
-    Panel,
-    Point,
-)
-from ragcache_workbench.evaluation.report.figures import Section, sections, sweeps
+from ragcache_workbench.evaluation.report.figures import Figure, Section, sections, sweeps
 from ragcache_workbench.evaluation.report.labels import (
     differing_knobs,
     facts_of,
+    format_figure,
     in_order,
     label,
+    main_quality,
+    value_of,
 )
-from ragcache_workbench.evaluation.report.measures import format_figure, main_quality, value_of
-from ragcache_workbench.evaluation.report.plots import bar_axis, drawn, png
 from ragcache_workbench.evaluation.report.tables import numbers_in_words
 from ragcache_workbench.evaluation.scores.scoring import MECHANICS_ONLY
-from ragcache_workbench.reports import PALETTE
+from ragcache_workbench.reports import LIGHT, Bar, Bars, Curve, Missing, Panel, Point, png
 from tests.evaluation.world import Echo, make_retriever, store
 
 SMALL: dict[str, Any] = {"sample": 6, "workload": "uniform", "variants": 2, "k": 3}
@@ -292,66 +282,30 @@ def test_numbers_as_they_read_well(value: float | None, unit: Any, text: str) ->
     assert format_figure(value, unit) == text
 
 
-sizes = st.floats(0, 1e6) | st.sampled_from([0.0, 1e-9, 1.0, 5.0])
-units = st.sampled_from(["share", "ms", "count", "score"])
-
-
-@given(
-    points=st.lists(st.tuples(sizes, sizes), min_size=1, max_size=9),
-    unit=units,
-    x_unit=st.sampled_from(["number", "count", "ms"]),
-    kind=st.sampled_from(["line", "path", "dots"]),
-)
-def test_whatever_is_drawn_is_on_the_plot(
-    points: list[tuple[float, float]], unit: Any, x_unit: Any, kind: Any
-) -> None:
-    scale = 1e-6 if unit == "share" else 1.0
-    placed = tuple(Point(x, scale * y, label="a") for x, y in sorted(points))
-    chart = drawn(Panel("title", "axis", unit, (Curve("curve", 0, placed, kind),), x_unit))
-    for mark in chart.labels:
-        assert 0 <= mark.left <= 100
-        assert 0 <= mark.top <= 100
-    for ticks in (chart.x_ticks, chart.y_ticks):
-        assert all(0 <= tick.at <= 100 for tick in ticks)
-        assert len(ticks) <= 16
-    assert len(chart.y_ticks) >= 2
-    assert "nan" not in chart.path(chart.series[0])
-
-
-@given(values=st.lists(st.tuples(sizes, sizes, sizes), min_size=1, max_size=9), log=st.booleans())
-def test_whatever_is_compared_is_on_the_plot(
-    values: list[tuple[float, float, float]], *, log: bool
-) -> None:
-    bars = tuple(Bar("", sorted(ends)[1], min(ends), max(ends), "") for ends in values)
-    axis = bar_axis(Bars("title", "axis", bars, 1.0, log=log))
-    assert axis.low <= 1.0 <= axis.high
-    for value, *ends in values:
-        low, middle, high = map(axis.place, sorted((value, *ends)))
-        assert 0 <= low <= middle <= high <= 100
-
-
 def test_pictures_of_everything_that_can_be_drawn() -> None:
     points = (Point(0, 0.1, 0.05, 0.2), Point(1, 0.5, label="1"))
-    kinds: Any = ("line", "path", "level", "dots", "edge")
-    curves = tuple(Curve(kind, place, points, kind) for place, kind in enumerate(kinds))
+    kinds: Any = ("line", "path", "level", "dots", "edge", "rule", "break")
+    curves = tuple(Curve(kind, f"c{place}", points, kind) for place, kind in enumerate(kinds))
     panels = (
-        Panel("one", "x", "share", curves, breaks=(0.5,)),
+        Panel("one", "x", "share", curves),
         Bars("two", "x", (Bar("a", 2, 1.5, 3, "2", better=True), Bar("b", 1, 0.5, 2, "1")), 1.0),
         Bars("three", "x", (Bar("a", 2, None, None, "2"),)),
         Missing("four", "why"),
     )
-    content = png(Figure("name", "title", "note", panels, ()))
+    content = png("title", panels, curves)
     with Image.open(BytesIO(content)) as image:
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24) or []}
     for curve in curves:
         if curve.kind != "edge":
-            assert ImageColor.getrgb(PALETTE[curve.colour]) in colours
+            assert ImageColor.getrgb(LIGHT[curve.colour]) in colours
 
 
 def test_long_labels_leave_room_for_the_plots_and_are_not_cut_off() -> None:
     long = ", ".join(f"a_knob_of_some_length={number}" for number in range(9))
     bars = tuple(Bar(f"{number}: {long} {'x' * 200}", 2, 1.5, 3, "2") for number in range(4))
-    curves = tuple(Curve(f"{place} {long}", place, (Point(0, 0.1),), "dots") for place in range(4))
+    curves = tuple(
+        Curve(f"{place} {long}", f"c{place}", (Point(0, 0.1),), "dots") for place in range(4)
+    )
     figures: list[tuple[Bars | Panel, ...]] = [
         (Bars("one", "x", bars, 1.0),) * 4,
         (Panel("two", "x", "share", curves),),
@@ -359,7 +313,7 @@ def test_long_labels_leave_room_for_the_plots_and_are_not_cut_off() -> None:
     for plots in figures:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # as matplotlib says that a plot has no room left
-            content = png(Figure("name", f"Compared with {long}", "note", plots, ()))
+            content = png(f"Compared with {long}", plots, curves)
         with Image.open(BytesIO(content)) as image:
             edge = image.convert("L").crop((image.width - 4, 0, image.width, image.height))
         assert edge.getextrema() == (255, 255)

@@ -14,9 +14,8 @@ from rich.console import Console
 from typing_extensions import override
 
 from ragcache_workbench.evaluation import EvalRun, evaluate, evaluate_grid
-from ragcache_workbench.evaluation.report.console import show
-from ragcache_workbench.evaluation.report.measures import FOLLOWED
-from ragcache_workbench.evaluation.report.report import gather, render
+from ragcache_workbench.evaluation.report.labels import FOLLOWED
+from ragcache_workbench.evaluation.report.report import gather, render, show
 from ragcache_workbench.evaluation.report.verdict import _Candidate, _sentence, verdicts
 from ragcache_workbench.evaluation.scores import Interval
 from tests.evaluation.world import Echo, make_retriever

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ragcache_workbench.reports import (
-    Axis,
     Cell,
-    Chart,
+    Panel,
     Report,
     Section,
     Table,
@@ -73,25 +72,24 @@ def _tiles(findings: Findings) -> list[Tile]:
     ]
 
 
-def charts(findings: Findings) -> list[Chart]:
+def charts(findings: Findings) -> list[Panel]:
     """Plot the share of the calls that are saved, and of the wrong hits, by tolerance."""
     rules = {f"with {findings.guards}": findings.guarded, "tolerance alone": findings.plain}
     taken = findings.guarded.proof.taken
-    places = range(len(TOLERANCES))
 
-    def chart(title: str, note: str, counts: dict[str, list[Count]]) -> Chart:
+    def chart(title: str, note: str, counts: dict[str, list[Count]]) -> Panel:
         lines = {
-            name: [(TOLERANCES[place], 100 * own[place].share) for place in places]
+            name: zip(TOLERANCES, (count.share for count in own), strict=True)
             for name, own in counts.items()
         }
-        x = Axis(0, TOLERANCES[-1], label="tolerance")
-        return comparison(title, note, x, lines, None if taken is None else TOLERANCES[taken])
+        at = None if taken is None else TOLERANCES[taken]
+        return comparison(title, note, "tolerance", lines, at)
 
     return [
         chart(
             "Calls saved",
             "Share of the questions that would have been served an earlier answer.",
-            {name: [rule.saved(place) for place in places] for name, rule in rules.items()},
+            {name: list(map(rule.saved, range(len(TOLERANCES)))) for name, rule in rules.items()},
         ),
         chart(
             "Another question's",

@@ -6,7 +6,6 @@ import itertools
 import statistics
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,21 @@ from rich.console import Console
 from rich.markup import escape
 
 from ragcache_workbench.reports import (
-    Axis,
     Cell,
-    Chart,
-    Series,
+    Panel,
     Table,
     Tile,
-    dot_series,
+    curve_of,
     render_page,
     terminal_table,
     write_page,
 )
 
-from .measures import Observation
 from .run import TURN, DemoResult, FrameworkResult, stream
 from .settings import FRAMEWORKS, WORDS, DemoSettings
 from .speculative import Pair, median_ttfts
 from .summary import (
+    TIMES,
     answers_table,
     conditions,
     examples,
@@ -57,6 +54,15 @@ SNIPPET = 100
 QUESTION = 60
 """Characters of a question there."""
 
+PARTS = {
+    "embedding": "embedding",
+    "search or cache": "search",
+    "framework": "overhead",
+    "to first token": "prefill",
+    "rest of the answer": "decode",
+}
+"""Names of the parts of a question's time, and their colours."""
+
 
 def render(result: DemoResult) -> str:
     """The report as HTML: no script, nothing loaded from anywhere."""
@@ -78,6 +84,7 @@ def render(result: DemoResult) -> str:
         answers=answers_table(result),
         examples=examples(result),
         command=result.settings.command(),
+        milliseconds=milliseconds,
     )
 
 
@@ -91,11 +98,9 @@ def write_report(result: DemoResult, path: Path) -> None:
 
 
 def _framework(result: FrameworkResult) -> dict[str, Any]:
-    bars = parts(result)
     return {
         "tiles": _tiles(result),
-        "bars": bars,
-        "parts": parts_table(bars),
+        "parts": parts(result),
         "charts": [cumulative(result), retrievals(result), ttfts(result)],
         "figures": figures_table(result),
     }
@@ -131,140 +136,71 @@ def _time(label: str, before: float, after: float, note: str = "mean per questio
 
 # The plots
 
-BEFORE, AFTER, ANYWHERE = "other", "c0", "c1"
+SIDES = {"before": "other", "after": "c0", "anywhere": "c1"}
 """Colours of the sides."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A stretch of a bar.
-
-    Attributes:
-        name: What the time goes to.
-        style: CSS classes of its colour and of its mark in the legend.
-        text: The time in milliseconds.
-        width: In per cent of the longest bar.
-    """
-
-    name: str
-    style: str
-    text: str
-    width: float
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A bar made of parts.
-
-    Attributes:
-        name: ``before``, ``after`` or ``anywhere``.
-        text: Its length in words.
-        parts: From left to right.
-    """
-
-    name: str
-    text: str
-    parts: tuple[Part, ...]
+def parts(result: FrameworkResult) -> Table:
+    """Where the mean time of a question goes, on each side, in milliseconds."""
+    columns = []
+    for side in result.sides.values():
+        embedding, retrieval, ttft, first_token, whole = (
+            statistics.fmean(getattr(seen, name) for seen in side) for name in TIMES.values()
+        )
+        framework = max(0.0, first_token - embedding - retrieval - ttft)
+        columns.append((embedding, retrieval, framework, ttft, whole - first_token))
+    rows = [
+        (Cell(name, style=colour), *(Cell(milliseconds(time), time) for time in row))
+        for (name, colour), row in zip(PARTS.items(), zip(*columns, strict=True), strict=True)
+    ]
+    return Table(("ms", *result.sides), tuple(rows))
 
 
-def parts(result: FrameworkResult) -> tuple[Bar, ...]:
-    """Where the mean time of a question goes, on each side."""
-    sides = result.sides
-    longest = max(
-        statistics.fmean(observation.end_to_end_ms for observation in side)
-        for side in sides.values()
-    )
-    return tuple(_bar(name, observations, longest) for name, observations in sides.items())
-
-
-def _bar(name: str, observations: Sequence[Observation], longest: float) -> Bar:
-    def mean(field: str) -> float:
-        return statistics.fmean(getattr(observation, field) for observation in observations)
-
-    embedding, retrieval, ttft = mean("embedding_ms"), mean("retrieval_ms"), mean("ttft_ms")
-    first_token, whole = mean("first_token_ms"), mean("end_to_end_ms")
-    spans = (
-        ("embedding", "embedding", embedding),
-        ("search or cache", "search", retrieval),
-        ("framework", "overhead", max(0.0, first_token - embedding - retrieval - ttft)),
-        ("to first token", "prefill", ttft),
-        ("rest of the answer", "decode", whole - first_token),
-    )
-    stretches = tuple(
-        Part(purpose, f"{colour} area", milliseconds(span), round(100 * span / longest, 2))
-        for purpose, colour, span in spans
-    )
-    return Bar(name, f"{milliseconds(whole)} ms", stretches)
-
-
-def parts_table(bars: Sequence[Bar]) -> Table:
-    """The parts of bars in numbers."""
-    columns = zip(*(bar.parts for bar in bars), strict=True)
-    rows = tuple((Cell(row[0].name), *(Cell(part.text) for part in row)) for row in columns)
-    return Table(("ms", *(bar.name for bar in bars)), rows)
-
-
-def cumulative(result: FrameworkResult) -> Chart:
+def cumulative(result: FrameworkResult) -> Panel:
     """Time spent on retrieval so far, over the stream."""
-    sums = []
-    for observations in (result.before, result.after):
-        spent = ((seen.embedding_ms + seen.retrieval_ms) / 1000 for seen in observations)
-        sums.append(list(itertools.accumulate(spent)))
-    x = Axis(0, len(result.before), label="questions")
-    y = Axis(0, max(sums[0][-1], sums[1][-1]), label="seconds")
-    return Chart(
-        "Time spent on retrieval",
-        x,
-        y,
-        _sides([[(0, 0), *enumerate(seconds, 1)] for seconds in sums]),
-        "Embedding, and searching the store or the cache, added up over the stream.",
-    )
+    curves = []
+    for name in ("before", "after"):
+        spent = ((seen.embedding_ms + seen.retrieval_ms) / 1000 for seen in result.sides[name])
+        sums = enumerate(itertools.accumulate(spent, initial=0.0))
+        curves.append(curve_of(name, SIDES[name], sums))
+    note = "Embedding, and searching the store or the cache, added up over the stream."
+    title, unit = "Time spent on retrieval", "count"
+    return Panel(title, "questions", unit, tuple(curves), "count", "seconds", note)
 
 
-def _sides(points: Sequence[Sequence[tuple[float, float]]]) -> tuple[Series, ...]:
-    """A line for each side that there are points of: before, after, anywhere."""
-    kinds = (("before", BEFORE), ("after", AFTER), ("anywhere", ANYWHERE))
-    return tuple(
-        Series(name, colour, line) for (name, colour), line in zip(kinds, points, strict=False)
-    )
-
-
-def retrievals(result: FrameworkResult) -> Chart:
+def retrievals(result: FrameworkResult) -> Panel:
     """Each question's retrieval after the swap: searches and hits are worlds apart."""
-    times = [(number, seen.retrieval_ms) for number, seen in enumerate(result.after, 1)]
-    hits = [point for point, seen in zip(times, result.after, strict=True) if seen.hit]
-    misses = [point for point, seen in zip(times, result.after, strict=True) if not seen.hit]
-    x = Axis(0, len(times) + 1, label="questions in their order")
-    y = Axis(0.1, 1.3 * max(1.0, *(value for _, value in times)), log=True, label="ms")
-    return Chart(
-        "Search or cache, question by question",
-        x,
-        y,
-        (
-            dot_series("searched in the store", BEFORE, misses),
-            dot_series("found in the query cache", AFTER, hits),
-        ),
-        "After the swap, embedding not included; the scale is logarithmic.",
-    )
+    kinds = {"searched in the store": (False, "other"), "found in the query cache": (True, "c0")}
+    curves = []
+    for name, (hit, colour) in kinds.items():
+        after = enumerate(result.after, 1)
+        times = [(number, seen.retrieval_ms) for number, seen in after if seen.hit is hit]
+        if times:
+            curves.append(curve_of(name, colour, times, "dots"))
+    note = "After the swap, embedding not included; the scale is logarithmic if times differ much."
+    title, label = "Search or cache, question by question", "questions in their order"
+    return Panel(title, label, "ms", tuple(curves), "count", "ms", note)
 
 
-def ttfts(result: FrameworkResult) -> Chart:
+def ttfts(result: FrameworkResult) -> Panel:
     """Share of questions whose first token came within a time, from the call of the LLM."""
-    sides = [sorted(seen.ttft_ms for seen in side) for side in result.sides.values()]
+    times = {name: sorted(seen.ttft_ms for seen in side) for name, side in result.sides.items()}
     # The slowest few would squeeze everything else into a corner.
-    high = max(statistics.quantiles(side, n=50)[-1] if len(side) > 1 else side[0] for side in sides)
-    x, y = Axis(0, high, label="ms"), Axis(0, 100, label="% of questions")
-    steps = [
-        [
-            (value, 100 * count / len(side))
+    high = max(
+        statistics.quantiles(side, n=50)[-1] if len(side) > 1 else side[0]
+        for side in times.values()
+    )
+    curves = []
+    for name, side in times.items():
+        steps = [
+            (value, count / len(side))
             for rank, value in enumerate(side)
             for count in (rank, rank + 1)
             if value <= high
         ]
-        for side in sides
-    ]
+        curves.append(curve_of(name, SIDES[name], steps))
     note = "From the call of the LLM. Share of questions answered within that time."
-    return Chart("Time to first token", x, y, _sides(steps), note)
+    return Panel("Time to first token", "ms", "share", tuple(curves), "ms", note=note)
 
 
 # The terminal

@@ -20,7 +20,7 @@ from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine,
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.resources import load_passages, load_questions
 from ragcache_integrations.speculation import SpeculationReport, Speculator, StageOfDocuments
-from ragcache_workbench.reports import LIGHT, Picture, strip_axes
+from ragcache_workbench.reports import LIGHT, add_legend, new_picture, picture, strip_axes
 
 from .engines import quiet_start
 
@@ -309,8 +309,8 @@ def draw_timeline(pair: Pair, path: Path) -> None:
         path: PNG file to write.
     """
     question = textwrap.shorten(pair.question, 90, placeholder=" …")
-    picture = Picture(10.0, 4.8, f"“{question}”")
-    panels = picture.figure.subplots(2, 1, sharex=True)
+    figure = new_picture(10.0, 4.8, f"“{question}”")
+    panels = figure.subplots(2, 1, sharex=True)
     end = 1.02 * MS * max(pair.sequential.seconds, pair.speculative.seconds)
     sides = (
         ("Sequential: search, then generate", BEFORE, pair.sequential),
@@ -320,8 +320,8 @@ def draw_timeline(pair: Pair, path: Path) -> None:
         panel.set_xlim(0, end)
         _draw(panel, title, colour, trace)
     panels[-1].set_xlabel("ms since the question", color=SOFT, fontsize=9)
-    picture.add_legend(_legend(), 5, 9)
-    path.write_bytes(picture.png())
+    add_legend(figure, _legend(), 5, 9)
+    path.write_bytes(picture(figure))
 
 
 def _draw(panel: Any, title: str, colour: str, trace: Traced) -> None:
@@ -364,7 +364,8 @@ def _draw(panel: Any, title: str, colour: str, trace: Traced) -> None:
         weight="bold",
         color=colour,
     )
-    strip_axes(panel, title, grid="x")
+    panel.set_title(title, loc="left", fontsize=10, color=INK)
+    strip_axes(panel, grid="x")
     panel.set_yticks([0, 1], ["engine", "search"], fontsize=9, color=INK)
     panel.set_ylim(-0.75, 1.75)
 

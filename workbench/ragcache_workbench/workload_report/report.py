@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ragcache_workbench.reports import (
-    Axis,
     Cell,
-    Chart,
+    Panel,
     Report,
     Section,
-    Series,
     Table,
     Tile,
     comparison,
+    curve_of,
     marked,
     percent,
-    percentage,
+    short_number,
 )
 
 from .replicas import MEASURES, duration
-from .summary import TOP_PARTS, Findings, short_number
+from .summary import TOP_PARTS, Findings
 
 __all__ = ["access", "prefill", "report_of", "sizes"]
 
-OURS, OTHER = "c0", "other dashed"
 PREFILL_ROWS = 6
 """Rows of the table of prefill times on the terminal."""
 
@@ -77,62 +75,47 @@ def _tiles(findings: Findings) -> list[Tile]:
     ]
 
 
-def access(findings: Findings) -> Chart:
+def access(findings: Findings) -> Panel:
     """Share of the accesses that goes to the most popular documents (RAGCache, figure 5)."""
-    x = Axis(0, 100, text=percentage, label="documents, the most popular first")
-    y = Axis(0, 100, text=percentage, label="accesses to them")
-    points = [(100 * part, 100 * share) for part, share in findings.result.skew.curve()]
-    return Chart(
-        "How skewed access is",
-        x,
-        y,
-        (
-            Series("this workload", OURS, points),
-            Series("if all were equally popular", OTHER, [(0, 0), (100, 100)]),
-        ),
-        "The steeper it begins, the less memory finds the most.",
-    )
+    lines = {
+        "this workload": findings.result.skew.curve(),
+        "if all were equally popular": [(0.0, 0.0), (1.0, 1.0)],
+    }
+    note = "The steeper it begins, the less memory finds the most."
+    x_label = "documents, the most popular first"
+    return comparison("How skewed access is", note, x_label, lines, None, "share")
 
 
-def prefill(findings: Findings) -> Chart:
+def prefill(findings: Findings) -> Panel:
     """What a cached prefix saves (RAGCache, figure 4)."""
     times = findings.result.prefill
-    highest = max(*times.uncached, *times.cached)
-    scale, unit = (1.0, "s") if highest >= 1 else (1000.0, "ms")
-    x = Axis(0, times.prefix_tokens[-1], text=short_number, label="tokens of the prefix")
-    y = Axis(0, 1.05 * scale * highest or 1.0, text=short_number, label=unit)
-
-    def points(times_in_seconds: Sequence[float]) -> list[tuple[float, float]]:
-        scaled = [scale * seconds for seconds in times_in_seconds]
-        return list(zip(times.prefix_tokens, scaled, strict=True))
-
-    return Chart(
+    seconds = {"prefix cached": times.cached, "prefix computed": times.uncached}
+    return Panel(
         "Prefill time, computed and cached",
-        x,
-        y,
-        (
-            Series("prefix cached", OURS, points(times.cached)),
-            Series("prefix computed", OTHER, points(times.uncached)),
+        "tokens of the prefix",
+        "count",
+        tuple(
+            curve_of(name, colour, zip(times.prefix_tokens, values, strict=True))
+            for (name, values), colour in zip(seconds.items(), ("c0", "other"), strict=True)
         ),
+        "count",
+        "seconds",
         f"With {times.new_tokens:,} new tokens, the median question, after the prefix.",
     )
 
 
-def sizes(findings: Findings) -> list[Chart]:
+def sizes(findings: Findings) -> list[Panel]:
     """What caches of different sizes find, and what they save."""
     result = findings.result
-    low, high = result.sizes[0].tokens, result.sizes[-1].tokens
-    label = "tokens that the cache holds"
-    x = Axis(low, max(high, 2 * low), log=True, text=short_number, label=label)
 
-    def chart(title: str, note: str, field: str) -> Chart:
+    def chart(title: str, note: str, field: str) -> Panel:
         ours, stock = (
-            [(float(size.tokens), 100 * getattr(size, prefix + field)) for size in result.sizes]
+            [(float(size.tokens), getattr(size, prefix + field)) for size in result.sizes]
             for prefix in ("", "stock_")
         )
         lines = {"knowledge tree": ours, "stock vLLM, block LRU": stock}
         at = None if result.recommended is None else float(result.recommended.tokens)
-        return comparison(title, note, x, lines, at)
+        return comparison(title, note, "tokens that the cache holds", lines, at, "number")
 
     return [
         chart(

@@ -17,7 +17,7 @@ from ragcache_workbench.simulation import (
 from .providers import ProviderShare
 from .replicas import Replicas
 
-__all__ = ["TOP_PARTS", "Findings", "short_number"]
+__all__ = ["TOP_PARTS", "Findings"]
 
 TOP_PARTS = (0.01, 0.03, 0.1, 0.2, 0.5)
 """Parts of the documents, in the table of skew; RAGCache §3.2 names 3 %."""
@@ -153,11 +153,3 @@ class Findings:
             "replicas": None if self.replicas is None else self.replicas.as_dict(),
             "notes": self.notes(),
         }
-
-
-def short_number(number: float) -> str:
-    """A number for an axis: 500, 20k, 1.5M."""
-    for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= unit:
-            return f"{number / unit:g}{suffix}"
-    return f"{number:g}"

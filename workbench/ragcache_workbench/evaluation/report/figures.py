@@ -1,7 +1,8 @@
 """The figures of a report, chosen by the knobs that differ between its runs.
 
-The papers' figures are drawn over those knobs, then the distributions of latencies, and the courses
-of runs, question by question.
+The papers' figures are drawn over those knobs, then runs are compared with the first one of the
+same questions, then come the distributions of latencies, and the courses of runs, question by
+question.
 """
 
 from __future__ import annotations
@@ -10,26 +11,92 @@ import itertools
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from ragcache_workbench.evaluation.records import Record
-from ragcache_workbench.evaluation.runs import EvalRun, Throughput, throughputs
-from ragcache_workbench.evaluation.scores import LATENCIES, MECHANICS_ONLY
-from ragcache_workbench.reports import PALETTE_SIZE
+from ragcache_workbench.evaluation.runs import (
+    Comparison,
+    EvalRun,
+    Throughput,
+    answer_scores,
+    compare,
+    series,
+    throughputs,
+)
+from ragcache_workbench.evaluation.scores import MECHANICS_ONLY
+from ragcache_workbench.reports import (
+    PALETTE_SIZE,
+    Bar,
+    Bars,
+    Curve,
+    Missing,
+    Panel,
+    Plot,
+    Point,
+    curve_of,
+)
 
-from .comparisons import Compared, comparisons
-from .data import Bar, Bars, Curve, Figure, Missing, Panel, Plot, Point
-from .labels import differing_knobs, facts_of, format_knob, label, labels_of, number_of
-from .measures import FOLLOWED, SHOWN, format_figure, main_quality, measure, value_of
+from .labels import (
+    FOLLOWED,
+    MEASURES,
+    SHOWN,
+    differing_knobs,
+    facts_of,
+    format_figure,
+    format_knob,
+    label,
+    labels_of,
+    main_quality,
+    measure,
+    number_of,
+    value_of,
+)
 
-__all__ = ["Section", "sections"]
+__all__ = ["TIMES", "Compared", "Figure", "Section", "comparisons", "sections", "sweeps"]
 
 NAME_LENGTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Plots with one title, of the same runs.
+
+    Attributes:
+        name: Its name in files and links.
+        title: What the plots have in common.
+        note: How to read it.
+        plots: At least one plot, in the order of the page.
+        runs: The runs that it shows.
+    """
+
+    name: str
+    title: str
+    note: str
+    plots: tuple[Plot, ...]
+    runs: tuple[EvalRun, ...]
+
+    def legend(self) -> Sequence[Curve]:
+        """Curves with a name, each once; empty if there are not at least two."""
+        panels = [plot for plot in self.plots if isinstance(plot, Panel)]
+        by_name = {curve.name: curve for panel in panels for curve in panel.legend}
+        return list(by_name.values()) if len(by_name) > 1 else []
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Runs of the same questions.
+
+    Attributes:
+        figure: The figure that compares them, the baseline first.
+        rows: Every comparison, with the other run's label.
+    """
+
+    figure: Figure
+    rows: tuple[tuple[str, Comparison], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +158,10 @@ def _section(
     )
 
 
+def _colour(number: int) -> str:
+    return f"c{number % PALETTE_SIZE}"
+
+
 QUALITY = "quality"
 """Replaced by the data set's main metric."""
 
@@ -139,7 +210,7 @@ class _Group:
     """Runs that differ only in the knob and the seed."""
 
     name: str
-    colour: int
+    colour: str
     places: dict[float, list[EvalRun]] = field(default_factory=lambda: defaultdict(list))
     elsewhere: list[EvalRun] = field(default_factory=list)
 
@@ -169,7 +240,7 @@ def _groups(knob: str, rows: Sequence[_Row], others: Sequence[str]) -> list[_Gro
         place = number_of(facts.get(knob))
         # A level is named by the knob itself where that is what it differs in.
         name = label(facts, others if place is not None else [knob, *others])
-        group = groups.setdefault(name, _Group(name, len(groups) % PALETTE_SIZE))
+        group = groups.setdefault(name, _Group(name, _colour(len(groups))))
         if place is None:
             group.elsewhere.append(run)
         else:
@@ -248,13 +319,13 @@ def _point(place: float, values: Iterable[float | None], words: str = "") -> Poi
     )
 
 
-def _throughput_bars(rates: Sequence[Throughput], colours: Mapping[str, int]) -> Bars:
+def _throughput_bars(rates: Sequence[Throughput], colours: Mapping[str, str]) -> Bars:
     bars = []
     for rate in rates:
         name = label(rate.knobs, list(rate.knobs))
         text = f"{rate.throughput:.3g}/s, limit {format_figure(rate.limit_ms, 'ms')} ms"
         shown = name or "these settings"
-        bars.append(Bar(shown, rate.throughput, None, None, text, colour=colours.get(name, 0)))
+        bars.append(Bar(shown, rate.throughput, None, None, text, colour=colours.get(name, "c0")))
     return Bars("throughput under the TTFT limit", "requests per second", tuple(bars))
 
 
@@ -294,20 +365,17 @@ def _scattered(
             words = str(numbers[str(run.path)])
             kinds[label(known, by)].append(Point(delay, quality, label=words))
     curves = [
-        Curve(kind, number % PALETTE_SIZE, tuple(points), "dots")
+        Curve(kind, _colour(number), tuple(points), "dots")
         for number, (kind, points) in enumerate(kinds.items())
     ]
     edge: list[Point] = []
-    for point in sorted(itertools.chain(*kinds.values()), key=_by_delay):
+    dots = itertools.chain(*kinds.values())
+    for point in sorted(dots, key=lambda point: (point.x, -point.y)):
         if not edge or point.y > edge[-1].y:
             edge.append(Point(point.x, point.y))
     if len(edge) > 1:
-        curves.insert(0, Curve("", 0, tuple(edge), "edge"))
+        curves.insert(0, Curve("", "soft", tuple(edge), "edge"))
     return curves
-
-
-def _by_delay(point: Point) -> tuple[float, float]:
-    return point.x, -point.y
 
 
 MOST_DOTS = 600
@@ -327,22 +395,16 @@ def distributions(runs: Sequence[EvalRun]) -> list[Figure]:
     for latency, words in _SHOWN.items():
         curves = []
         for number, (run, name) in enumerate(zip(runs, labels_of(runs), strict=True)):
-            times = np.sort(_times(run, latency))
-            if len(times):
-                shares = np.linspace(0, 1, 101)
-                quantiles = np.quantile(times, shares)
-                points = [Point(float(x), float(y)) for x, y in zip(quantiles, shares, strict=True)]
-                curves.append(Curve(name, number, tuple(points), "path"))
+            times = [time for time in series(run, latency) if time is not None]
+            if times:
+                quantiles = np.quantile(times, shares := np.linspace(0, 1, 101)).tolist()
+                points = zip(quantiles, shares.tolist(), strict=True)
+                curves.append(curve_of(name, _colour(number), points))
         if curves:
             panels.append(Panel(words, "ms", "share", tuple(curves), "ms"))
     note = "Share of the questions that took at most this long."
     figure = Figure("latencies", "Distribution of latencies", note, tuple(panels), tuple(runs))
     return [figure] if panels else []
-
-
-def _times(run: EvalRun, latency: str) -> list[float]:
-    times = [LATENCIES[latency](record) for record in run.records if not record.disturbed]
-    return [1000 * seconds for seconds in times if seconds is not None]
 
 
 def courses(runs: Sequence[EvalRun]) -> list[Figure]:
@@ -355,9 +417,12 @@ def courses(runs: Sequence[EvalRun]) -> list[Figure]:
 
 def _course(run: EvalRun, name: str, number: int) -> Figure:
     sessions = [record.session for record in run.records]
-    breaks = tuple(
-        place + 0.5 for place, (before, after) in enumerate(pairwise(sessions)) if after > before
-    )
+    places = [
+        (place + 0.5, 0.0)
+        for place, (before, after) in enumerate(pairwise(sessions))
+        if after > before
+    ]
+    breaks = (curve_of("", "soft", places, "break"),) if places else ()
     drawings = _dots(run, "ttft", breaks), _dots(run, "retrieval", breaks), _running(run, breaks)
     note = "The questions in their order."
     if len(run.records) > MOST_DOTS:
@@ -369,55 +434,132 @@ def _course(run: EvalRun, name: str, number: int) -> Figure:
     return Figure(slug, title, note, tuple(filter(None, drawings)), (run,))
 
 
-def _dots(run: EvalRun, latency: str, breaks: tuple[float, ...]) -> Panel | None:
-    times = [(record, LATENCIES[latency](record)) for record in run.records if not record.disturbed]
-    kinds: dict[str, Callable[[Record], bool]] = {
-        "miss": lambda record: record.hit is False,
-        "hit of the query cache": lambda record: record.hit is True,
-        "": lambda record: record.hit is None,
-    }
+def _dots(run: EvalRun, latency: str, breaks: tuple[Curve, ...]) -> Panel | None:
+    kinds = {"miss": False, "hit of the query cache": True, "": None}
     curves = []
-    for number, (kind, belongs) in enumerate(kinds.items()):
+    for number, (kind, hit) in enumerate(kinds.items()):
         of_kind = [
-            (record.number, 1000 * seconds)
-            for record, seconds in times
-            if seconds is not None and belongs(record)
+            (float(record.number), time)
+            for record, time in zip(run.records, series(run, latency), strict=True)
+            if time is not None and record.hit is hit
         ]
         step = -(-len(run.records) // MOST_DOTS)
-        points = [Point(float(x), y) for x, y in of_kind[::step]]
-        if points:
-            curves.append(Curve(kind, number % 2, tuple(points), "dots"))
+        if of_kind:
+            curves.append(curve_of(kind, _colour(number % 2), of_kind[::step], "dots"))
     if not curves:
         return None
-    return Panel(f"{_SHOWN[latency]}, ms", "question", "ms", tuple(curves), "count", breaks)
+    return Panel(f"{_SHOWN[latency]}, ms", "question", "ms", (*curves, *breaks), "count")
 
 
-def _running(run: EvalRun, breaks: tuple[float, ...]) -> Panel | None:
+def _running(run: EvalRun, breaks: tuple[Curve, ...]) -> Panel | None:
     """Hits and reused tokens, as shares of all questions so far."""
-    hits = _so_far(
-        [
-            (record.number, float(record.hit), 1.0)
-            for record in run.records
-            if record.hit is not None
-        ]
-    )
-    tokens = _so_far(
-        [
-            (record.number, float(record.cached_tokens), float(record.prompt_tokens))
+    shares = {
+        "cache hit rate so far": [
+            (record.number, record.hit, 1) for record in run.records if record.hit is not None
+        ],
+        "prompt tokens saved so far": [
+            (record.number, record.cached_tokens, record.prompt_tokens)
             for record in run.records
             if record.cached_tokens is not None and record.prompt_tokens
-        ]
-    )
-    named = (("cache hit rate so far", 2, hits), ("prompt tokens saved so far", 3, tokens))
-    curves = tuple(Curve(name, colour, points, "path") for name, colour, points in named if points)
+        ],
+    }
+    curves = []
+    for number, (name, rows) in enumerate(shares.items(), start=2):
+        if rows:
+            places, parts, wholes = np.array(rows, float).T
+            so_far = np.cumsum(parts) / np.cumsum(wholes)
+            points = zip(places.tolist(), so_far.tolist(), strict=True)
+            curves.append(curve_of(name, _colour(number), points))
     if not curves:
         return None
-    return Panel("share so far", "question", "share", curves, "count", breaks)
+    return Panel("share so far", "question", "share", (*curves, *breaks), "count")
 
 
-def _so_far(rows: list[tuple[int, float, float]]) -> tuple[Point, ...]:
-    if not rows:
-        return ()
-    numbers, parts, wholes = np.array(rows).T
-    shares = np.cumsum(parts) / np.cumsum(wholes)
-    return tuple(Point(float(x), float(y)) for x, y in zip(numbers, shares, strict=True))
+# Comparisons with the first run, with paired-bootstrap intervals.
+
+TIMES = {
+    "ttft_ms": "TTFT, times as fast",
+    "end_to_end_ms": "end to end, times as fast",
+    "retrieval_ms": "retrieval, times as fast",
+}
+"""Times that are compared, with the words for their ratios."""
+SHARES = ("cache_hit_rate", "k_recall")
+
+
+def comparisons(runs: Sequence[EvalRun], numbers: dict[str, int]) -> list[Compared]:
+    """Compare runs of one data set, each with the first run of the same questions.
+
+    Args:
+        runs: The runs of one data set.
+        numbers: The runs' numbers in the report, by their folders.
+    """
+    groups: dict[str, list[EvalRun]] = defaultdict(list)
+    for run in runs:
+        groups[run.config["workload"]["digest"]].append(run)
+    several = [members for members in groups.values() if len(members) > 1]
+    return [_compared(members, numbers) for members in several]
+
+
+def _compared(runs: list[EvalRun], numbers: dict[str, int]) -> Compared:
+    baseline = runs[0]
+    labels = {
+        str(run.path): f"{numbers[str(run.path)]}: {label or 'the same settings'}"
+        for run, label in zip(runs, labels_of(runs), strict=True)
+    }
+    all_comparisons = compare(runs, metrics=[*answer_scores(runs), *SHARES, *TIMES])
+    by_metric: dict[str, list[Comparison]] = defaultdict(list)
+    for comparison in all_comparisons:
+        by_metric[comparison.metric].append(comparison)
+    plots: list[Plot] = []
+    name = main_quality(runs)
+    if name in by_metric:
+        plots.append(_differences(name, by_metric[name], labels))
+    elif name is not None:
+        plots.append(Missing(f"{measure(name).words}, difference", MECHANICS_ONLY))
+    plots += [_ratios(name, by_metric[name], labels) for name in TIMES if by_metric[name]]
+    differ = [
+        name
+        for name in SHARES
+        if any(any(comparison.difference.as_list()) for comparison in by_metric[name])
+    ]
+    plots += [_differences(name, by_metric[name], labels) for name in differ]
+    plots = [plot for plot in plots if not isinstance(plot, Bars) or plot.bars]
+    number = numbers[str(baseline.path)]
+    figure = Figure(
+        f"compared-{number}",
+        f"Compared with run {labels[str(baseline.path)]}",
+        "Question by question, with 95 % intervals of a paired bootstrap. Coloured where the whole "
+        f"interval is on one side; times never are. {FOLLOWED}",
+        tuple(plots),
+        tuple(runs),
+    )
+    rows = tuple((labels[str(comparison.other.path)], comparison) for comparison in all_comparisons)
+    return Compared(figure, rows)
+
+
+def _differences(name: str, members: Sequence[Comparison], labels: dict[str, str]) -> Bars:
+    share = name in MEASURES
+    scale, unit = (100, " points") if share else (1, "")
+    bars = []
+    for comparison in members:
+        digits = 1 if share else 3
+        # Adding 0 turns a minus zero into a zero.
+        value, low, high = (
+            round(scale * end, digits) + 0.0 for end in comparison.difference.as_list()
+        )
+        text = f"{value:+.{digits}f}{unit} [{low:+.{digits}f}, {high:+.{digits}f}]"
+        better = None if low <= 0 <= high else low > 0
+        bars.append(Bar(labels[str(comparison.other.path)], value, low, high, text, better))
+    title = f"{measure(name).words}, difference"
+    return Bars(title, "percentage points" if share else "difference", tuple(bars), 0.0)
+
+
+def _ratios(name: str, members: Sequence[Comparison], labels: dict[str, str]) -> Bars:
+    bars = []
+    for comparison in members:
+        if comparison.ratio is not None:
+            value, low, high = comparison.ratio.as_list()
+            text = f"{value:.2f} [{low:.2f}, {high:.2f}]"
+            # Without a colour: the runs followed one another, and the machine may have changed.
+            bars.append(Bar(labels[str(comparison.other.path)], value, low, high, text))
+    return Bars(TIMES[name], "times as fast as the baseline", tuple(bars), 1.0, log=True)

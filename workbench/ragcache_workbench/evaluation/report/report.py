@@ -1,4 +1,4 @@
-"""Writes a report of runs: one HTML page that needs only a browser, and PNG files."""
+"""Reports of runs: an HTML page that needs only a browser, PNG files, and the terminal."""
 
 from __future__ import annotations
 
@@ -7,33 +7,51 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as TerminalTable
+
 from ragcache_integrations.core.files import replacing
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.evaluation.runs import EvalRun
+from ragcache_workbench.evaluation.runs import EvalRun, throughputs
 from ragcache_workbench.evaluation.scores import MECHANICS_ONLY
-from ragcache_workbench.reports import Tile, render_page
+from ragcache_workbench.reports import (
+    Cell,
+    Table,
+    Tile,
+    png,
+    render_page,
+    svg,
+    terminal_table,
+)
 
-from .figures import Section, sections
-from .labels import differing_knobs, facts_of, in_order, labels_of
-from .measures import (
+from .figures import Section, comparisons, sections
+from .labels import (
+    FOLLOWED,
+    chosen_by,
+    differing_knobs,
+    facts_of,
     format_figure,
+    in_order,
+    labels_of,
     main_quality,
     measure,
     value_of,
 )
-from .plots import bar_axis, drawn, png
 from .tables import (
     commands_of,
     comparison_table,
     described,
     environments,
+    figure_cell,
     numbers_in_words,
     remarks,
     runs_table,
+    shown_figures,
 )
 from .verdict import verdicts
 
-__all__ = ["PAGE", "Gathered", "awrite_report", "gather", "render", "write_report"]
+__all__ = ["PAGE", "Gathered", "awrite_report", "gather", "render", "show", "write_report"]
 
 PAGE = "report.html"
 
@@ -102,7 +120,8 @@ def write_report(
         folder.mkdir(parents=True, exist_ok=True)
         if images:
             for figure in (figure for section in by_dataset for figure in section.all_figures()):
-                (folder / f"{figure.name}.png").write_bytes(png(figure))
+                drawn = png(figure.title, figure.plots, figure.legend())
+                (folder / f"{figure.name}.png").write_bytes(drawn)
         with replacing(folder / PAGE) as file:
             file.write(page.encode())
     except OSError as error:
@@ -177,9 +196,7 @@ def _page(gathered: Gathered, numbers: dict[str, int], by_dataset: Sequence[Sect
         "evaluation/report/report.html.j2",
         commands=lambda members: commands_of(members, numbers),
         comparisons=comparison_table,
-        bar_axis=bar_axis,
-        drawn=drawn,
-        kind=lambda plot: type(plot).__name__.lower(),
+        svg=svg,
         in_words=lambda members: numbers_in_words(members, len(runs)),
         runs=runs,
         title=" and ".join(dict.fromkeys(section.title for section in by_dataset)),
@@ -206,8 +223,63 @@ def _tiles(run: EvalRun) -> list[Tile]:
     for name in _TILES:
         shown, value = measure(name), value_of(run, name)
         if value is not None:
-            unit = " ms" if shown.unit == "ms" else ""
-            tiles.append(
-                Tile(shown.words.replace(", ms", ""), format_figure(value, shown.unit) + unit)
-            )
+            text = format_figure(value, shown.unit) + " ms" * (shown.unit == "ms")
+            tiles.append(Tile(shown.words.replace(", ms", ""), text))
     return tiles
+
+
+MAX_COLUMNS = 3
+STYLES = {True: "bold green", False: "bold red", None: "bold"}
+_OVERVIEW = (
+    *("cache_hit_rate", "k_recall", "retrieval_ms_mean", "ttft_ms_mean", "end_to_end_ms_mean"),
+    *("gpu_hit_rate", "money_saved"),
+)
+"""The figures that the terminal shows of many runs, besides their main quality."""
+
+
+def show(runs: Sequence[EvalRun], console: Console) -> None:
+    """Write what to do, the figures of runs, and their comparisons with the first.
+
+    All figures of a few runs, the most important ones of many.
+    """
+    for verdict in verdicts(runs):
+        console.print(escape(verdict.text), style=STYLES[verdict.pays], highlight=False)
+    console.print(_figures(runs))
+    for run in runs:
+        for number in run.summary["breaks"]:
+            console.print(
+                f"{run.name}: interrupted after {number} answer{'' if number == 1 else 's'} and "
+                "resumed; KV caches were empty then",
+                highlight=False,
+                soft_wrap=True,
+            )
+        if chosen := chosen_by(run):
+            console.print(f"{run.name} chose {chosen}", highlight=False, soft_wrap=True)
+    comparable = [run for run in runs if run.config["workload"] == runs[0].config["workload"]]
+    for compared in comparisons(comparable, _numbers(runs)):
+        title = "Compared with the first, 95 % intervals"
+        console.print(terminal_table(comparison_table(compared.rows), title))
+        console.print(FOLLOWED, style="italic", highlight=False)
+    for measured in throughputs(runs):
+        knobs = ", ".join(f"{name}={value}" for name, value in measured.knobs.items())
+        console.print(
+            f"Throughput of {knobs or 'these settings'}: {measured.throughput:.3g} requests/s with "
+            f"a mean TTFT of at most {measured.limit_ms:,.0f} ms",
+            highlight=False,
+        )
+
+
+def _figures(runs: Sequence[EvalRun]) -> TerminalTable:
+    """A table with a column for each of a few runs, or with a row for each of many."""
+    title, names = runs[0].config["dataset"]["title"], shown_figures(runs)
+    few = len(runs) <= MAX_COLUMNS
+    if not few:
+        title = f"{title}, {len(runs)} runs"
+        names = [name for name in (main_quality(runs), *_OVERVIEW) if name in names]
+    heads = [Cell(""), *(Cell(measure(name).words) for name in names)]
+    rows = [
+        [Cell(words.replace(", ", "\n") or title), *(figure_cell(run, name) for name in names)]
+        for run, words in zip(runs, labels_of(runs), strict=True)
+    ]
+    head, *below = zip(heads, *rows, strict=True) if few else (heads, *rows)
+    return terminal_table(Table(tuple(cell.text for cell in head), tuple(map(tuple, below))), title)

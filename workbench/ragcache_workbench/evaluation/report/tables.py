@@ -13,20 +13,18 @@ from ragcache_workbench.evaluation.scores import MECHANICS_ONLY, all_asked
 from ragcache_workbench.reports import Cell, Table
 
 from .labels import (
+    MEASURES,
     call_of,
     changed_knobs,
     chosen_by,
     differing_knobs,
     facts_of,
-    format_knob,
-    number_of,
-    rephrased_by,
-)
-from .measures import (
-    MEASURES,
     format_figure,
+    format_knob,
     measure,
+    number_of,
     qualities,
+    rephrased_by,
     value_of,
 )
 
@@ -37,16 +35,19 @@ __all__ = [
     "described",
     "environments",
     "failures",
+    "figure_cell",
     "interruptions",
     "numbers_in_words",
     "remarks",
     "runs_table",
+    "shown_figures",
 ]
 
-_LEFT_OUT = {"tier_hit_rate", "retrieval_ms_median", "prompt_tokens", "disturbed", "errors"}
-"""Measures that the table of runs leaves out, unless they are problems that occurred."""
+_LEFT_OUT = {"tier_hit_rate", "retrieval_ms_median", "prompt_tokens"}
+"""Measures that the table of runs on the page leaves out."""
 
 _TROUBLES = ("errors", "disturbed")
+"""Measures that are shown if they are not 0."""
 
 Which = Callable[[Sequence[EvalRun]], str]
 """Names some runs, such as ``Runs 1, 3 to 5``."""
@@ -71,20 +72,24 @@ class Described:
     groups: Table | None
 
 
+def shown_figures(runs: Sequence[EvalRun]) -> list[str]:
+    """Return the names of the qualities and the figures that runs have."""
+    return qualities(runs) + [
+        name
+        for name in MEASURES
+        if any(
+            run.figures.get(name) if name in _TROUBLES else value_of(run, name) is not None
+            for run in runs
+        )
+    ]
+
+
 def runs_table(runs: Sequence[EvalRun], numbers: dict[str, int]) -> Table:
     """Return a table with a row for each run: the knobs that differ, and its figures."""
     facts = facts_of(runs)
     knobs = [name for name in differing_knobs(facts) if name != "dataset"]
     several = len({run.config["dataset"]["name"] for run in runs}) > 1
-    shown: list[str] = [
-        *qualities(runs),
-        *(
-            name
-            for name in MEASURES
-            if (name in _TROUBLES and any(run.figures.get(name) for run in runs))
-            or (name not in _LEFT_OUT and any(value_of(run, name) is not None for run in runs))
-        ),
-    ]
+    shown = [name for name in shown_figures(runs) if name not in _LEFT_OUT]
     broken = any(run.summary["breaks"] for run in runs)
     heads = ["run", *(["data set"] if several else []), *knobs]
     heads += [measure(name).words for name in shown]
@@ -98,13 +103,14 @@ def runs_table(runs: Sequence[EvalRun], numbers: dict[str, int]) -> Table:
             Cell(format_knob(known[name]), number_of(known[name])) if name in known else Cell("")
             for name in knobs
         ]
-        cells += [_figure(run, name) for name in shown]
+        cells += [figure_cell(run, name) for name in shown]
         cells += [Cell(str(len(run.summary["breaks"])), len(run.summary["breaks"]))] * broken
         rows.append(tuple(cells))
     return Table(tuple(heads), tuple(rows))
 
 
-def _figure(run: EvalRun, name: str) -> Cell:
+def figure_cell(run: EvalRun, name: str) -> Cell:
+    """Return a figure of a run; the words of a quality that random weights do not have."""
     value = value_of(run, name)
     if value is None and run.quality is None and name in qualities([run]):
         return Cell(MECHANICS_ONLY, style="words")
@@ -122,25 +128,22 @@ def comparison_table(rows: Sequence[tuple[str, Comparison]]) -> Table:
         difference, faster = comparison.difference, comparison.ratio
         is_time = comparison.metric.endswith("_ms")
         shown = measure(f"{comparison.metric}_mean" if is_time else comparison.metric)
-        unit = shown.unit
-        ratio = [Cell(""), Cell("")]
+        means = (comparison.baseline_mean, comparison.other_mean, difference.value)
+        low, high = (format_figure(end, shown.unit) for end in (difference.low, difference.high))
+        ratio = (Cell(""), Cell(""))
         if faster is not None:
             ends = f"{faster.low:.2f} to {faster.high:.2f}"
-            ratio = [Cell(f"{faster.value:.2f}", faster.value), Cell(ends, faster.low)]
-        cells = [
-            Cell(name),
-            Cell(shown.words),
-            Cell(f"{comparison.pairs:,}", comparison.pairs),
-            Cell(format_figure(comparison.baseline_mean, unit), comparison.baseline_mean),
-            Cell(format_figure(comparison.other_mean, unit), comparison.other_mean),
-            Cell(format_figure(difference.value, unit), difference.value),
-            Cell(
-                f"{format_figure(difference.low, unit)} to {format_figure(difference.high, unit)}",
-                difference.low,
-            ),
-            *ratio,
-        ]
-        shown_rows.append(tuple(cells))
+            ratio = (Cell(f"{faster.value:.2f}", faster.value), Cell(ends, faster.low))
+        shown_rows.append(
+            (
+                Cell(name),
+                Cell(shown.words),
+                Cell(f"{comparison.pairs:,}", comparison.pairs),
+                *(Cell(format_figure(mean, shown.unit), mean) for mean in means),
+                Cell(f"{low} to {high}", difference.low),
+                *ratio,
+            )
+        )
     return Table(heads, tuple(shown_rows))
 
 

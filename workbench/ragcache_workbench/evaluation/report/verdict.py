@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from ragcache_workbench.evaluation.runs import EvalRun, answer_scores, compare
 from ragcache_workbench.evaluation.scores import FEWEST, Interval
 
-from .labels import labels_of
-from .measures import main_quality, measure
+from .labels import labels_of, main_quality, measure
 
 __all__ = ["Verdict", "verdicts"]
 
