@@ -54,7 +54,7 @@ from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_modular import ModularEngine
 from ragcache_modular.backend import make_modular_engine
 from ragcache_modular.kv.strategies import Epic
-from ragcache_workbench.demo.corpus import SYSTEM, question_part
+from ragcache_workbench.demo.apps import SYSTEM, question_part
 from ragcache_workbench.evaluation.datasets import EvalQuestion, load_dataset, token_f1
 from ragcache_workbench.evaluation.scores.intervals import Interval, bootstrap_interval
 

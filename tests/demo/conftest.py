@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ragcache_integrations.resources import load_passages
-from ragcache_workbench.demo.measures import Observation
+from ragcache_workbench.demo.apps import Observation
 from ragcache_workbench.demo.run import DemoResult, FrameworkResult, stream
 from ragcache_workbench.demo.settings import DemoSettings
 

@@ -9,13 +9,9 @@ import pytest
 
 from ragcache_integrations.engine import Message, Prompt, RAGCacheEngine, SamplingOptions
 from ragcache_integrations.resources import load_questions
-from ragcache_workbench.demo.corpus import Corpus
+from ragcache_workbench.demo import langchain, llama_index
+from ragcache_workbench.demo.apps import App, Corpus
 from ragcache_workbench.demo.engines import StockChunk
-from ragcache_workbench.demo.langchain import TimedEmbeddings as LangChainEmbeddings
-from ragcache_workbench.demo.langchain import langchain_apps
-from ragcache_workbench.demo.llama_index import TimedEmbeddings as LlamaIndexEmbeddings
-from ragcache_workbench.demo.llama_index import llama_index_apps
-from ragcache_workbench.demo.measures import App
 from ragcache_workbench.demo.settings import DemoSettings
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -42,16 +38,15 @@ class Stock:
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return Corpus(LangChainEmbeddings().embed_documents, 1000)
+    return Corpus(1000)
 
 
 @pytest.fixture(scope="module", params=["langchain", "llama_index"])
 def apps(request: pytest.FixtureRequest, corpus: Corpus, engine: RAGCacheEngine) -> tuple[App, ...]:
     stock: Any = Stock(engine)
     settings = DemoSettings(top_k=3, tolerance=0.3, max_tokens=6)
-    if request.param == "langchain":
-        return langchain_apps(corpus, LangChainEmbeddings(), stock, [(engine, "")], settings)
-    return llama_index_apps(corpus, LlamaIndexEmbeddings(), stock, [(engine, "")], settings)
+    module = langchain if request.param == "langchain" else llama_index
+    return module.make_apps(corpus, stock, [(engine, "")], settings)
 
 
 def test_the_swap_changes_no_answer(apps: tuple[App, ...]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ragcache_integrations.resources import load_passages, load_questions
-from ragcache_workbench.demo.corpus import Corpus, passage_text
+from ragcache_workbench.demo.apps import Corpus, passage_text
 
 
 def embed(texts: Sequence[str]) -> list[list[float]]:
@@ -17,20 +17,24 @@ def embed(texts: Sequence[str]) -> list[list[float]]:
     return [(row / np.linalg.norm(row)).tolist() for row in rows]
 
 
+def ids(corpus: Corpus) -> list[str]:
+    return [document.id for document in corpus.documents]
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAGCACHE_HOME", str(tmp_path_factory.mktemp("home")))
-        return Corpus(embed, 500)
+        return Corpus(500, embed=embed)
 
 
 def test_passages_come_first_and_distractors_after(corpus: Corpus) -> None:
     passages = {passage.id: passage for passage in load_passages()}
     answering = {question.passage_id for question in load_questions()}
-    assert corpus.index.ntotal == len(corpus.ids) == len(passages) + 500
-    assert set(corpus.ids[: len(answering)]) == answering
-    assert set(corpus.ids[: len(passages)]) == set(passages)
-    assert corpus.passage(corpus.ids[3]) is passages[corpus.ids[3]]
+    assert corpus.index.ntotal == len(ids(corpus)) + 500 == len(passages) + 500
+    assert set(ids(corpus)[: len(answering)]) == answering
+    assert set(ids(corpus)[: len(passages)]) == set(passages)
+    assert corpus.passage(ids(corpus)[3]) is passages[ids(corpus)[3]]
 
 
 def test_a_few_passages_are_those_that_answer(
@@ -38,21 +42,21 @@ def test_a_few_passages_are_those_that_answer(
 ) -> None:
     monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
     answering = {question.passage_id for question in load_questions()}
-    assert set(Corpus(embed, 0, passages=350).ids) > answering
-    assert set(Corpus(embed, 0, passages=10).ids) < answering
+    assert set(ids(Corpus(0, embed=embed, passages=350))) > answering
+    assert set(ids(Corpus(0, embed=embed, passages=10))) < answering
 
 
 def test_distractors_are_never_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have no text that a chain could read."""
     monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
-    corpus = Corpus(embed, 5000, passages=10)
+    corpus = Corpus(5000, embed=embed, passages=10)
     found = corpus.nearest([question.text for question in load_questions()], 10)
-    assert {name for row in found for name in row} == set(corpus.ids[:10])
+    assert {name for row in found for name in row} == set(ids(corpus)[:10])
 
 
 def test_a_passage_is_found_by_its_text(corpus: Corpus) -> None:
     for position in (0, 7, 1199):
-        text = passage_text(corpus.passage(corpus.ids[position]))
+        text = passage_text(corpus.passage(ids(corpus)[position]))
         query = np.array(embed([text]), np.float32)
         assert corpus.index.search(query, 1)[1][0][0] == position
 
@@ -69,20 +73,20 @@ def test_recall(corpus: Corpus) -> None:
     before = corpus.index.searches
     questions = ["one", "two", "three"]
     found = corpus.index.search(np.array(embed(questions), np.float32), 5)[1]
-    exact = [[corpus.ids[position] for position in row] for row in found]
+    exact = [[ids(corpus)[position] for position in row] for row in found]
     assert corpus.recall(questions, exact, 5) == 1
     assert corpus.recall(questions, [row[::-1] for row in exact], 5) == 1
     assert corpus.recall(questions, [row[:4] for row in exact], 5) == pytest.approx(0.8)
     assert corpus.recall(questions, [[row[0]] * 5 for row in exact], 5) == pytest.approx(0.2)
-    wrong = [[corpus.ids[position] for position in range(5)]] * 3
+    wrong = [[ids(corpus)[position] for position in range(5)]] * 3
     assert corpus.recall(questions, wrong, 5) < 0.2
     assert corpus.index.searches == before + 1
 
 
 def test_embeddings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
-    first = Corpus(embed, 0)
-    again = Corpus(lambda _: pytest.fail("embedded twice"), 0)
+    first = Corpus(0, embed=embed)
+    again = Corpus(0, embed=lambda _: pytest.fail("embedded twice"))
     vectors = [one.index.reconstruct_n(0, one.index.ntotal) for one in (first, again)]
     assert np.array_equal(*vectors)
 
@@ -91,7 +95,7 @@ def test_the_seed_decides_the_distractors(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
-    last = len(corpus.ids) - 1
-    same, other = Corpus(embed, 500), Corpus(embed, 500, seed=1)
+    last = corpus.index.ntotal - 1
+    same, other = Corpus(500, embed=embed), Corpus(500, embed=embed, seed=1)
     assert np.array_equal(same.index.reconstruct(last), corpus.index.reconstruct(last))
     assert not np.array_equal(other.index.reconstruct(last), corpus.index.reconstruct(last))

@@ -11,10 +11,18 @@ from rich.console import Console
 
 from ragcache_integrations.resources import load_questions
 from ragcache_workbench.demo import report as charts
-from ragcache_workbench.demo.report import render, show, show_conditions, write_report
+from ragcache_workbench.demo.report import (
+    examples,
+    figures_table,
+    milliseconds,
+    render,
+    show,
+    show_conditions,
+    verdict,
+    write_report,
+)
 from ragcache_workbench.demo.run import DemoResult, FrameworkResult
 from ragcache_workbench.demo.settings import FRAMEWORKS, DemoSettings
-from ragcache_workbench.demo.summary import examples, figures_table, milliseconds, verdict
 from tests.support.html_page import HtmlPage
 
 

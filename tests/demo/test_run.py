@@ -5,19 +5,23 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ragcache_integrations.core.generation import Usage
+from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
 from ragcache_workbench.demo import run
+from ragcache_workbench.demo.apps import App, Observation, Piece
 from ragcache_workbench.demo.engines import output_to
-from ragcache_workbench.demo.measures import Moments, Observation, figures, ttft_ratio
-from ragcache_workbench.demo.run import TURN, DemoResult
+from ragcache_workbench.demo.run import TURN, DemoResult, FrameworkResult, figures
 from ragcache_workbench.demo.settings import DemoSettings
+from ragcache_workbench.evaluation.systems.base import noting_embedding
 
 
-class App:
+class Asked:
     """Notes who was asked what."""
 
     def __init__(self, name: str, asked: list[tuple[str, str]], answer: Observation) -> None:
@@ -34,7 +38,7 @@ def test_turns_alternate_and_wait_for_stock_to_calm_down(
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr("time.sleep", lambda _: asked.append(("", "")))
     one = result.frameworks["langchain"].before[0]
-    apps: Any = [App(name, asked, one) for name in ("stock", "ours", "anywhere")]
+    apps: Any = [Asked(name, asked, one) for name in ("stock", "ours", "anywhere")]
     requests = result.requests[: 2 * TURN + 1]
     before, after, anywhere = run._in_turns(apps, requests, lambda: None)
     assert len(before) == len(after) == len(anywhere) == len(requests)
@@ -67,9 +71,13 @@ def test_figures(result: DemoResult) -> None:
 
 def test_the_ratio_is_the_median_of_pairs(result: DemoResult) -> None:
     one = result.frameworks["langchain"].before[0]
-    before = [replace(one, ttft_ms=time) for time in (10, 20, 1000)]
-    after = [replace(one, ttft_ms=time) for time in (20, 10, 900)]
-    assert ttft_ratio(before, after) == pytest.approx(0.9)
+    before, after = (
+        tuple(replace(one, ttft_ms=time) for time in times)
+        for times in ((10, 20, 1000), (20, 10, 900))
+    )
+    found = FrameworkResult(before, after, before, None)
+    assert found.ttft_ratio("after") == pytest.approx(0.9)
+    assert found.ttft_ratio("anywhere") == 1
 
 
 def test_the_json(result: DemoResult) -> None:
@@ -92,18 +100,28 @@ def test_the_json(result: DemoResult) -> None:
         assert framework["before"]["hit_recall"] is None
 
 
-def test_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_application_does_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    searches: Iterator[int] = iter([3, 5])
-    embedding: Iterator[float] = iter([10.0, 10.25])
-    moments = Moments(lambda: next(searches), lambda: next(embedding))  # question at 0
-    for what in ("retrieving", "retrieved", "llm", "token", "token"):  # at 1, 2, 3, 4
-        moments.note(what)
-    seen = moments.observation("yes")
-    assert seen.store_calls == 2
-    assert (seen.embedding_ms, seen.retrieval_ms) == (250, 750)
-    assert (seen.ttft_ms, seen.first_token_ms) == (1000, 4000)
+    index: Any = SimpleNamespace(searches=3)
+
+    def retrieve(_: str) -> list[PromptDocument]:  # from 0 to 3, an embedding from 1 to 2
+        with noting_embedding():
+            index.searches += 2
+        return [PromptDocument("one", "a"), PromptDocument("two", "b")]
+
+    def answer(context: str, question: str) -> Iterator[Piece]:  # pieces at 4 and 5, the end at 6
+        yield context, None
+        yield question, Usage(10, 2, 4)
+
+    corpus: Any = SimpleNamespace(index=index)
+    seen = App(corpus, retrieve, answer).ask("what?")
+    assert (seen.store_calls, seen.hit) == (2, False)
+    assert (seen.embedding_ms, seen.retrieval_ms) == (1000, 2000)
+    assert (seen.ttft_ms, seen.first_token_ms, seen.end_to_end_ms) == (1000, 4000, 6000)
+    assert (seen.prompt_tokens, seen.cached_prompt_tokens) == (10, 4)
+    assert seen.document_ids == ("a", "b")
+    assert seen.answer == "one\n\ntwowhat?"
 
 
 @pytest.mark.parametrize(

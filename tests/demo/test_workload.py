@@ -3,9 +3,8 @@ from collections import Counter
 
 import pytest
 
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.resources import load_questions
-from ragcache_workbench.demo.workload import zipf_stream
+from ragcache_workbench.demo.run import zipf_stream
 
 QUESTIONS = [question.text for question in load_questions()]
 
@@ -47,24 +46,3 @@ def test_popularity_follows_zipf() -> None:
     for rank in (1, 2, 5, 10, 50):
         expected = 20_000 * rank**-0.8 / total
         assert counts[rank - 1] == pytest.approx(expected, rel=0.25)
-
-
-def test_an_exponent_of_0_draws_all_alike() -> None:
-    stream = zipf_stream(["a", "b"], 2000, exponent=0, rephrased_share=0)
-    assert Counter(request.text for request in stream)["a"] == pytest.approx(1000, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("questions", "length", "exponent", "share", "words"),
-    [
-        ([], 5, 0.8, 0.5, "a stream needs at least one question"),
-        (["a"], 0, 0.8, 0.5, "length must be a whole number of at least 1, got 0"),
-        (["a"], 5, -1.0, 0.5, "exponent must be a number of at least 0"),
-        (["a"], 5, 0.8, 1.5, "rephrased_share must be a number of at least 0 and at most 1"),
-    ],
-)
-def test_bad_streams(
-    questions: list[str], length: int, exponent: float, share: float, words: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        zipf_stream(questions, length, exponent=exponent, rephrased_share=share)

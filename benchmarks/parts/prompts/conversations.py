@@ -31,7 +31,7 @@ from ragcache_integrations.langchain import (
     RAGPromptTemplate,
     documents_once,
 )
-from ragcache_workbench.demo.corpus import SYSTEM
+from ragcache_workbench.demo.apps import SYSTEM
 from ragcache_workbench.evaluation.datasets import load_dataset
 
 __all__ = [

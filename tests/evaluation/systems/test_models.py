@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from ragcache_integrations.langchain import ChatRAGCache
-from ragcache_workbench.evaluation.systems.models import Model
+from ragcache_workbench.evaluation.systems import Model
 
 
 @pytest.mark.parametrize(

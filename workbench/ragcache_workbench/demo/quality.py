@@ -22,7 +22,7 @@ from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine,
 from ragcache_integrations.resources import Passage, Question
 from ragcache_workbench.evaluation.datasets import exact_match, token_f1
 
-from .corpus import SYSTEM, passage_text, question_part
+from .apps import SYSTEM, passage_text, question_part
 from .engines import preset
 
 __all__ = [

@@ -6,19 +6,21 @@ an engine: their requests differ, and nothing approximate is found by what is ex
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from ragcache_integrations.core.extras import require
@@ -28,25 +30,26 @@ from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.tiny_model import default_model_path, has_random_weights
 from ragcache_integrations.errors import EngineStartError
 from ragcache_integrations.resources import Passage, Question, load_questions
+from ragcache_workbench.evaluation.workloads import rephrase
+from ragcache_workbench.simulation import zipf_ranks
 
-from .corpus import Corpus, passage_text
+from .apps import App, Corpus, Observation, passage_text
 from .engines import StockEngine, preset, quiet_start
-from .measures import App, Figures, Observation, figures, ttft_ratio
 from .quality import BLOCKS, WAYS, Quality, answer_quality, block_quality, documents_of
 from .settings import FRAMEWORKS, DemoSettings
-from .workload import Request, zipf_stream
-
-if TYPE_CHECKING:
-    from .langchain import TimedEmbeddings
 
 __all__ = [
     "NEEDED",
     "TURN",
     "DemoResult",
+    "Figures",
     "FrameworkResult",
+    "Request",
+    "figures",
     "run_demo",
     "scored_questions",
     "stream",
+    "zipf_stream",
 ]
 
 NEEDED = {
@@ -70,8 +73,61 @@ STOCK_SPIN_SECONDS = 1.1
 """vLLM's worker busy-waits for a second after its last request (``SpinCondition`` in its
 ``shm_broadcast.py``), on a core that the other side needs."""
 
+EXPONENT = 0.8
+"""The r-th most popular question is drawn with a probability proportional to ``r ** -EXPONENT``;
+this is common in measured traffic."""
+
 WARM_UP_QUESTIONS = 5
 WARM_UP = "to warm up, "
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question of the stream.
+
+    Attributes:
+        text: Its wording.
+        topic: Position of the question in the list that the stream is drawn from.
+        repeated: Whether the topic came before.
+        rephrased: Whether it is a repeated topic in other words.
+    """
+
+    text: str
+    topic: int
+    repeated: bool
+    rephrased: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A whole stream of questions: counts are sums, times are means per question."""
+
+    store_calls: int
+    embedding_ms: float
+    retrieval_ms: float
+    ttft_ms: float
+    end_to_end_ms: float
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    hits: int
+    hit_recall: float | None
+
+
+def figures(observations: Sequence[Observation], hit_recall: float | None) -> Figures:
+    """Summarise the measurements of a stream.
+
+    Args:
+        observations: The observations of one side; at least one.
+        hit_recall: Recall of the documents from the query cache; ``None`` without a hit.
+    """
+    means = ("embedding_ms", "retrieval_ms", "ttft_ms", "end_to_end_ms")
+    sums = ("store_calls", "prompt_tokens", "cached_prompt_tokens")
+    summed: dict[str, Any] = {
+        name: kind(getattr(seen, name) for seen in observations)
+        for names, kind in ((means, statistics.fmean), (sums, sum))
+        for name in names
+    }
+    return Figures(**summed, hits=sum(seen.hit for seen in observations), hit_recall=hit_recall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +163,8 @@ class FrameworkResult:
 
     def ttft_ratio(self, side: str) -> float:
         """Median ratio of a question's time to first token, a side by before."""
-        return ttft_ratio(self.before, self.sides[side])
+        pairs = zip(self.before, self.sides[side], strict=True)
+        return statistics.median(new.ttft_ms / old.ttft_ms for old, new in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,19 +200,15 @@ class DemoResult:
         """Return plain data for ``--json``."""
         quality = {scores.way: scores.as_dict() for scores in self.quality}
         blocks = {str(links): quality[way]["f1"] for links, way in BLOCKS.items() if way in quality}
-        scored: dict[str, Any] = {"quality": quality} if quality else {}
-        return (
-            scored
-            | ({"blocks": blocks} if blocks else {})
+        scored = {"quality": quality, "blocks": blocks}
+        return {name: content for name, content in scored.items() if content} | {
+            name: {side: asdict(summed) for side, summed in result.figures.items()}
             | {
-                name: {side: asdict(summed) for side, summed in result.figures.items()}
-                | {
-                    "ttft_ratio": result.ttft_ratio("after"),
-                    "anywhere_ttft_ratio": result.ttft_ratio("anywhere"),
-                }
-                for name, result in self.frameworks.items()
+                "ttft_ratio": result.ttft_ratio("after"),
+                "anywhere_ttft_ratio": result.ttft_ratio("anywhere"),
             }
-        )
+            for name, result in self.frameworks.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +216,6 @@ class _Ground:
     """What both sides use: the store, and an engine for each."""
 
     corpus: Corpus
-    embeddings: TimedEmbeddings
     stock: StockEngine
     engine: RAGCacheEngine
 
@@ -172,6 +224,34 @@ def stream(settings: DemoSettings) -> tuple[Request, ...]:
     """Return the stream of questions of some settings."""
     questions = [question.text for question in load_questions()[: settings.topics]]
     return tuple(zipf_stream(questions, settings.questions, seed=settings.seed))
+
+
+def zipf_stream(questions: Sequence[str], length: int, *, seed: int = 0) -> list[Request]:
+    """Draw questions by Zipf's law, and rephrase half of those that come again slightly.
+
+    Args:
+        questions: The questions to draw from, at least one; their ranks are drawn, too.
+        length: Number of questions to draw; at least 1.
+        seed: The same seed gives the same stream.
+    """
+    rng = np.random.default_rng(seed)
+    by_rank = rng.permutation(len(questions)).tolist()
+    topics = [by_rank[rank] for rank in zipf_ranks(len(questions), length, EXPONENT, rng)]
+    first = {topic: place for place, topic in reversed(list(enumerate(topics)))}
+    repeats = [place for place, topic in enumerate(topics) if first[topic] != place]
+    changed = set(rng.choice(repeats, len(repeats) // 2, replace=False).tolist())
+    wordings: set[str] = set()
+    return [
+        Request(
+            text=rephrase(questions[topic], "slight", rng, wordings)
+            if place in changed
+            else questions[topic],
+            topic=topic,
+            repeated=first[topic] != place,
+            rephrased=place in changed,
+        )
+        for place, topic in enumerate(topics)
+    ]
 
 
 def scored_questions(settings: DemoSettings) -> tuple[Question, ...]:
@@ -278,10 +358,6 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
                 require(module, feature="The demo", extra=extra)
             # These two import what they name when it is first asked for.
             _ = sys.modules["transformers"].AutoTokenizer, sys.modules["vllm"].AsyncEngineArgs
-            from .langchain import (  # noqa: PLC0415 - slow
-                TimedEmbeddings,
-            )
-
             knobs: dict[str, Any] = {
                 "model": settings.model or str(default_model_path()),
                 "kv_cache_gib": settings.kv_cache_gib,
@@ -294,19 +370,12 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
                 "document_cache_gib": settings.document_cache_gib,
             }
             with ThreadPoolExecutor(2) as pool:  # waits for both, also after an error
-                kinds: tuple[Callable[..., Any], ...] = (
-                    StockEngine,
-                    partial(RAGCacheEngine, **anywhere),
-                )
-                for kind in kinds:
-                    starts.append(pool.submit(kind, **knobs))
-                    starts[-1].add_done_callback(lambda _: progress.update())
-                embeddings = TimedEmbeddings()
+                starts.append(pool.submit(StockEngine, **knobs))
+                starts.append(pool.submit(RAGCacheEngine, **knobs, **anywhere))
+                for start in starts:
+                    start.add_done_callback(lambda _: progress.update())
                 corpus = Corpus(
-                    embeddings.embed_documents,
-                    settings.distractors,
-                    passages=settings.passages,
-                    seed=settings.seed,
+                    settings.distractors, passages=settings.passages, seed=settings.seed
                 )
                 progress.update()
         stock, engine = starts
@@ -316,7 +385,7 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
         except Exception as error:
             words = log.read_text(encoding="utf-8", errors="replace")[-2000:]
             raise EngineStartError(f"stock vLLM did not start: {error}\n{words}") from error
-        yield _Ground(corpus, embeddings, theirs, ours)
+        yield _Ground(corpus, theirs, ours)
 
 
 def _close(starts: Sequence[Future[Any]]) -> None:
@@ -337,17 +406,9 @@ def _apps(
         (preset(ground.engine, reuse="prefix"), framework + ", to warm up" * warms_up),
         (preset(ground.engine, link_tokens=settings.link_tokens + warms_up), ""),
     ]
-    both = ground.stock, ways, settings
-    if framework == "langchain":
-        from .langchain import langchain_apps  # noqa: PLC0415 - slow
-
-        return langchain_apps(ground.corpus, ground.embeddings, *both)
-    from .llama_index import (  # noqa: PLC0415 - slow
-        TimedEmbeddings,
-        llama_index_apps,
-    )
-
-    return llama_index_apps(ground.corpus, TimedEmbeddings(), *both)
+    module = importlib.import_module(f"{__package__}.{framework}")  # slow
+    apps: tuple[App, ...] = module.make_apps(ground.corpus, ground.stock, ways, settings)
+    return apps
 
 
 def _warm_up(apps: tuple[App, ...], ground: _Ground, questions: Sequence[str]) -> None:

@@ -202,16 +202,16 @@ def _search(questions: Sequence[str], k: int) -> list[list[_FoundBy]]:
     from ragcache_integrations.embeddings.minilm import MiniLM  # noqa: PLC0415 - slow
     from ragcache_integrations.vector_search import StagedIndex, StagePlan  # noqa: PLC0415 - slow
 
-    from .corpus import Corpus  # noqa: PLC0415 - slow
+    from .apps import Corpus  # noqa: PLC0415 - slow
 
     model = MiniLM()
-    corpus = Corpus(lambda texts: model.embed_batch(texts).tolist(), 0)
+    corpus = Corpus(0)
     vectors = corpus.index.reconstruct_n(0, corpus.index.ntotal)
     index: Any = faiss.IndexIVFFlat(faiss.IndexFlatL2(MiniLM.dim), MiniLM.dim, CLUSTERS)
     index.train(vectors)
     index.add(vectors)
     index.nprobe = CLUSTERS
-    staged = StagedIndex(index, corpus.ids)
+    staged = StagedIndex(index, [document.id for document in corpus.documents])
     searches = []
     for vector in model.embed_batch(questions):
         stages = list(staged.stages(vector, k, plan=StagePlan(number=STAGES)))

@@ -3,6 +3,7 @@
 from .base import (
     BUNDLED,
     DATASETS,
+    SYSTEM,
     Answer,
     EvalDataset,
     EvalDocument,
@@ -20,6 +21,7 @@ from .metrics import exact_match, k_recall, token_f1
 __all__ = [
     "BUNDLED",
     "DATASETS",
+    "SYSTEM",
     "Answer",
     "EvalDataset",
     "EvalDocument",

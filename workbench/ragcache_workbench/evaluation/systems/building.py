@@ -18,9 +18,8 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.evaluation.datasets import EvalDataset, EvalDocument, load_dataset
 from ragcache_workbench.evaluation.settings import EvalSettings
 
-from .base import Retriever, no_retriever
+from .base import Model, Retriever, no_retriever
 from .corpus import document_embeddings, faiss_index, index_on_disk
-from .models import Model
 
 __all__ = ["Builder", "Making"]
 

@@ -25,10 +25,24 @@ from ragcache_integrations.retrievers.cached.langchain.retriever import (
 )
 from ragcache_workbench.evaluation.datasets import EvalDocument
 
-from .base import CACHE_FACTS, Noted, Retriever, check_retrievers, noting_embedding
-from .models import Model
+from .base import (
+    CACHE_FACTS,
+    CURRENT,
+    Model,
+    Noted,
+    Retriever,
+    check_retrievers,
+    noting_embedding,
+)
 
-__all__ = ["OWN_MODEL", "adapted_model", "adapted_retriever", "faiss_retriever"]
+__all__ = [
+    "OWN_MODEL",
+    "adapted_model",
+    "adapted_retriever",
+    "faiss_retriever",
+    "faiss_store",
+    "prompt_documents",
+]
 
 OWN_MODEL = ChatRAGCache
 
@@ -50,12 +64,12 @@ class _TimedEmbeddings(MiniLMEmbeddings):
 class _Hooks(AsyncCallbackHandler):
     """Records what the query cache reports of a question."""
 
-    def __init__(self, noted: Noted) -> None:
+    def __init__(self, noted: Noted | None) -> None:
         self._noted = noted
 
     @override
     async def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
-        if name == QUERY_CACHE_EVENT:
+        if name == QUERY_CACHE_EVENT and self._noted is not None:
             for fact in CACHE_FACTS:
                 setattr(self._noted, fact, data[fact])
 
@@ -80,11 +94,11 @@ def adapted_retriever(
     if reference is None and cache is not None:
         store = _store_retriever(cache, k)
 
-    async def search(text: str, noted: Noted) -> Sequence[PromptDocument]:
-        config = RunnableConfig(callbacks=[_Hooks(noted)])
-        return _documents(await retriever.ainvoke(text, config))
+    async def search(text: str) -> Sequence[PromptDocument]:
+        config = RunnableConfig(callbacks=[_Hooks(CURRENT.get())])
+        return prompt_documents(await retriever.ainvoke(text, config))
 
-    known = None if store is None else lambda text: _documents(store.invoke(text))
+    known = None if store is None else lambda text: prompt_documents(store.invoke(text))
     return Retriever(type(retriever).__name__, search, known, cache)
 
 
@@ -120,6 +134,16 @@ def adapted_model(
     )
 
 
+def faiss_store(documents: Sequence[EvalDocument], index: Any) -> Any:
+    """Documents in a FAISS index of their embeddings, as a store of LangChain."""
+    from langchain_community.docstore import InMemoryDocstore  # noqa: PLC0415 - takes a second
+    from langchain_community.vectorstores import FAISS  # noqa: PLC0415 - takes a second
+
+    by_id = {document.id: Document(document.text, id=document.id) for document in documents}
+    ids = dict(enumerate(document.id for document in documents))
+    return FAISS(_TimedEmbeddings(), index, InMemoryDocstore(by_id), ids)
+
+
 def faiss_retriever(
     documents: Sequence[EvalDocument], index: Any, *, k: int, cache: Mapping[str, Any] | None
 ) -> Retriever:
@@ -134,27 +158,24 @@ def faiss_retriever(
     Raises:
         ConfigurationError: A knob of the cache cannot be used.
     """
-    from langchain_community.docstore import InMemoryDocstore  # noqa: PLC0415 - takes a second
-    from langchain_community.vectorstores import FAISS  # noqa: PLC0415 - takes a second
-
-    by_id = {document.id: Document(document.text, id=document.id) for document in documents}
-    ids = dict(enumerate(document.id for document in documents))
-    store = FAISS(_TimedEmbeddings(), index, InMemoryDocstore(by_id), ids)
+    store = faiss_store(documents, index)
     plain = store.as_retriever(search_kwargs={"k": k})
     if cache is None:
         return adapted_retriever(plain, plain)
     return adapted_retriever(ApproximateCacheRetriever.from_vectorstore(store, k=k, **cache), plain)
 
 
-def _documents(output: Any) -> list[PromptDocument]:
-    return [_document(item) for item in (output if isinstance(output, list | tuple) else [output])]
-
-
-def _document(item: Any) -> PromptDocument:
-    if not isinstance(item, Document):
-        raise ConfigurationError(f"a retriever must return documents, got {type(item).__name__}")
-    text = item.page_content or " "
-    return PromptDocument(text, item.id or content_id(text))
+def prompt_documents(output: Any) -> list[PromptDocument]:
+    """Return a retriever's documents as prompts have them."""
+    items = output if isinstance(output, list | tuple) else [output]
+    for item in items:
+        if not isinstance(item, Document):
+            kind = type(item).__name__
+            raise ConfigurationError(f"a retriever must return documents, got {kind}")
+    return [
+        PromptDocument(text := item.page_content or " ", item.id or content_id(text))
+        for item in items
+    ]
 
 
 def _name(model: Any) -> str:

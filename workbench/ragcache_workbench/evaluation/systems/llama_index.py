@@ -31,10 +31,23 @@ from ragcache_integrations.retrievers.cached.llama_index.retriever import (
 )
 from ragcache_workbench.evaluation.datasets import EvalDocument
 
-from .base import CACHE_FACTS, CURRENT, Noted, Retriever, check_retrievers, noting_embedding
-from .models import Model
+from .base import (
+    CACHE_FACTS,
+    CURRENT,
+    Model,
+    Retriever,
+    check_retrievers,
+    noting_embedding,
+)
 
-__all__ = ["OWN_MODEL", "adapted_model", "adapted_retriever", "faiss_retriever"]
+__all__ = [
+    "OWN_MODEL",
+    "adapted_model",
+    "adapted_retriever",
+    "faiss_retriever",
+    "faiss_store",
+    "prompt_documents",
+]
 
 OWN_MODEL = RAGCacheLLM
 
@@ -87,15 +100,12 @@ def adapted_retriever(
     """
     check_retrievers(BaseRetriever, "LlamaIndex's retrievers", retriever, reference)
 
-    async def search(text: str, _noted: Noted) -> Sequence[PromptDocument]:
-        # The handler of this module finds the object in CURRENT.
-        return [_document(node) for node in await retriever.aretrieve(text)]
+    async def search(text: str) -> Sequence[PromptDocument]:
+        return prompt_documents(await retriever.aretrieve(text))
 
-    def known(text: str) -> Sequence[PromptDocument]:
-        return [_document(node) for node in reference.retrieve(text)] if reference else []
-
+    known = None if reference is None else lambda text: prompt_documents(reference.retrieve(text))
     cache = retriever if isinstance(retriever, ApproximateCacheRetriever) else None
-    return Retriever(type(retriever).__name__, search, known if reference else None, cache)
+    return Retriever(type(retriever).__name__, search, known, cache)
 
 
 def adapted_model(model: LLM, *, random_weights: bool | None = None, owned: bool = False) -> Model:
@@ -120,6 +130,22 @@ def adapted_model(model: LLM, *, random_weights: bool | None = None, owned: bool
     )
 
 
+def faiss_store(documents: Sequence[EvalDocument], index: Any) -> VectorStoreIndex:
+    """Documents in a FAISS index of their embeddings, as an index of LlamaIndex."""
+    docstore = SimpleDocumentStore()
+    docstore.add_documents(
+        [TextNode(text=document.text, id_=document.id) for document in documents]
+    )
+    nodes = {str(position): document.id for position, document in enumerate(documents)}
+    return VectorStoreIndex(
+        index_struct=IndexDict(nodes_dict=nodes),
+        embed_model=_TimedEmbeddings(),
+        storage_context=StorageContext.from_defaults(
+            vector_store=FaissVectorStore(index), docstore=docstore
+        ),
+    )
+
+
 def faiss_retriever(
     documents: Sequence[EvalDocument], index: Any, *, k: int, cache: Mapping[str, Any] | None
 ) -> Retriever:
@@ -134,24 +160,19 @@ def faiss_retriever(
     Raises:
         ConfigurationError: A knob of the cache cannot be used.
     """
-    docstore = SimpleDocumentStore()
-    docstore.add_documents(
-        [TextNode(text=document.text, id_=document.id) for document in documents]
-    )
-    nodes = {str(position): document.id for position, document in enumerate(documents)}
-    store = VectorStoreIndex(
-        index_struct=IndexDict(nodes_dict=nodes),
-        embed_model=_TimedEmbeddings(),
-        storage_context=StorageContext.from_defaults(
-            vector_store=FaissVectorStore(index), docstore=docstore
-        ),
-    )
+    store = faiss_store(documents, index)
     plain = store.as_retriever(similarity_top_k=k)
     if cache is None:
         return adapted_retriever(plain, plain)
     return adapted_retriever(ApproximateCacheRetriever.from_index(store, k=k, **cache), plain)
 
 
-def _document(node: NodeWithScore) -> PromptDocument:
-    text = node.node.get_content(MetadataMode.NONE) or " "
-    return PromptDocument(text, node.node_id or content_id(text))
+def prompt_documents(nodes: Sequence[NodeWithScore]) -> list[PromptDocument]:
+    """Return a retriever's nodes as prompts have them."""
+    return [
+        PromptDocument(
+            text := node.node.get_content(MetadataMode.NONE) or " ",
+            node.node_id or content_id(text),
+        )
+        for node in nodes
+    ]
