@@ -39,7 +39,7 @@ from ragcache_integrations.adaptive import (
     SynthesisConfig,
 )
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_workbench.evaluation.scores.intervals import Interval
+from ragcache_workbench.evaluation.scores import Interval
 
 MECHANICS = "mechanics only: no answer quality (random weights)"
 PATIENT = 600.0

@@ -38,8 +38,8 @@ from parts.workflows.serving import Schedule, serve_run
 
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
-from ragcache_workbench.evaluation.scores.intervals import Interval
-from ragcache_workbench.workload_report.model import read_model_facts
+from ragcache_workbench.evaluation.scores import Interval
+from ragcache_workbench.workload_report.run import read_model_facts
 
 BLOCK = 32
 OUTPUT_TOKENS = 4

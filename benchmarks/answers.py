@@ -54,7 +54,7 @@ from parts.traffic.questions import load_corpus
 from parts.vector_search.exact_store import ExactStore
 
 from ragcache_integrations.answers import AnswerKnobs
-from ragcache_workbench.evaluation.scores.intervals import bootstrap_interval
+from ragcache_workbench.evaluation.scores import bootstrap_interval
 
 K = 5
 PARTS = ("streams", "overhead")

@@ -56,7 +56,7 @@ from ragcache_modular.backend import make_modular_engine
 from ragcache_modular.kv.strategies import Epic
 from ragcache_workbench.demo.apps import SYSTEM, question_part
 from ragcache_workbench.evaluation.datasets import EvalQuestion, load_dataset, token_f1
-from ragcache_workbench.evaluation.scores.intervals import Interval, bootstrap_interval
+from ragcache_workbench.evaluation.scores import Interval, bootstrap_interval
 
 GIB = 1 << 30
 READ, READ_EXACT = "read from disk, 16 link tokens", "read from disk, exact"

@@ -56,7 +56,7 @@ from ragcache_integrations.engine import Message, Prompt, RAGCacheEngine, Sampli
 from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_workbench.evaluation.datasets import token_f1
-from ragcache_workbench.evaluation.scores.intervals import Interval, bootstrap_interval
+from ragcache_workbench.evaluation.scores import Interval, bootstrap_interval
 
 PARTS = ("tokens", "quality", "repeated", "ttft", "note")
 WITH, WITHOUT, PILOT, BLOCKS = "with", "without", "ContextPilot", "ContextPilot, blocks"

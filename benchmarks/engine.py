@@ -28,7 +28,7 @@ from ragcache_integrations.engine import Message, Prompt, PromptDocument, RAGCac
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.resources import load_passages, load_questions
 from ragcache_workbench.demo.engines import StockEngine
-from ragcache_workbench.evaluation.scores.intervals import bootstrap_interval
+from ragcache_workbench.evaluation.scores import bootstrap_interval
 from ragcache_workbench.simulation.traces import zipf_ranks
 
 KV_CACHE_GIB = 0.25

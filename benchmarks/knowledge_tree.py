@@ -42,10 +42,10 @@ from parts.traffic.traces import document_stream
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.resources import load_questions
-from ragcache_workbench.evaluation.scores.intervals import Interval
+from ragcache_workbench.evaluation.scores import Interval
 from ragcache_workbench.simulation.simulator import simulate
 from ragcache_workbench.simulation.traces import Trace, TraceRequest
-from ragcache_workbench.workload_report.model import read_model_facts
+from ragcache_workbench.workload_report.run import read_model_facts
 
 BLOCK = 32
 OUTPUT_TOKENS = 8

@@ -55,7 +55,7 @@ from tqdm import tqdm
 
 from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY, POLICIES
 from ragcache_integrations.knowledge_tree.tier import Tier
-from ragcache_workbench.evaluation.scores.intervals import Interval, bootstrap_interval
+from ragcache_workbench.evaluation.scores import Interval, bootstrap_interval
 from ragcache_workbench.simulation.simulator import (
     SIMULATED_POLICIES,
     SimulationResult,

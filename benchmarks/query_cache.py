@@ -65,7 +65,7 @@ from parts.traffic.question_streams import Stream, uniform_stream, zipf_stream
 from parts.traffic.questions import Question, load_corpus
 from parts.vector_search.exact_store import ExactStore, pad
 
-from ragcache_workbench.evaluation.workloads.rephrasing import KINDS, Kind
+from ragcache_workbench.evaluation.workloads import KINDS, Kind
 
 TAUS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 FIXED = Knobs(tolerance=0.5)

@@ -46,7 +46,7 @@ from parts.stores.real import embedded, real
 from parts.stores.servers import postgres
 from scipy.stats import binomtest
 
-from ragcache_workbench.evaluation.workloads.rephrasing import Kind
+from ragcache_workbench.evaluation.workloads import Kind
 
 K = 5
 STREAMS = ("rephrased", "catalogue", "repeated")

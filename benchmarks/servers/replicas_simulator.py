@@ -33,7 +33,7 @@ from parts.traffic.traces import document_stream, sampled_lengths
 from tqdm import tqdm
 
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
-from ragcache_workbench.evaluation.scores.intervals import bootstrap_interval
+from ragcache_workbench.evaluation.scores import bootstrap_interval
 from ragcache_workbench.simulation.replicas import (
     BALANCE_FACTOR,
     ReplicasResult,

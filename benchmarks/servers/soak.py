@@ -45,7 +45,7 @@ from parts.traffic.mixed_load import MixedLoad, Round
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.speculation import Speculator
-from ragcache_workbench.evaluation.scores.intervals import Interval
+from ragcache_workbench.evaluation.scores import Interval
 
 BLOCK = 32
 GPU_BLOCKS = 256

@@ -29,7 +29,7 @@ from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.resources import Question, load_passages, load_questions
 from ragcache_workbench.demo.apps import SYSTEM, passage_text, question_part
 from ragcache_workbench.evaluation.datasets.metrics import exact_match, token_f1
-from ragcache_workbench.evaluation.scores.intervals import bootstrap_interval
+from ragcache_workbench.evaluation.scores import bootstrap_interval
 from ragcache_workbench.evaluation.systems import cached_embeddings
 
 __all__ = [

@@ -22,7 +22,7 @@ import numpy as np
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_workbench.evaluation import EvalDataset, EvalRun, evaluate, load_dataset
 from ragcache_workbench.evaluation.datasets.metrics import rouge_l
-from ragcache_workbench.evaluation.scores.intervals import bootstrap_interval
+from ragcache_workbench.evaluation.scores import bootstrap_interval
 
 from .corpus import read_lines
 from .library import MEETINGS, SQUAD, STUDIES, chosen, parts

@@ -17,7 +17,7 @@ import numpy as np
 
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_workbench.evaluation.datasets.metrics import exact_match, token_f1
-from ragcache_workbench.evaluation.scores.intervals import bootstrap_interval
+from ragcache_workbench.evaluation.scores import bootstrap_interval
 
 __all__ = ["table"]
 

@@ -13,7 +13,7 @@ from parts.traffic.question_streams import uniform_stream, zipf_stream
 from parts.traffic.questions import Question, load_corpus
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.evaluation.workloads.rephrasing import KINDS, Kind, normal_form, rephrase
+from ragcache_workbench.evaluation.workloads import KINDS, Kind, normal_form, rephrase
 
 BUNDLED = load_corpus().questions["nq"]
 REWORDING = [kind for kind in KINDS if kind != "verbatim"]

@@ -14,9 +14,8 @@ from rich.console import Console
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.cache_report.replay import TOLERANCES
-from ragcache_workbench.cache_report.report import charts, report_of
+from ragcache_workbench.cache_report.report import Findings, charts, report_of
 from ragcache_workbench.cache_report.run import report_on_log
-from ragcache_workbench.cache_report.summary import Findings
 from tests.support.html_page import HtmlPage
 
 SUBJECTS = ("password", "passwords", "delivery", "bill of 2023", "bill of 2024", "router")

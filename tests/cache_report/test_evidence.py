@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy.stats import binom, binomtest
 
-from ragcache_workbench.cache_report.evidence import Count, Proof, least_hits, prove, tail
+from ragcache_workbench.cache_report.replay import Count, Proof, least_hits, prove, tail
 
 
 @pytest.mark.parametrize(

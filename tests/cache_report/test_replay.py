@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from ragcache_integrations.answers import AnswerCore, AnswerKnobs, Question
-from ragcache_workbench.cache_report.evidence import Count, prove
-from ragcache_workbench.cache_report.replay import TOLERANCES, replay
+from ragcache_workbench.cache_report.replay import TOLERANCES, Count, prove, replay
 
 
 def on_a_circle(*angles: float) -> np.ndarray:

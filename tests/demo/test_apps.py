@@ -74,7 +74,7 @@ def test_what_is_observed(apps: tuple[App, ...]) -> None:
         seen = app.ask(asked)
         assert seen.hit == hit
         assert seen.store_calls == (0 if hit else 1)
-        assert (seen.embedding_ms > 0) == embedded
+        assert (seen.embedding_ms > 0.2) == embedded  # else it was found in a memo
         assert len(seen.document_ids) == 3
         assert 0 < seen.retrieval_ms < seen.first_token_ms
         assert 0 < seen.ttft_ms < seen.first_token_ms < seen.end_to_end_ms

@@ -38,7 +38,7 @@ from ragcache_workbench.evaluation.report import show
 from ragcache_workbench.evaluation.report.labels import chosen_by
 from ragcache_workbench.evaluation.report.tables import described, remarks
 from ragcache_workbench.evaluation.report.verdict import verdicts
-from ragcache_workbench.evaluation.scores.scoring import MECHANICS_ONLY
+from ragcache_workbench.evaluation.scores import MECHANICS_ONLY
 from ragcache_workbench.evaluation.settings import EvalSettings
 
 from .world import Echo, make_retriever, store

@@ -25,7 +25,7 @@ from ragcache_workbench.evaluation import (
 )
 from ragcache_workbench.evaluation.records import Rephrasing, RephrasingsFile
 from ragcache_workbench.evaluation.rephrasings import SYSTEM, is_same_answer, unfit
-from ragcache_workbench.evaluation.workloads.rephrasing import normal_form
+from ragcache_workbench.evaluation.workloads import normal_form
 from tests.benchmarks.papers.made import run_preset
 from tests.evaluation.world import Echo, make_retriever
 from tests.support.room import room_for

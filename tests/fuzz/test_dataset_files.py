@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.evaluation.datasets.base import Answer, load_dataset
-from ragcache_workbench.evaluation.workloads.streams import query_ranks
+from ragcache_workbench.evaluation.workloads import query_ranks
 from tests.evaluation.datasets.files import (
     FINQA,
     HOTPOTQA,

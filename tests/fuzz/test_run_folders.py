@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.evaluation import EvalRun, compare, evaluate, throughputs, write_report
-from ragcache_workbench.evaluation.records import RunDirectory
-from ragcache_workbench.evaluation.records.checkpoints import read_records
+from ragcache_workbench.evaluation.records import RunDirectory, read_records
 from tests.evaluation.world import Echo, make_retriever
 from tests.support.sizes import examples
 

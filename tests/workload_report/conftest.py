@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ragcache_workbench.workload_report.report import Findings
 from ragcache_workbench.workload_report.run import characterise_workload
-from ragcache_workbench.workload_report.summary import Findings
 
 
 def write_log(path: Path, *, repeated: bool) -> Path:

@@ -10,7 +10,7 @@ import pytest
 
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.workload_report.model import kv_bytes_per_token, read_model_facts
+from ragcache_workbench.workload_report.run import kv_bytes_per_token, read_model_facts
 
 MISTRAL_7B = {
     "num_hidden_layers": 32,

@@ -11,7 +11,7 @@ from ragcache_integrations.prompts import PROVIDERS
 from ragcache_integrations.prompts.provider_caches import provider_cost
 from ragcache_workbench.logs.requests import RecordedRequest
 from ragcache_workbench.simulation import Trace, TraceRequest
-from ragcache_workbench.workload_report.providers import ProviderShare, provider_shares
+from ragcache_workbench.workload_report.comparisons import ProviderShare, provider_shares
 
 LENGTHS = {"a": 700, "b": 900, "c": 1100, "d": 300}
 OFTEN = 100_000.0

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from ragcache_integrations.cli import command as cli
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.workload_report.report import report_of
+from ragcache_workbench.workload_report.report import Findings, report_of
 from ragcache_workbench.workload_report.run import characterise_workload
-from ragcache_workbench.workload_report.summary import Findings
 from tests.support.html_page import HtmlPage
 
 

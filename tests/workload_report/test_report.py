@@ -13,9 +13,8 @@ from rich.console import Console
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.reports import percent, short_number
 from ragcache_workbench.workload_report import report as charts
-from ragcache_workbench.workload_report.replicas import duration
-from ragcache_workbench.workload_report.report import report_of
-from ragcache_workbench.workload_report.summary import Findings
+from ragcache_workbench.workload_report.comparisons import duration
+from ragcache_workbench.workload_report.report import Findings, report_of
 from tests.support.html_page import HtmlPage
 
 

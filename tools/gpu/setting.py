@@ -29,7 +29,7 @@ from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.errors import RAGCacheError
 from ragcache_integrations.resources import load_passages, load_questions
 from ragcache_workbench.simulation.traces import zipf_ranks
-from ragcache_workbench.workload_report.model import ModelFacts, read_model_facts
+from ragcache_workbench.workload_report.run import ModelFacts, read_model_facts
 from tools.gpu.models import model_folder
 
 __all__ = [

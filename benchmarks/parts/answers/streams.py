@@ -12,7 +12,7 @@ import numpy as np
 
 from parts.traffic.near_duplicates import near_duplicates
 from parts.traffic.questions import Question
-from ragcache_workbench.evaluation.workloads.rephrasing import Kind, rephrase
+from ragcache_workbench.evaluation.workloads import Kind, rephrase
 
 __all__ = ["AnswerStream", "doctors_pairs", "rephrased_stream", "written_stream"]
 

@@ -15,7 +15,7 @@ import numpy as np
 from parts.overhead.call_counts import CallCounter
 from parts.overhead.subtraction import Stopwatch, rephrase
 from parts.stats.intervals import geometric_mean_ratio
-from ragcache_workbench.evaluation.scores.intervals import Interval
+from ragcache_workbench.evaluation.scores import Interval
 
 __all__ = ["KINDS", "Contest", "Counts", "Times", "count_calls", "ratio_of", "time_calls"]
 

@@ -20,7 +20,7 @@ from parts.traffic.embedded import Embedder
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.engine import Prompt
 from ragcache_workbench.evaluation.datasets import Answer, EvalQuestion, load_dataset
-from ragcache_workbench.evaluation.scores.intervals import bootstrap_interval
+from ragcache_workbench.evaluation.scores import bootstrap_interval
 
 __all__ = ["compare_notes"]
 

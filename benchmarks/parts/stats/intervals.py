@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ragcache_workbench.evaluation.scores.intervals import Interval, bootstrap_interval
+from ragcache_workbench.evaluation.scores import Interval, bootstrap_interval
 
 __all__ = ["geometric_mean_ratio", "mean_ratio", "median_ratio"]
 

@@ -9,7 +9,7 @@ from parts.stores.catalogue import AskedOnce
 from parts.traffic.embedded import Embedder
 from parts.traffic.question_streams import zipf_stream
 from parts.traffic.questions import load_corpus
-from ragcache_workbench.evaluation.workloads.rephrasing import Kind
+from ragcache_workbench.evaluation.workloads import Kind
 
 __all__ = ["embedded", "real"]
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from parts.traffic.near_duplicates import near_duplicates
 from parts.traffic.questions import Question
-from ragcache_workbench.evaluation.workloads.rephrasing import Kind
-from ragcache_workbench.evaluation.workloads.streams import WorkloadKind, make_workload
+from ragcache_workbench.evaluation.workloads import Kind, WorkloadKind, make_workload
 
 __all__ = ["Stream", "uniform_stream", "zipf_stream"]
 

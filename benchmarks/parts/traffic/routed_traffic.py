@@ -21,7 +21,7 @@ from ragcache_integrations.core.prompt import (
     extra_args_from_spans,
 )
 from ragcache_integrations.llms.openai.wire import affinity_key
-from ragcache_workbench.evaluation.scores.intervals import Interval, bootstrap_interval
+from ragcache_workbench.evaluation.scores import Interval, bootstrap_interval
 
 __all__ = ["KEYS", "Ask", "Delivered", "Turn", "deliver", "hit_rate_difference", "make_turns"]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from parts.stats.intervals import median_ratio
 from ragcache_integrations.vector_search import Stage, StagedIndex, StagePlan
-from ragcache_workbench.evaluation.scores.intervals import Interval
+from ragcache_workbench.evaluation.scores import Interval
 
 __all__ = ["Compared", "compare", "threads"]
 

@@ -19,8 +19,7 @@ from langchain_core.outputs import ChatGenerationChunk
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.evaluation import EvalRun, evaluate
-from ragcache_workbench.evaluation.records import Record, RunDirectory
-from ragcache_workbench.evaluation.records.checkpoints import Checkpoint, read_records
+from ragcache_workbench.evaluation.records import Checkpoint, Record, RunDirectory, read_records
 from tests.evaluation.world import Echo, make_retriever
 from tests.support.room import room_for
 

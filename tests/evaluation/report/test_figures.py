@@ -22,7 +22,7 @@ from ragcache_workbench.evaluation.report.labels import (
     value_of,
 )
 from ragcache_workbench.evaluation.report.tables import numbers_in_words
-from ragcache_workbench.evaluation.scores.scoring import MECHANICS_ONLY
+from ragcache_workbench.evaluation.scores import MECHANICS_ONLY
 from ragcache_workbench.reports import LIGHT, Bar, Bars, Curve, Missing, Panel, Point, png
 from tests.evaluation.world import Echo, make_retriever, store
 

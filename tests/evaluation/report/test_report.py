@@ -25,7 +25,7 @@ from ragcache_workbench.evaluation import (
 )
 from ragcache_workbench.evaluation.report.figures import sections
 from ragcache_workbench.evaluation.report.report import gather, render, show
-from ragcache_workbench.evaluation.scores.scoring import MECHANICS_ONLY
+from ragcache_workbench.evaluation.scores import MECHANICS_ONLY
 from ragcache_workbench.reports import Panel
 from tests.evaluation.world import Echo, make_retriever
 from tests.support.html_page import HtmlPage

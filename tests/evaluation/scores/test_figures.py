@@ -9,8 +9,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.evaluation.records.records import Pending, Record
-from ragcache_workbench.evaluation.scores.figures import (
+from ragcache_workbench.evaluation.records import Pending, Record
+from ragcache_workbench.evaluation.scores import (
     PriceTable,
     figures_of,
     read_prices,

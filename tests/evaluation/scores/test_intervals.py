@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.evaluation.scores.intervals import (
+from ragcache_workbench.evaluation.scores import (
     Interval,
     bootstrap_interval,
     paired_intervals,

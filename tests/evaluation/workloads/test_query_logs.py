@@ -12,8 +12,7 @@ import pytest
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.evaluation.settings import EvalSettings
-from ragcache_workbench.evaluation.workloads import make_workload, streams
-from ragcache_workbench.evaluation.workloads.streams import query_ranks
+from ragcache_workbench.evaluation.workloads import make_workload, query_ranks, streams
 
 TEXTS = tuple(f"question {number}?" for number in range(20))
 

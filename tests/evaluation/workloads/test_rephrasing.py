@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ragcache_workbench.evaluation.workloads.rephrasing import Kind, rephrase
+from ragcache_workbench.evaluation.workloads import Kind, rephrase
 
 
 def rephrasings(text: str, kind: Kind) -> set[str]:

@@ -8,8 +8,7 @@ import pytest
 
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_workbench.evaluation.datasets.base import load_dataset
-from ragcache_workbench.evaluation.workloads.rephrasing import normal_form
-from ragcache_workbench.evaluation.workloads.streams import make_workload
+from ragcache_workbench.evaluation.workloads import make_workload, normal_form
 
 TEXTS = tuple(question.text for question in load_dataset("nq").questions)
 

@@ -16,10 +16,9 @@ from ragcache_integrations.retrievers.keys import (
     window_of,
 )
 
-from .evidence import LEAST_ERROR, Proof, prove
 from .questions import LoggedQuestion, read_questions
-from .replay import replay
-from .summary import Findings, Judge, Rule, can_be_wrong
+from .replay import LEAST_ERROR, Proof, prove, replay
+from .report import Findings, Judge, Rule, can_be_wrong
 
 __all__ = ["report_on_log"]
 

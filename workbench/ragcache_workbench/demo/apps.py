@@ -158,7 +158,7 @@ class Observation:
 
     Attributes:
         store_calls: Searches of the vector store.
-        embedding_ms: Time to embed the question; 0 if its embedding was cached.
+        embedding_ms: Time to embed the question; next to 0 if its embedding was cached.
         retrieval_ms: Other time in the retriever: searching the store or the cache.
         ttft_ms: Time from the call of the LLM to its first token.
         first_token_ms: Time from the question to the first token.

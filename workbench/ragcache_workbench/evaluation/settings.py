@@ -136,7 +136,7 @@ class EvalSettings:
             over a few documents are better than over all.
         seed: Seed of the sample, the stream of questions and the query cache's hyperplanes.
         workload: ``as_is``, ``uniform``, ``zipf``, or ``tripclick:PATH``, the order of a log; see
-            :func:`~ragcache_workbench.evaluation.workloads.streams.make_workload`.
+            :func:`~ragcache_workbench.evaluation.workloads.make_workload`.
         length: Number of questions in the stream; ``None`` for the workload's usual length.
         variants: For ``uniform``: number of times that each question comes.
         rephrasing: For ``zipf``: how far from the questions their rephrasings are; or ``model`` for
