@@ -1,13 +1,14 @@
-"""One flow of an answer for both kinds of callers, those that block and those that await.
+"""Work that is the same for threads and for event loops, written once.
 
-A flow is a generator that makes no calls itself. It yields the next thing to do: a :class:`Call`,
-whose result it is sent, or :class:`Each`, a stream whose items become outputs. Anything else that
-it yields is an output. :func:`outputs` does these things by blocking, :func:`aoutputs` by awaiting.
+A flow is a generator that neither blocks nor awaits anything. It yields the next thing to do: a
+:class:`Call`, whose result it is sent or whose error it is thrown, or :class:`Each`, a stream whose
+items become outputs. Anything else that it yields is an output. Who drives it decides how things
+are done: :func:`run` and :func:`outputs` by blocking, :func:`arun` and :func:`aoutputs` without
+blocking the event loop. ``run`` is for flows that have no outputs, only a result.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import (
     AsyncGenerator,
@@ -15,49 +16,59 @@ from collections.abc import (
     Awaitable,
     Callable,
     Generator,
+    Hashable,
     Iterator,
 )
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack, ExitStack, aclosing, closing
-from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+from typing_extensions import TypeVar
+
+from . import threads
+from .single_flight import SingleFlight
 
 __all__ = [
     "Call",
     "Each",
     "Flow",
     "aoutputs",
+    "arun",
     "awhole_output",
+    "call_once",
     "entering",
     "in_thread",
+    "next_piece",
     "outputs",
     "raise_stop",
+    "run",
     "whole_output",
 ]
 
-Flow: TypeAlias = Generator[Any, Any, None]
+R = TypeVar("R", default=None)
+
+Flow: TypeAlias = Generator[Any, Any, R]
 
 _END = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Something to do, whose result or error goes back into the flow.
 
     Attributes:
         blocking: Does it.
-        awaited: The same for event loops.
+        awaited: The same for event loops; ``None``: ``blocking`` runs in a thread there.
         entered: Whether the result is a context that is to be entered until the flow ends.
     """
 
     blocking: Callable[[], Any]
-    awaited: Callable[[], Awaitable[Any]]
+    awaited: Callable[[], Awaitable[Any]] | None = None
     entered: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Each:
+class Each(NamedTuple):
     """A stream whose items become outputs; it is closed at its end, or with the flow.
 
     Attributes:
@@ -73,7 +84,7 @@ class Each:
 
 def in_thread(function: Callable[..., Any], *arguments: Any) -> Call:
     """A call that would block an event loop, and is made in a thread there."""
-    return Call(partial(function, *arguments), partial(asyncio.to_thread, function, *arguments))
+    return Call(partial(function, *arguments))
 
 
 def entering(context: Any, acontext: Any = None) -> Call:
@@ -90,8 +101,89 @@ def entering(context: Any, acontext: Any = None) -> Call:
     return Call(lambda: context, given, entered=True)
 
 
-def outputs(flow: Flow) -> Generator[Any]:
-    """Yield the outputs of a flow, whose calls block."""
+def call_once(
+    flights: SingleFlight[R],
+    key: Hashable,
+    find: Callable[[], R | None],
+    work: Flow[R],
+    executor: Executor | None,
+    *,
+    looked: int,
+) -> Call:
+    """Do work once for all equal calls at the same time; the result says how it was got, too.
+
+    Args:
+        flights: The work under way.
+        key: Identifies the result.
+        find: Looks up the result, which a call that ended in the meantime may have stored.
+        work: Does the work. It is not begun if another call does.
+        executor: For what blocks in a coroutine's work; ``None`` if nothing in the work is a
+            coroutine, so that all of it runs in a thread, and is shared with threads.
+        looked: As for :meth:`~ragcache_integrations.core.single_flight.SingleFlight.do`.
+    """
+    lead = partial(run, work)
+    alead = None if executor is None else partial(arun, work, executor)
+    return Call(
+        partial(flights.do, key, find, lead, looked=looked),
+        partial(flights.ado, key, find, lead, alead, looked=looked),
+    )
+
+
+def next_piece(pieces: Generator[Any]) -> Call:
+    """Get a blocking generator's next piece, ``None`` after the last.
+
+    A cancelled coroutine waits for the piece, so that the generator can be closed afterwards.
+    """
+    return Call(partial(next, pieces, None), partial(threads.in_thread, next, pieces, None))
+
+
+def run(flow: Flow[R]) -> R:
+    """Return the result of a flow without outputs, whose calls block.
+
+    Raises:
+        Exception: Any error of the flow.
+    """
+    try:
+        step = next(flow)
+        while True:
+            try:
+                made = step.blocking()
+            except BaseException as error:  # noqa: BLE001 - raised by the flow if it is not for it
+                step = flow.throw(error)
+            else:
+                step = flow.send(made)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+    except RuntimeError as error:
+        raise_stop(error)
+        raise
+
+
+async def arun(flow: Flow[R], executor: Executor | None = None) -> R:
+    """Async version of :func:`run`.
+
+    Args:
+        flow: The flow.
+        executor: Makes the calls that block; ``None`` for the event loop's own. A cancelled caller
+            does not wait for them.
+    """
+    try:
+        step = next(flow)
+        while True:
+            try:
+                made = await _awaited(step, executor)
+            except BaseException as error:  # noqa: BLE001 - as above
+                step = flow.throw(error)
+            else:
+                step = flow.send(made)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+
+
+def outputs(flow: Flow[Any]) -> Generator[Any]:
+    """Yield the outputs of a flow, whose calls block. Closing the generator closes the flow."""
     with ExitStack() as stack:
         stack.callback(flow.close)
         step = _advance(flow.send, None)
@@ -100,7 +192,7 @@ def outputs(flow: Flow) -> Generator[Any]:
             if isinstance(step, Call):
                 try:
                     result = step.blocking()
-                except Exception as error:  # noqa: BLE001 - raised by the flow if it is not for it
+                except Exception as error:  # noqa: BLE001 - as above
                     step = _advance(flow.throw, error)
                     continue
                 result = stack.enter_context(result) if step.entered else result
@@ -114,8 +206,8 @@ def outputs(flow: Flow) -> Generator[Any]:
             step = _advance(flow.send, result)
 
 
-async def aoutputs(flow: Flow) -> AsyncGenerator[Any]:
-    """Async version of :func:`outputs`."""
+async def aoutputs(flow: Flow[Any], executor: Executor | None = None) -> AsyncGenerator[Any]:
+    """Async version of :func:`outputs`; the executor is as for :func:`arun`."""
     async with AsyncExitStack() as stack:
         stack.callback(flow.close)
         step = _advance(flow.send, None)
@@ -123,7 +215,7 @@ async def aoutputs(flow: Flow) -> AsyncGenerator[Any]:
             result = None
             if isinstance(step, Call):
                 try:
-                    result = await step.awaited()
+                    result = await _awaited(step, executor)
                 except Exception as error:  # noqa: BLE001 - as above
                     step = _advance(flow.throw, error)
                     continue
@@ -140,12 +232,12 @@ async def aoutputs(flow: Flow) -> AsyncGenerator[Any]:
             step = _advance(flow.send, result)
 
 
-def whole_output(flow: Flow) -> Any:
+def whole_output(flow: Flow[Any]) -> Any:
     """Return the sum of a flow's outputs, whose calls block."""
     return reduce(add, outputs(flow))
 
 
-async def awhole_output(flow: Flow) -> Any:
+async def awhole_output(flow: Flow[Any]) -> Any:
     """Async version of :func:`whole_output`."""
     return reduce(add, [output async for output in aoutputs(flow)])
 
@@ -154,6 +246,10 @@ def raise_stop(error: RuntimeError) -> None:
     """Raise the application's own ``StopIteration``, if Python renamed it in a generator."""
     if isinstance(error.__cause__, StopIteration):
         raise error.__cause__ from None
+
+
+def _awaited(call: Call, executor: Executor | None) -> Awaitable[Any]:
+    return threads.in_executor(executor, call.blocking) if call.awaited is None else call.awaited()
 
 
 def _advance(go_on: Callable[[Any], Any], value: Any) -> Any:

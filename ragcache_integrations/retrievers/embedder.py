@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ragcache_integrations.core.flows import Call, Flow, call_once
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.errors import ConfigurationError, EmbeddingError
 from ragcache_integrations.query_cache.validation import as_array, check_vector, is_ordinary
 
-from .flow import Flow, Step, step_once
 from .keys import Surroundings
 from .tally import Tally
 
@@ -104,7 +104,7 @@ class QueryEmbedder:
         flight: Hashable = None  # what must be equal, too, for texts to be embedded once
         if around is not None:
             flight = object() if around.alone else around.flight
-        found: tuple[Embedding, Role] = yield step_once(
+        found: tuple[Embedding, Role] = yield call_once(
             self._flights,
             (key, flight),
             partial(self._recall, key),
@@ -152,7 +152,7 @@ class QueryEmbedder:
 
     def _compute(self, key: _Key, around: Surroundings | None) -> Flow[Embedding]:
         texts, aembed = key[1], self._aembed
-        step = Step(partial(self._embed, texts), None if aembed is None else partial(aembed, texts))
+        step = Call(partial(self._embed, texts), None if aembed is None else partial(aembed, texts))
         with nullcontext() if around is None else around.watched():
             started = time.perf_counter()
             try:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from tqdm import tqdm
 
 from ragcache_integrations.core.checks import check_int, check_number, check_text, is_whole, or_none
+from ragcache_integrations.core.flows import arun, run
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Embedding
-from ragcache_integrations.retrievers.flow import arun, run
 from ragcache_integrations.retrievers.retrieval import Question
 from ragcache_integrations.retrievers.stores import LiveState
 from ragcache_integrations.retrievers.tally import RetrieverStats

@@ -28,6 +28,16 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from ragcache_integrations.core.flows import (
+    Call,
+    Flow,
+    aoutputs,
+    arun,
+    call_once,
+    next_piece,
+    outputs,
+    run,
+)
 from ragcache_integrations.core.forks import make_executor, make_lock
 from ragcache_integrations.core.single_flight import Role, SingleFlight
 from ragcache_integrations.core.threads import BackgroundChecks
@@ -37,16 +47,6 @@ from ragcache_integrations.query_cache.redis import RedisQueryCache
 from ragcache_integrations.query_cache.types import Wording, unanswered
 from ragcache_integrations.query_cache.warming import start_warm_up
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
-from ragcache_integrations.retrievers.flow import (
-    Flow,
-    Step,
-    arun,
-    astages_of,
-    run,
-    stages_of,
-    step_next,
-    step_once,
-)
 from ragcache_integrations.retrievers.keys import (
     FollowUpWarning,
     TextIdentity,
@@ -187,12 +187,12 @@ class RetrieverCore(Generic[T]):
             EmbeddingError: The embedding model gave something unusable.
             Exception: Any error of the embedding model or the store.
         """
-        return stages_of(self._stages(question))
+        return outputs(self._stages(question))
 
     async def astages(self, question: Question[T]) -> AsyncGenerator[DocumentStage[T]]:
         """Async version of :meth:`stages`."""
         question.in_coroutine = question.asearch is not None
-        async with aclosing(astages_of(self._stages(question), self.executor)) as stages:
+        async with aclosing(aoutputs(self._stages(question), self.executor)) as stages:
             async for stage in stages:
                 yield stage
 
@@ -227,7 +227,7 @@ class RetrieverCore(Generic[T]):
             return unanswered(question.private, cache.tolerance)
         what = question.query, question.most, question.entry_key
         explain = partial(cache.explain, *what, wording=question.wording)
-        explanation: Explanation = explain() if cache.immediate else (yield Step(explain))
+        explanation: Explanation = explain() if cache.immediate else (yield Call(explain))
         return explanation
 
     def forget(self, question: Question[T]) -> Flow[int]:
@@ -244,7 +244,7 @@ class RetrieverCore(Generic[T]):
             return 0
         cache = question.cache
         forget = partial(cache.forget, question.query, question.most, question.entry_key)
-        forgotten: int = forget() if cache.immediate else (yield Step(forget))
+        forgotten: int = forget() if cache.immediate else (yield Call(forget))
         return forgotten
 
     def stats(self) -> RetrieverStats:
@@ -341,7 +341,7 @@ class RetrieverCore(Generic[T]):
         if dim is None:
             embedding, _ = yield from self._embedder.embed(("dimension",))
             dim = embedding.size
-        answers: int = yield Step(partial(self._load, dim, path, store_tag))
+        answers: int = yield Call(partial(self._load, dim, path, store_tag))
         return answers
 
     def dump(self) -> DumpedCache | None:
@@ -393,11 +393,11 @@ class RetrieverCore(Generic[T]):
             self._tally.add(failures=1)
             raise
 
-    def _plain(self, question: Question[T]) -> Step:
+    def _plain(self, question: Question[T]) -> Call:
         """Return the step that asks the store for a question without text."""
         flow = self._searcher.plain(question, time.perf_counter())
         blocks = question.aplain is None
-        return Step(partial(run, flow), None if blocks else partial(arun, flow, self.executor))
+        return Call(partial(run, flow), None if blocks else partial(arun, flow, self.executor))
 
     def _ask(self, question: Question[T]) -> Flow[None]:
         """Embed a question that was checked, and find out what the cache has to know of it.
@@ -407,7 +407,7 @@ class RetrieverCore(Generic[T]):
             Exception: Any error of the embedding model, or of the function that reads the version.
         """
         if self.caches.read_version is not None:
-            yield Step(self.caches.update_version)
+            yield Call(self.caches.update_version)
         question.started = time.perf_counter()
         texts = self._texts(question)
         if question.embedding is None:
@@ -419,7 +419,7 @@ class RetrieverCore(Generic[T]):
             question.embedded_by = "found"
         question.embedded = time.perf_counter()
         if self.caches.current is None:  # making the cache takes a while
-            yield Step(partial(self._prepare, question, texts))
+            yield Call(partial(self._prepare, question, texts))
         else:
             self._prepare(question, texts)
 
@@ -465,7 +465,7 @@ class RetrieverCore(Generic[T]):
         landed = self._searches.landed
         # The executor's threads share connections among all event loops.
         find = partial(self._find, question)
-        hit = find() if question.cache.immediate else (yield Step(find))
+        hit = find() if question.cache.immediate else (yield Call(find))
         if hit is not None:
             return hit, "found"
         flight: Hashable = object()
@@ -474,7 +474,7 @@ class RetrieverCore(Generic[T]):
             now = (id(question.cache), question.version, question.flight)
             vector = question.vector
             flight = (question.entry_key, vector.dtype.str, vector.tobytes(), question.wanted, now)
-        found: tuple[Answer[T], Role] = yield step_once(
+        found: tuple[Answer[T], Role] = yield call_once(
             self._searches,
             flight,
             partial(self._find_again, question),
@@ -571,7 +571,7 @@ class RetrieverCore(Generic[T]):
     def _search(self, question: Question[T], _: float) -> Flow[DocumentStage[T]]:
         """Yield the stages of a search but the final one, which is returned as it is kept."""
         find = partial(self._find, question)
-        hit = find() if question.cache.immediate else (yield Step(find))
+        hit = find() if question.cache.immediate else (yield Call(find))
         if hit is not None:
             return _only_stage(self._finish(question, hit, "found"), question.embedded)
         assert question.stages is not None  # noqa: S101 - checked before
@@ -580,7 +580,7 @@ class RetrieverCore(Generic[T]):
         elapsed = 0.0
         try:
             with closing(question.stages(question.vector, count)) as search:
-                while (stage := (yield step_next(search))) is not None:
+                while (stage := (yield next_piece(search))) is not None:
                     elapsed = stage.elapsed
                     if stage.final:
                         break
@@ -589,7 +589,7 @@ class RetrieverCore(Generic[T]):
             self._tally.add(store_calls=1, store_seconds=elapsed)
         if stage is None:
             raise RuntimeError("the search ended without a final stage")
-        candidates = yield Step(partial(self._searcher.remember, question, stage.documents, count))
+        candidates = yield Call(partial(self._searcher.remember, question, stage.documents, count))
         retrieval = self._finish(question, candidates, "led")
         return replace(stage, documents=tuple(retrieval.documents), trace=retrieval.trace)
 

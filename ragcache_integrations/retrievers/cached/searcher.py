@@ -12,6 +12,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ragcache_integrations.core.flows import Call, Flow
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
 from ragcache_integrations.core.memo import Memo
 from ragcache_integrations.core.texts import content_id
@@ -19,7 +20,6 @@ from ragcache_integrations.core.threads import is_ending
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Candidate, Hit, VectorsPendingError
 from ragcache_integrations.query_cache.redis import DocumentSource
-from ragcache_integrations.retrievers.flow import Flow, Step
 from ragcache_integrations.retrievers.retrieval import (
     Note,
     Question,
@@ -126,7 +126,7 @@ class Searcher(Generic[T]):
         )
         if not question.in_coroutine:
             return self.remember(question, documents, count)
-        candidates: tuple[Candidate[T], ...] = yield Step(
+        candidates: tuple[Candidate[T], ...] = yield Call(
             partial(self.remember, question, documents, count)
         )
         return candidates
@@ -141,7 +141,7 @@ class Searcher(Generic[T]):
         native = None if acall is None else partial(acall, *arguments)
         started = time.perf_counter()
         try:
-            documents: Sequence[T] = yield Step(partial(call, *arguments), native)
+            documents: Sequence[T] = yield Call(partial(call, *arguments), native)
         finally:
             self._tally.add_call("store", started)
         return documents

@@ -24,14 +24,10 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from ragcache_integrations.core.checks import check_int, or_none
+from ragcache_integrations.core.flows import Call, Flow, next_piece
 from ragcache_integrations.core.forks import make_executor
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
-from ragcache_integrations.retrievers.flow import (
-    Flow,
-    Step,
-    step_next,
-)
 from ragcache_integrations.retrievers.retrieval import DocumentStage, check_question
 from ragcache_integrations.retrievers.stores import (
     StoreFacts,
@@ -238,7 +234,7 @@ class StagedCore(Generic[T]):
         """
         vector = yield from self._embed(texts, embedding, k)
         # In a thread, for coroutines: documents may lie in a database.
-        documents: list[T] = yield Step(partial(self.search, vector, k, filter_))
+        documents: list[T] = yield Call(partial(self.search, vector, k, filter_))
         return documents
 
     def stages(
@@ -257,7 +253,7 @@ class StagedCore(Generic[T]):
         """
         vector = yield from self._embed(texts, embedding, k)
         with closing(self.search_stages(vector, k, filter_, interval)) as search:
-            while (stage := (yield step_next(search))) is not None:
+            while (stage := (yield next_piece(search))) is not None:
                 yield stage
 
     # By embedding, for a cache in front that has one.

@@ -21,10 +21,10 @@ from pydantic import ConfigDict, PrivateAttr, SkipValidation
 
 from ragcache_integrations.core.checks import check_one_of, check_type
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.flows import aoutputs, arun, outputs, run
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Texts
-from ragcache_integrations.retrievers.flow import arun, astages_of, run, stages_of
 from ragcache_integrations.retrievers.retrieval import DocumentStage
 from ragcache_integrations.retrievers.runs import aobserved, observed
 from ragcache_integrations.retrievers.runs.langchain import RetrieverRun
@@ -192,7 +192,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         """
         flow = self._core.stages(*self._asked(query, k, filter), interval)
         start = partial(RetrieverRun.start, self, query, config)
-        return observed(start, lambda _: stages_of(flow))
+        return observed(start, lambda _: outputs(flow))
 
     async def astages(
         self,
@@ -206,7 +206,7 @@ class StagedFaissRetriever(Rebuildable, StagedKnobs, BaseRetriever):
         """Async version of :meth:`stages`."""
         flow = self._core.stages(*self._asked(query, k, filter), interval)
         start = partial(RetrieverRun.astart, self, query, config)
-        observing = aobserved(start, lambda _: astages_of(flow, self._core.executor))
+        observing = aobserved(start, lambda _: aoutputs(flow, self._core.executor))
         async with aclosing(observing):
             async for stage in observing:
                 yield stage

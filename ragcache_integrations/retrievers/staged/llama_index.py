@@ -22,11 +22,11 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations.core.checks import check_type
 from ragcache_integrations.core.extras import require
+from ragcache_integrations.core.flows import Flow, aoutputs, arun, outputs, run
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import Texts
-from ragcache_integrations.retrievers.flow import Flow, arun, astages_of, run, stages_of
 from ragcache_integrations.retrievers.retrieval import DocumentStage
 from ragcache_integrations.retrievers.runs.llama_index import arun_stages, as_bundle, run_stages
 from ragcache_integrations.retrievers.sharing import FinishedRetriever
@@ -209,7 +209,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         """
         bundle = as_bundle(query)
         flow = self._stages(bundle, k, filter, interval)
-        return run_stages(self, bundle, lambda: stages_of(flow))
+        return run_stages(self, bundle, lambda: outputs(flow))
 
     async def astages(
         self,
@@ -222,7 +222,7 @@ class StagedFaissRetriever(FinishedRetriever, BaseRetriever):
         """Async version of :meth:`stages`."""
         bundle = as_bundle(query)
         flow = self._stages(bundle, k, filter, interval)
-        observing = arun_stages(self, bundle, lambda: astages_of(flow, self._core.executor))
+        observing = arun_stages(self, bundle, lambda: aoutputs(flow, self._core.executor))
         async with aclosing(observing) as stages:
             async for stage in stages:
                 yield stage

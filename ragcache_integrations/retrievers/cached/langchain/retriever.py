@@ -23,6 +23,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_int, check_one_of, check_type
+from ragcache_integrations.core.flows import arun, run
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
@@ -31,7 +32,6 @@ from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
 from ragcache_integrations.retrievers.cached.searcher import with_chosen_vectors
 from ragcache_integrations.retrievers.embedder import Texts
-from ragcache_integrations.retrievers.flow import arun, run
 from ragcache_integrations.retrievers.keys import OwnParts, is_own_object, parts_within, window_of
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,

@@ -37,6 +37,7 @@ from numpy.typing import ArrayLike
 from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_one_of, check_type
+from ragcache_integrations.core.flows import arun, run
 from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Explanation
@@ -51,7 +52,6 @@ from ragcache_integrations.retrievers.cached.knobs import (
 from ragcache_integrations.retrievers.cached.searcher import with_chosen_vectors
 from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.embedder import Texts
-from ragcache_integrations.retrievers.flow import arun, run
 from ragcache_integrations.retrievers.keys import in_context, is_own_object, parts_within, window_of
 from ragcache_integrations.retrievers.retrieval import (
     QUERY_CACHE_METADATA,
