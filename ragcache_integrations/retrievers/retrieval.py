@@ -1,4 +1,4 @@
-"""What the engine of the retrievers takes and gives: sources, questions, answers."""
+"""What the engine of the retrievers takes and gives: sources, and questions with their answers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.single_flight import Role
+from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache import QueryCache
+from ragcache_integrations.query_cache import Candidate, Hit, QueryCache
 from ragcache_integrations.query_cache.redis import RedisQueryCache
 from ragcache_integrations.query_cache.types import Wording
 
@@ -34,12 +35,11 @@ __all__ = [
     "DocumentStage",
     "Note",
     "Question",
-    "Retrieval",
     "RetrievalTrace",
     "Source",
     "check_question",
     "checked_results",
-    "watch_question",
+    "note_of",
 ]
 
 T = TypeVar("T")
@@ -62,6 +62,13 @@ class Note(TypedDict):
     distance: float | None
     recall_bound: float | None
     age: float | None
+
+
+def note_of(hit: Hit[Any] | None) -> Note:
+    """Return what is noted about an answer."""
+    if hit is None:
+        return Note(hit=False, distance=None, recall_bound=None, age=None)
+    return Note(hit=True, distance=hit.distance, recall_bound=hit.recall_bound, age=hit.age)
 
 
 @dataclass(frozen=True)
@@ -108,99 +115,26 @@ class Source(Generic[T]):
     window: TextWindow | None = None
     kind: type = object
 
+    def candidates(self, documents: Iterable[T]) -> tuple[Candidate[T], ...]:
+        """Return documents as the cache keeps them."""
+        identify, score_of = self.identify, self.score
+        candidates = []
+        for document in checked_results(documents, self.kind):
+            document_id, text = identify(document)
+            fingerprint = content_id(text)
+            score = None if score_of is None else score_of(document)
+            candidates.append(Candidate(document_id or fingerprint, document, fingerprint, score))
+        return tuple(candidates)
 
-@dataclass(slots=True, eq=False, repr=False)
-class Question(Generic[T]):
-    """One question, as it was asked, and what the core finds out about it on its way.
-
-    Not frozen, as making a frozen one takes longer. Each is asked once: what is found out about it
-    would be overwritten.
-
-    Attributes:
-        texts: The question, or the texts that stand for it.
-        search: Asks the store for that many documents, by embedding or however it likes; 0 where
-            the source cannot be asked for a number.
-        asearch: Async version of ``search``; ``None``: ``search`` runs in a worker thread.
-        k: How many documents to return.
-        key: Filter, namespace and everything else that changes the store's answer.
-        namespace: The tenant, whose remembered embeddings alone are used.
-        opaque: Arguments whose meaning the key cannot say. The answer is for this question alone
-            then: it is neither looked up, nor cached, nor shared with an equal question.
-        alone: Why the answer is for this question alone although all has a name; empty where it
-            is not.
-        embeds_around: What surrounds the call, if the embedding model is the application's own and
-            may read that: its embeddings are remembered for equal surroundings alone.
-        flight: What must be equal, too, for a search to be shared while it is under way.
-        is_current: Whether what the key says still holds; asked once more after the search, as
-            settings of what is wrapped may be changed meanwhile. ``None``: surely.
-        ranked: The search ranks by distance alone. If not, the answer is cached as it is: neither
-            more is fetched nor is it re-ranked, and any change of the store ends it.
-        whole: All that the search returns is the answer, be it more than k, as a hybrid search's
-            is. The key says for which k it is then.
-        annotate: Documents are to say what happened, see :data:`QUERY_CACHE_METADATA`.
-        embedding: The question's embedding, where it is known already.
-        unembedded: Texts that only the search may read. The guard compares them, too.
-        cut: The search may leave documents out although the store has more, as one does that
-            filters what it found.
-        unobserved: The same question, for searches of which nobody who asked is to hear; ``None``
-            where nobody does anyway.
-        stages: Searches in stages, by embedding, for that many documents; ``None`` where the source
-            cannot.
-        plain: Asks the store for that many documents as its framework does where there is no text
-            to embed, and no embedding; ``None``: such a question is refused.
-        aplain: Async version of ``plain``; ``None``: ``plain`` runs in a worker thread.
-        in_coroutine: Whether a coroutine asks it and its search is one, too.
-        started: When it was asked, by ``time.perf_counter``.
-        vector: Its embedding in the model's own precision, for the store.
-        embedded_by: How it got its embedding.
-        embedded: When it had its embedding.
-        query: The embedding in the cache's 32-bit precision.
-        cache: The cache that it is looked up in.
-        version: The cache's ``store_version`` before the search.
-        most: The most documents to return.
-        wanted: How many to ask the store for; 0 where it cannot be asked for a number.
-        entry_key: The key, with the text's where its embedding does not identify it.
-        wording: Its words, where they are compared with those of an entry.
-        private: Why neither the cache may answer this question nor keep its answer; empty where
-            both are allowed.
-        lookup_seconds: Time spent looking it up.
-    """
-
-    texts: Texts
-    search: Callable[[Embedding, int], Sequence[T]]
-    asearch: Callable[[Embedding, int], Awaitable[Sequence[T]]] | None = None
-    k: int | None = None
-    key: Hashable = None
-    namespace: str = ""
-    opaque: tuple[str, ...] = ()
-    alone: str = ""
-    embeds_around: Surroundings | None = None
-    flight: Hashable = ()
-    is_current: Callable[[], bool] | None = None
-    ranked: bool = True
-    whole: bool = False
-    annotate: bool = False
-    embedding: ArrayLike | None = None
-    unembedded: Texts = ()
-    cut: bool = False
-    unobserved: Question[T] | None = None
-    stages: Callable[[Embedding, int], Generator[DocumentStage[T]]] | None = None
-    plain: Callable[[int], Sequence[T]] | None = None
-    aplain: Callable[[int], Awaitable[Sequence[T]]] | None = None
-    in_coroutine: bool = field(default=False, init=False)
-    started: float = field(init=False)
-    vector: Embedding = field(init=False)
-    embedded_by: Role = field(init=False)
-    embedded: float = field(init=False)
-    query: NDArray[np.float32] = field(init=False)
-    cache: QueryCache[T] | RedisQueryCache[T] = field(init=False)
-    version: int = field(init=False)
-    most: int = field(init=False)
-    wanted: int = field(init=False)
-    entry_key: Hashable = field(init=False)
-    wording: Wording | None = field(init=False)
-    private: str = field(init=False)
-    lookup_seconds: float = field(init=False)
+    def by_id(
+        self, ids_and_scores: Sequence[tuple[str, float | None]], /
+    ) -> list[Candidate[T] | None]:
+        """Read documents for a cache that processes share; there is ``read``."""
+        assert self.read is not None  # noqa: S101 - checked before
+        return [
+            None if document is None else self.candidates([document])[0]
+            for document in self.read(ids_and_scores)
+        ]
 
 
 @dataclass(slots=True)
@@ -232,12 +166,107 @@ class RetrievalTrace:
     retrieval_seconds: float = 0.0
 
 
-@dataclass(slots=True)
-class Retrieval(Generic[T]):
-    """The documents, best first, and what happened."""
+@dataclass(slots=True, eq=False, repr=False)
+class Question(Generic[T]):
+    """One question: as it was asked, what the core finds out about it on its way, and its answer.
 
-    documents: list[T]
-    trace: RetrievalTrace
+    Not frozen, as making a frozen one takes longer. Each is asked once: what is found out about it
+    would be overwritten.
+
+    Attributes:
+        texts: The question, or the texts that stand for it.
+        search: Asks the store for that many documents, by embedding or however it likes; 0 where
+            the source cannot be asked for a number.
+        asearch: Async version of ``search``; ``None``: ``search`` runs in a worker thread.
+        k: How many documents to return.
+        key: Filter, namespace and everything else that changes the store's answer.
+        namespace: The tenant, whose remembered embeddings alone are used.
+        opaque: Arguments whose meaning the key cannot say. The answer is for this question alone
+            then: it is neither looked up, nor cached, nor shared with an equal question.
+        around: What surrounds the call, if code of the application's own may read that: an answer
+            that used what the key does not hold is not kept. ``None``: there is no such code.
+        embeds_around: The same, if the embedding model may read it: its embeddings are remembered
+            for equal surroundings alone.
+        conditions: What must still hold after the search for the answer to be kept, as settings of
+            what is wrapped may be changed meanwhile.
+        ranked: The search ranks by distance alone. If not, the answer is cached as it is: neither
+            more is fetched nor is it re-ranked, and any change of the store ends it.
+        whole: All that the search returns is the answer, be it more than k, as a hybrid search's
+            is. The key says for which k it is then.
+        annotate: Documents are to say what happened, see :data:`QUERY_CACHE_METADATA`.
+        embedding: The question's embedding, where it is known already.
+        unembedded: Texts that only the search may read. The guard compares them, too.
+        cut: The search may leave documents out although the store has more, as one does that
+            filters what it found.
+        unobserved: The same question, for searches of which nobody who asked is to hear; ``None``
+            where nobody does anyway.
+        stages: Searches in stages, by embedding, for that many documents; ``None`` where the source
+            cannot.
+        plain: Asks the store for that many documents as its framework does where there is no text
+            to embed, and no embedding; ``None``: such a question is refused.
+        aplain: Async version of ``plain``; ``None``: ``plain`` runs in a worker thread.
+        in_coroutine: Whether a coroutine asks it and its search is one, too.
+        started: When it was asked, by ``time.perf_counter``.
+        vector: Its embedding in the model's own precision, for the store.
+        embedded_by: How it got its embedding.
+        embedded: When it had its embedding.
+        query: The embedding in the cache's 32-bit precision.
+        cache: The cache that it is looked up in.
+        version: The cache's ``store_version`` before the search.
+        most: The most documents to return.
+        wanted: How many to ask the store for; 0 where it cannot be asked for a number.
+        entry_key: The key, with the text's where its embedding does not identify it.
+        wording: Its words, where they are compared with those of an entry.
+        private: Why neither the cache may answer this question nor keep its answer; empty where
+            both are allowed.
+        lookup_seconds: Time spent looking it up.
+        documents: Its answer, best first.
+        trace: What happened to it.
+    """
+
+    texts: Texts
+    search: Callable[[Embedding, int], Sequence[T]]
+    asearch: Callable[[Embedding, int], Awaitable[Sequence[T]]] | None = None
+    k: int | None = None
+    key: Hashable = None
+    namespace: str = ""
+    opaque: tuple[str, ...] = ()
+    around: Surroundings | None = None
+    embeds_around: Surroundings | None = None
+    conditions: tuple[Callable[[], bool], ...] = ()
+    ranked: bool = True
+    whole: bool = False
+    annotate: bool = False
+    embedding: ArrayLike | None = None
+    unembedded: Texts = ()
+    cut: bool = False
+    unobserved: Question[T] | None = None
+    stages: Callable[[Embedding, int], Generator[DocumentStage[T]]] | None = None
+    plain: Callable[[int], Sequence[T]] | None = None
+    aplain: Callable[[int], Awaitable[Sequence[T]]] | None = None
+    in_coroutine: bool = field(default=False, init=False)
+    started: float = field(init=False)
+    vector: Embedding = field(init=False)
+    embedded_by: Role = field(init=False)
+    embedded: float = field(init=False)
+    query: NDArray[np.float32] = field(init=False)
+    cache: QueryCache[T] | RedisQueryCache[T] = field(init=False)
+    version: int = field(init=False)
+    most: int = field(init=False)
+    wanted: int = field(init=False)
+    entry_key: Hashable = field(init=False)
+    wording: Wording | None = field(init=False)
+    private: str = field(init=False)
+    lookup_seconds: float = field(init=False)
+    documents: list[T] = field(init=False)
+    trace: RetrievalTrace = field(init=False)
+
+    def may_be_kept(self) -> bool:
+        """Whether the answer is the one that the key says, now that the search is over."""
+        around = self.around
+        if self.private or (around is not None and around.spoilt()):
+            return False
+        return all(holds() for holds in self.conditions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,45 +286,6 @@ class DocumentStage(Generic[T]):
     elapsed: float
     final: bool
     trace: RetrievalTrace | None = None
-
-
-def watch_question(
-    question: Question[T], around: Surroundings | None, *, embeds: bool
-) -> Question[T]:
-    """Have a question's searches note what they use although its key does not hold it.
-
-    Args:
-        question: The question.
-        around: What surrounds the call; ``None`` if nothing reads that.
-        embeds: Whether the embedding model may read it.
-    """
-    if around is None:
-        return question
-    search, asearch, stages = question.search, question.asearch, question.stages
-    current = question.is_current
-
-    def watched(embedding: Embedding, count: int) -> Sequence[T]:
-        with around.watched():
-            return search(embedding, count)
-
-    async def awatched(embedding: Embedding, count: int) -> Sequence[T]:
-        assert asearch is not None  # noqa: S101 - checked below
-        with around.watched():
-            return await asearch(embedding, count)
-
-    question.search, question.asearch = watched, None if asearch is None else awatched
-    if stages is not None:
-        question.stages = lambda embedding, count: _watched_stages(around, stages(embedding, count))
-    question.alone, question.flight = around.alone_among(question.opaque), around.flight
-    question.is_current = lambda: not around.spoilt() and (current is None or current())
-    question.embeds_around = around if embeds else None
-    return question
-
-
-def _watched_stages(
-    around: Surroundings, stages: Generator[DocumentStage[T]]
-) -> Generator[DocumentStage[T]]:
-    yield from around.each(stages)
 
 
 def check_question(

@@ -43,7 +43,7 @@ from ragcache_integrations.answers.finish import (
 from ragcache_integrations.answers.flow import plain_answer, same_text, says_same
 from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.cached.langchain.documents import (
+from ragcache_integrations.retrievers.cached.langchain.retriever import (
     decode_document,
     encode_document,
 )

@@ -95,12 +95,6 @@ class Wired(NamedTuple):
     live: LiveState
     pickles: bool
 
-    def question(self, *call: Any) -> Question[Any]:
-        """Make a question, which is remembered only if the store is the same after the search."""
-        question: Question[Any] = self.requests.make(*call)
-        question.is_current = self.live.and_also(question.is_current)
-        return question
-
 
 class CacheControls:
     """Statistics, warming, clearing and saving; a mixin of the cached retrievers."""

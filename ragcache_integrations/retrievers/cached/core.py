@@ -1,8 +1,19 @@
-"""The engine of the approximate-cache retrievers, free of any framework.
+"""The way of one question through an approximate-cache retriever, free of any framework.
 
-A question is embedded, looked up in the query cache, and on a miss searched for in the store. An
-adapter says how that is done in its framework (:mod:`..retrieval`) and gets the documents back,
-with what happened. Each of these ways is a flow (:mod:`..flow`), for threads and coroutines alike.
+1. A framework's class is asked (``langchain/retriever.py``, ``llama_index/retriever.py``). It sees
+   whether what it wraps is as it was (:class:`~..stores.LiveState`), and makes a
+   :class:`~..retrieval.Question` of the call (``requests.py`` there): how to search for it, and its
+   key, which says all that the answer depends on: arguments, tenant, and, if the application's own
+   code may read them, the surroundings of the call (:mod:`..keys.surroundings`).
+2. :meth:`RetrieverCore.retrieve` embeds it (:class:`~..embedder.QueryEmbedder`; a repeated text is
+   remembered), and takes the cache for it (:class:`.LazyCache`).
+3. The query cache is looked up, by embedding, key and words. A **hit** goes on with step 5.
+4. A **miss** searches the store, once for all that ask the same at the same time. What comes back
+   is cached, unless what the key says has changed meanwhile (:meth:`~..Question.may_be_kept`).
+5. The documents are copied, counted and traced, and the framework's class reports the trace.
+
+Each way is a flow (:mod:`~ragcache_integrations.core.flows`), for threads and coroutines alike. A
+hit in memory never leaves the caller's thread.
 """
 
 from __future__ import annotations
@@ -13,20 +24,23 @@ import tempfile
 import time
 from collections.abc import (
     AsyncGenerator,
+    Awaitable,
+    Callable,
     Collection,
     Generator,
     Hashable,
     Sequence,
 )
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import repeat
 from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ragcache_integrations.core.flows import (
     Call,
@@ -46,7 +60,12 @@ from ragcache_integrations.query_cache import Candidate, Explanation, Hit, Query
 from ragcache_integrations.query_cache.redis import RedisQueryCache
 from ragcache_integrations.query_cache.types import Wording, unanswered
 from ragcache_integrations.query_cache.warming import start_warm_up
-from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
+from ragcache_integrations.retrievers.embedder import (
+    DocumentEmbedder,
+    Embedding,
+    QueryEmbedder,
+    Texts,
+)
 from ragcache_integrations.retrievers.keys import (
     FollowUpWarning,
     TextIdentity,
@@ -60,16 +79,17 @@ from ragcache_integrations.retrievers.keys import (
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
     Question,
-    Retrieval,
     RetrievalTrace,
     Source,
     check_question,
+    checked_results,
+    note_of,
 )
+from ragcache_integrations.retrievers.stores import SearchResults
 from ragcache_integrations.retrievers.tally import RetrieverStats, Tally
 
 from .knobs import CacheKnobs
 from .lazy_cache import Follower, LazyCache, in_memory, why_unranked
-from .searcher import Searcher, documents_of, note_of
 
 __all__ = ["DumpedCache", "Guesses", "RetrieverCore"]
 
@@ -86,6 +106,8 @@ DumpedCache = tuple[int, bytes]
 
 # Threads for the searches and embeddings that coroutines ask for, and for checks.
 _WORKERS = 32
+_REMEMBERED, _LONGEST = 1024, 4_000
+"""Questions whose words are read once, and the most characters of one."""
 
 _UNRANKED = (
     "%s. Up to a distance of %s they answer other questions as they are: re-rank them with "
@@ -119,7 +141,8 @@ class RetrieverCore(Generic[T]):
     def __init__(self, knobs: CacheKnobs, source: Source[T]) -> None:
         self._source = source
         self.default_k = source.k
-        self.caches = LazyCache[T](knobs, source.facts, source.tag, documents_of(source))
+        documents = None if source.read is None else source.by_id
+        self.caches = LazyCache[T](knobs, source.facts, source.tag, documents)
         proves = knobs.guarantee is not None and knobs.version is None
         self.follower = Follower(self.caches, source.facts.vectors, required=proves)
         unranked = why_unranked(source.facts)
@@ -139,14 +162,12 @@ class RetrieverCore(Generic[T]):
             executor=executor,
             tally=tally,
         )
-        self._searcher = Searcher(
-            source,
-            self.caches,
-            self.follower,
-            executor=executor,
-            tally=tally,
-            embeds_documents=knobs.vectors == "embed",
-        )
+        self._documents: DocumentEmbedder[T] | None = None
+        if knobs.vectors == "embed":
+            embed, text_of = source.embed_documents, source.text_of
+            assert embed is not None  # noqa: S101 - every store's adapter has both
+            assert text_of is not None  # noqa: S101
+            self._documents = DocumentEmbedder(embed, text_of, executor)
         self._searches = SingleFlight[Answer[T]](executor)
         self._checks = BackgroundChecks(
             executor, partial(tally.add, shadow_checks=1), partial(tally.add, shadow_failures=1)
@@ -155,13 +176,14 @@ class RetrieverCore(Generic[T]):
         self._normalizes = knobs.normalize_text
         # A proof that an answer is the store's own says more than words do.
         self._guards = knobs.guard and knobs.guarantee not in ("exact", 1)
-        self._identity = TextIdentity(source.window, exact=knobs.tolerance == 0, guard=self._guards)
-        self._warned_of_opaque = False
-        self._follow_ups = FollowUpWarning()
+        identity = TextIdentity(source.window, exact=knobs.tolerance == 0, guard=self._guards)
+        self._read_words = partial(_words_of, identity, FollowUpWarning(), self._guards)
+        self._words_of = lru_cache(_REMEMBERED)(self._read_words)
+        self._warned_of_opaque = self._warned_of_insertion = False
         start_warm_up()
 
-    def retrieve(self, question: Question[T]) -> Retrieval[T]:
-        """Answer a question.
+    def retrieve(self, question: Question[T]) -> Question[T]:
+        """Answer a question; return it, with its documents and with what happened.
 
         Raises:
             ConfigurationError: The question is no text, or k is not a whole number of at least 1.
@@ -170,7 +192,7 @@ class RetrieverCore(Generic[T]):
         """
         return run(self._retrieve(question))
 
-    async def aretrieve(self, question: Question[T]) -> Retrieval[T]:
+    async def aretrieve(self, question: Question[T]) -> Question[T]:
         """Async version of :meth:`retrieve`."""
         question.in_coroutine = question.asearch is not None
         return await arun(self._retrieve(question), self.executor)
@@ -246,6 +268,383 @@ class RetrieverCore(Generic[T]):
         forget = partial(cache.forget, question.query, question.most, question.entry_key)
         forgotten: int = forget() if cache.immediate else (yield Call(forget))
         return forgotten
+
+    def _retrieve(self, question: Question[T]) -> Flow[Question[T]]:
+        may_be_empty = question.plain is not None
+        unread = check_question(question.texts, question.embedding, question.k, empty=may_be_empty)
+        try:
+            if unread:
+                yield self._plain(question)
+                return question
+            yield from self._ask(question)
+            answer, role = yield from self._fetch(question)
+            return self._finish(question, answer, role)
+        except BaseException:
+            self._tally.add(failures=1)
+            raise
+
+    def _plain(self, question: Question[T]) -> Call:
+        """Ask the store without the cache, for a question without text."""
+        flow = self._ask_plainly(question, time.perf_counter())
+        blocks = question.aplain is None
+        return Call(partial(run, flow), None if blocks else partial(arun, flow, self.executor))
+
+    def _ask_plainly(self, question: Question[T], begun: float) -> Flow[None]:
+        assert question.plain is not None  # noqa: S101 - checked before
+        source, k = self._source, question.k or self._source.k
+        results = yield from self._asked(question.plain, question.aplain, k or 0)
+        self._tally.add(misses=1)
+        found = list(checked_results(results, source.kind))[: None if question.whole else k]
+        note = note_of(None) if question.annotate else None
+        question.documents = [source.copy(document, None, note) for document in found]
+        seconds = time.perf_counter() - begun
+        question.trace = RetrievalTrace(documents=len(found), retrieval_seconds=seconds)
+
+    # Before the lookup
+
+    def _ask(self, question: Question[T]) -> Flow[None]:
+        """Embed a question that was checked, and find out what the cache has to know of it.
+
+        Raises:
+            EmbeddingError: The embedding model gave something unusable.
+            Exception: Any error of the embedding model, or of the function that reads the version.
+        """
+        if self.caches.read_version is not None:
+            yield Call(self.caches.update_version)
+        question.started = time.perf_counter()
+        texts = self._texts(question) if self._normalizes else question.texts
+        if question.embedding is None:
+            question.vector, question.embedded_by = yield from self._embedder.embed(
+                texts, question.namespace, question.embeds_around
+            )
+        else:
+            question.vector = self._embedder.check(question.embedding, "the query")
+            question.embedded_by = "found"
+        question.embedded = time.perf_counter()
+        if self.caches.current is None:  # making the cache takes a while
+            yield Call(partial(self._prepare, question, texts))
+        else:
+            self._prepare(question, texts)
+
+    def _texts(self, question: Question[T]) -> Texts:
+        if not self._normalizes:
+            return question.texts
+        # A text of white space and the like alone is a question nevertheless.
+        return tuple(normalize_text(text) or text for text in question.texts)
+
+    def _prepare(self, question: Question[T], texts: Texts) -> None:
+        question.query = np.asarray(question.vector, np.float32, order="C")
+        question.cache = self.caches.for_query(question.query)
+        # Which part of the text a model read is not known of an embedding from the caller.
+        read_words = self._words_of if sum(map(len, texts)) <= _LONGEST else self._read_words
+        identity, question.wording = read_words(
+            question.texts, texts, question.unembedded, question.embedding is None
+        )
+        question.entry_key = question.key if identity is None else (question.key, identity)
+        wanted = question.k or self._source.k or 0
+        question.most = sys.maxsize if question.whole or not wanted else wanted
+        question.wanted = wanted if self._source.k else 0
+        question.private = self._why_private(question)
+        question.lookup_seconds = 0.0
+        question.version = question.cache.store_version
+
+    def _why_private(self, question: Question[T]) -> str:
+        """Return why the cache is not for a question; nothing where it is."""
+        opaque, around = " and ".join(question.opaque), question.around
+        if opaque and not self._warned_of_opaque:
+            self._warned_of_opaque = True
+            logger.warning(
+                "%s is no plain data: answers found under it are not cached, as it is unknown "
+                "what it lets through the next time. Name what it means with filter_key=",
+                opaque,
+            )
+        if around is not None and (around.private or opaque):
+            private = around.alone_among(question.opaque)
+            if private:
+                return private
+        if opaque:
+            return (
+                f"{opaque} is no plain data, so nobody knows what else "
+                "it would let through: name what it means with filter_key="
+            )
+        # Other processes rank what they share by distance, and do not hear that this is otherwise.
+        if self.caches.shared and not question.ranked:
+            return "a search that does not rank by distance alone is not shared between processes"
+        # That of any other text was refused if it is zero.
+        if (
+            question.embedding is not None
+            or "".join(question.texts).strip()
+            or np.count_nonzero(question.query)
+        ):
+            return ""
+        return "the embedding of this empty text is zero: it has no direction"
+
+    # The lookup
+
+    def _fetch(self, question: Question[T]) -> Flow[tuple[Answer[T], Role]]:
+        """Return the answer to a question, and how it was got.
+
+        Raises:
+            Exception: Any error of the store.
+        """
+        landed = self._searches.landed
+        # The executor's threads share connections among all event loops.
+        find = partial(self._find, question)
+        hit = find() if question.cache.immediate else (yield Call(find))
+        if hit is not None:
+            return hit, "found"
+        flight: Hashable = object()
+        if not question.private:
+            # A search that began before the store changed, or before another cache, is not joined.
+            around = () if question.around is None else question.around.flight
+            now = (id(question.cache), question.version, around)
+            vector = question.vector
+            flight = (question.entry_key, vector.dtype.str, vector.tobytes(), question.wanted, now)
+        found: tuple[Answer[T], Role] = yield call_once(
+            self._searches,
+            flight,
+            partial(self._find_again, question),
+            self._search(question),
+            None if question.asearch is None else self.executor,
+            looked=landed,
+        )
+        return found
+
+    def _find(self, question: Question[T]) -> Hit[T] | None:
+        """Look a question up in the cache."""
+        if question.private:
+            return None
+        started = time.perf_counter()
+        hit = question.cache.lookup(
+            question.query, question.most, question.entry_key, wording=question.wording
+        )
+        question.lookup_seconds += time.perf_counter() - started
+        return hit
+
+    def _find_again(self, question: Question[T]) -> Hit[T] | None:
+        """Look a question up under a lock, for which a round trip takes too long."""
+        return self._find(question) if question.cache.immediate else None
+
+    def _finish(self, question: Question[T], answer: Answer[T], role: Role) -> Question[T]:
+        """Copy the documents of an answer, count and trace it; start its check where it needs one.
+
+        Args:
+            question: The question.
+            answer: A hit, or what a search found.
+            role: How the question got it.
+        """
+        hit, candidates = (answer, answer.candidates) if isinstance(answer, Hit) else (None, answer)
+        if hit is not None and hit.check:
+            check, native = self._check, question.in_coroutine
+            self._checks.start(
+                lambda: run(check(question)),
+                (lambda: arun(check(question), self.executor)) if native else None,
+            )
+        scores = repeat(None) if hit is None or hit.scores is None else hit.scores
+        note = note_of(hit) if question.annotate else None
+        copy_document = self._source.copy
+        question.documents = [
+            copy_document(candidate.document, score, note)
+            for candidate, score in zip(candidates[: question.most], scores, strict=False)
+        ]
+        self._tally.add(**{_COUNTED[role]: 1, "lookup_seconds": question.lookup_seconds})
+        question.trace = trace = RetrievalTrace(
+            shared=role == "joined",
+            documents=len(question.documents),
+            embedding_memoised=question.embedded_by != "led",
+            embedding_seconds=question.embedded - question.started,
+            retrieval_seconds=time.perf_counter() - question.embedded,
+        )
+        if hit is not None:
+            trace.hit, trace.distance, trace.age = True, hit.distance, hit.age
+            trace.reranked, trace.recall_bound = hit.reranked, hit.recall_bound
+        return question
+
+    # The search
+
+    def _search(self, question: Question[T]) -> Flow[tuple[Candidate[T], ...]]:
+        """Search the store for a question; cache and return what it says.
+
+        Raises:
+            Exception: Any error of the store.
+        """
+        count = self._begin(question)
+        documents = yield from self._searched(question, question, count)
+        if not question.in_coroutine:
+            return self.remember(question, documents, count)
+        candidates: tuple[Candidate[T], ...] = yield Call(
+            partial(self.remember, question, documents, count)
+        )
+        return candidates
+
+    def _begin(self, question: Question[T]) -> int:
+        """Note the store's version before a search; return how many documents to fetch."""
+        question.version = question.cache.store_version
+        if not question.wanted or question.private or not question.ranked:
+            return question.wanted
+        return question.cache.fetch_count(question.most, question.query, question.entry_key)
+
+    def _searched(self, question: Question[T], asked: Question[T], count: int) -> Flow[Sequence[T]]:
+        """Search by a question's embedding as it, or its unobserved version, says."""
+        around = question.around
+        with nullcontext() if around is None else around.watched():
+            return (yield from self._asked(asked.search, asked.asearch, question.vector, count))
+
+    def _asked(
+        self,
+        call: Callable[..., Sequence[T]],
+        acall: Callable[..., Awaitable[Sequence[T]]] | None,
+        *arguments: Any,
+    ) -> Flow[Sequence[T]]:
+        """Ask the store; count that, and the time that it takes."""
+        native = None if acall is None else partial(acall, *arguments)
+        started = time.perf_counter()
+        try:
+            documents: Sequence[T] = yield Call(partial(call, *arguments), native)
+        finally:
+            self._tally.add_call("store", started)
+        return documents
+
+    def remember(
+        self, question: Question[T], documents: Sequence[T], count: int
+    ) -> tuple[Candidate[T], ...]:
+        """Cache what a search of ``count`` documents found; return it as candidates."""
+        candidates = self._source.candidates(documents)
+        vectors = documents.vectors if isinstance(documents, SearchResults) else None
+        # An empty result may come from a store that is still to be filled: not worth keeping.
+        if candidates and question.may_be_kept():
+            try:
+                self._insert(question, candidates, count, vectors)
+            except Exception as error:  # the answer is there, even if it cannot be cached
+                if isinstance(error, ConfigurationError):
+                    self.caches.disagree(error)
+                level = logging.DEBUG if self._warned_of_insertion else logging.WARNING
+                self._warned_of_insertion = True
+                logger.log(level, "An answer could not be cached", exc_info=True)
+        return candidates
+
+    def _insert(
+        self,
+        question: Question[T],
+        candidates: tuple[Candidate[T], ...],
+        count: int,
+        vectors: ArrayLike | None,
+    ) -> None:
+        if self._documents is not None and vectors is None and question.ranked:
+            vectors = self._documents.embed(
+                candidates, partial(self._insert, question, candidates, count)
+            )
+        unlimited = self._source.k is None or question.whole
+        complete = unlimited or (len(candidates) < count and not question.cut)
+        cache = question.cache
+        others: dict[str, Any] = {}
+        if vectors is not None and not self.caches.shared:
+            others["vectors"] = vectors
+        if not question.ranked:
+            cache, others = in_memory(cache), {"ranked": False}
+        insert = partial(
+            cache.insert,
+            question.query,
+            candidates,
+            question.entry_key,
+            k=None if unlimited else question.most,
+            complete=complete,
+            store_version=question.version,
+            wording=question.wording,
+            **others,
+        )
+        if not [document for document in candidates if document.id == document.fingerprint]:
+            insert()
+        elif self.caches.shared:
+            msg = "documents without ids cannot be shared: other processes could not read them"
+            raise ConfigurationError(msg)
+        else:
+            self.follower.insert_nameless(question.cache, question.version, insert)
+
+    def _check(self, question: Question[T]) -> Flow[None]:
+        """Report the store's result for a question that the cache has answered."""
+        asked = question.unobserved or question
+        documents = yield from self._searched(question, asked, question.wanted)
+        cache = in_memory(question.cache)
+        if cache.store_version == question.version:  # else it is another store's answer
+            cache.report(
+                question.query,
+                question.most,
+                self._source.candidates(documents),
+                question.entry_key,
+                wording=question.wording,
+            )
+
+    # Stages
+
+    def _stages(self, question: Question[T]) -> Flow[None]:
+        begun = time.perf_counter()
+        may_be_empty = question.plain is not None
+        unread = check_question(question.texts, question.embedding, question.k, empty=may_be_empty)
+        try:
+            if unread:
+                yield self._plain(question)
+                final = _only_stage(question, begun)
+            else:
+                yield from self._ask(question)
+                by_stages = self._guess if question.stages is None else self._search_stages
+                final = yield from by_stages(question, begun)
+        except BaseException:  # also the caller's, who closes the generator
+            self._tally.add(failures=1)
+            raise
+        yield final
+
+    def _guess(self, question: Question[T], begun: float) -> Flow[DocumentStage[T]]:
+        """Yield a guess at what the store will return, where one pays; return the answer."""
+        cache, guess, number = question.cache, None, 1
+        if not question.private and question.ranked and isinstance(cache, QueryCache):
+            # From the documents in this process's cache.
+            guess = cache.guess(question.query, question.most, question.entry_key)
+        if guess is not None and self._guesses.pays(guess):
+            documents = tuple(candidate.document for candidate in guess.candidates)
+            stage = DocumentStage(documents, number, time.perf_counter() - begun, final=False)
+            yield self._provisional(question, stage)
+            number += 1
+        answer, role = yield from self._fetch(question)
+        self._finish(question, answer, role)
+        if guess is not None:
+            found = answer.candidates if isinstance(answer, Hit) else answer
+            self._guesses.learn(guess, found[: question.most])
+        return replace(_only_stage(question, begun), number=number)
+
+    def _search_stages(self, question: Question[T], _: float) -> Flow[DocumentStage[T]]:
+        """Yield the stages of a search but the final one, which is returned as it is kept."""
+        find = partial(self._find, question)
+        hit = find() if question.cache.immediate else (yield Call(find))
+        if hit is not None:
+            return _only_stage(self._finish(question, hit, "found"), question.embedded)
+        assert question.stages is not None  # noqa: S101 - checked before
+        count, around = self._begin(question), question.around
+        stage: DocumentStage[T] | None = None
+        elapsed = 0.0
+        search = question.stages(question.vector, count)
+        try:
+            with closing(search if around is None else around.each(search)) as pieces:
+                while (stage := (yield next_piece(pieces))) is not None:
+                    elapsed = stage.elapsed
+                    if stage.final:
+                        break
+                    yield self._provisional(question, stage)
+        finally:  # all of it is one call of the store
+            self._tally.add(store_calls=1, store_seconds=elapsed)
+        if stage is None:
+            raise RuntimeError("the search ended without a final stage")
+        candidates = yield Call(partial(self.remember, question, stage.documents, count))
+        self._finish(question, candidates, "led")
+        return replace(stage, documents=tuple(question.documents), trace=question.trace)
+
+    def _provisional(self, question: Question[T], stage: DocumentStage[T]) -> DocumentStage[T]:
+        documents = (
+            self._source.copy(document, None, None) for document in stage.documents[: question.most]
+        )
+        return replace(stage, documents=tuple(documents))
+
+    # What is kept, as a whole
 
     def stats(self) -> RetrieverStats:
         """Return what was done so far. Touches memory alone."""
@@ -379,226 +778,6 @@ class RetrieverCore(Generic[T]):
 
             return cache.load(path, decode=decode, store_tag=store_tag)
 
-    def _retrieve(self, question: Question[T]) -> Flow[Retrieval[T]]:
-        may_be_empty = question.plain is not None
-        unread = check_question(question.texts, question.embedding, question.k, empty=may_be_empty)
-        try:
-            if unread:
-                retrieval: Retrieval[T] = yield self._plain(question)
-                return retrieval
-            yield from self._ask(question)
-            answer, role = yield from self._fetch(question)
-            return self._finish(question, answer, role)
-        except BaseException:
-            self._tally.add(failures=1)
-            raise
-
-    def _plain(self, question: Question[T]) -> Call:
-        """Return the step that asks the store for a question without text."""
-        flow = self._searcher.plain(question, time.perf_counter())
-        blocks = question.aplain is None
-        return Call(partial(run, flow), None if blocks else partial(arun, flow, self.executor))
-
-    def _ask(self, question: Question[T]) -> Flow[None]:
-        """Embed a question that was checked, and find out what the cache has to know of it.
-
-        Raises:
-            EmbeddingError: The embedding model gave something unusable.
-            Exception: Any error of the embedding model, or of the function that reads the version.
-        """
-        if self.caches.read_version is not None:
-            yield Call(self.caches.update_version)
-        question.started = time.perf_counter()
-        texts = self._texts(question)
-        if question.embedding is None:
-            question.vector, question.embedded_by = yield from self._embedder.embed(
-                texts, question.namespace, question.embeds_around
-            )
-        else:
-            question.vector = self._embedder.check(question.embedding, "the query")
-            question.embedded_by = "found"
-        question.embedded = time.perf_counter()
-        if self.caches.current is None:  # making the cache takes a while
-            yield Call(partial(self._prepare, question, texts))
-        else:
-            self._prepare(question, texts)
-
-    def _texts(self, question: Question[T]) -> Texts:
-        # A text of white space and the like alone is a question nevertheless.
-        if self._normalizes:
-            return tuple(normalize_text(text) or text for text in question.texts)
-        return question.texts
-
-    def _prepare(self, question: Question[T], texts: Texts) -> None:
-        question.query = np.asarray(question.vector, np.float32, order="C")
-        question.cache = self.caches.for_query(question.query)
-        if self._guards:
-            texts += question.unembedded
-        # Which part of the text a model read is not known of an embedding from the caller.
-        identity = self._identity.of(texts, embedded=question.embedding is None)
-        question.entry_key = question.key if identity is None else (question.key, identity)
-        question.wording = None
-        if self._guards and texts:
-            question.wording = Wording("\n".join(texts), may_share, question_difference, _are_kin)
-        for text in question.texts:
-            self._follow_ups.hear(text)
-        if question.opaque and not self._warned_of_opaque:
-            self._warned_of_opaque = True
-            logger.warning(
-                "%s is no plain data: answers found under it are not cached, as it is unknown "
-                "what it lets through the next time. Name what it means with filter_key=",
-                " and ".join(question.opaque),
-            )
-        wanted = question.k or self._source.k or 0
-        question.most = sys.maxsize if question.whole or not wanted else wanted
-        question.wanted = wanted if self._source.k else 0
-        question.private = _why_private(question, shared=self.caches.shared)
-        question.lookup_seconds = 0.0
-        question.version = question.cache.store_version
-
-    def _fetch(self, question: Question[T]) -> Flow[tuple[Answer[T], Role]]:
-        """Return the answer to a question, and how it was got.
-
-        Raises:
-            Exception: Any error of the store.
-        """
-        landed = self._searches.landed
-        # The executor's threads share connections among all event loops.
-        find = partial(self._find, question)
-        hit = find() if question.cache.immediate else (yield Call(find))
-        if hit is not None:
-            return hit, "found"
-        flight: Hashable = object()
-        if not question.private:
-            # A search that began before the store changed, or before another cache, is not joined.
-            now = (id(question.cache), question.version, question.flight)
-            vector = question.vector
-            flight = (question.entry_key, vector.dtype.str, vector.tobytes(), question.wanted, now)
-        found: tuple[Answer[T], Role] = yield call_once(
-            self._searches,
-            flight,
-            partial(self._find_again, question),
-            self._searcher.search(question),
-            None if question.asearch is None else self.executor,
-            looked=landed,
-        )
-        return found
-
-    def _find(self, question: Question[T]) -> Hit[T] | None:
-        """Look a question up in the cache."""
-        if question.private:
-            return None
-        started = time.perf_counter()
-        hit = question.cache.lookup(
-            question.query, question.most, question.entry_key, wording=question.wording
-        )
-        question.lookup_seconds += time.perf_counter() - started
-        return hit
-
-    def _find_again(self, question: Question[T]) -> Hit[T] | None:
-        """Look a question up under a lock, for which a round trip takes too long."""
-        return self._find(question) if question.cache.immediate else None
-
-    def _finish(self, question: Question[T], answer: Answer[T], role: Role) -> Retrieval[T]:
-        """Copy the documents of an answer, count and trace it; start its check where it needs one.
-
-        Args:
-            question: The question.
-            answer: A hit, or what a search found.
-            role: How the question got it.
-        """
-        hit, candidates = (answer, answer.candidates) if isinstance(answer, Hit) else (None, answer)
-        if hit is not None and hit.check:
-            check, native = self._searcher.check, question.in_coroutine
-            self._checks.start(
-                lambda: run(check(question)),
-                (lambda: arun(check(question), self.executor)) if native else None,
-            )
-        scores = repeat(None) if hit is None or hit.scores is None else hit.scores
-        note = note_of(hit) if question.annotate else None
-        copy_document = self._source.copy
-        documents = [
-            copy_document(candidate.document, score, note)
-            for candidate, score in zip(candidates[: question.most], scores, strict=False)
-        ]
-        self._tally.add(**{_COUNTED[role]: 1, "lookup_seconds": question.lookup_seconds})
-        trace = RetrievalTrace(
-            shared=role == "joined",
-            documents=len(documents),
-            embedding_memoised=question.embedded_by != "led",
-            embedding_seconds=question.embedded - question.started,
-            retrieval_seconds=time.perf_counter() - question.embedded,
-        )
-        if hit is not None:
-            trace.hit, trace.distance, trace.age = True, hit.distance, hit.age
-            trace.reranked, trace.recall_bound = hit.reranked, hit.recall_bound
-        return Retrieval(documents, trace)
-
-    def _stages(self, question: Question[T]) -> Flow[None]:
-        begun = time.perf_counter()
-        may_be_empty = question.plain is not None
-        unread = check_question(question.texts, question.embedding, question.k, empty=may_be_empty)
-        try:
-            if unread:
-                final = _only_stage((yield self._plain(question)), begun)
-            else:
-                yield from self._ask(question)
-                by_stages = self._search if question.stages is not None else self._guess
-                final = yield from by_stages(question, begun)
-        except BaseException:  # also the caller's, who closes the generator
-            self._tally.add(failures=1)
-            raise
-        yield final
-
-    def _guess(self, question: Question[T], begun: float) -> Flow[DocumentStage[T]]:
-        """Yield a guess at what the store will return, where one pays; return the answer."""
-        cache, guess, number = question.cache, None, 1
-        if not question.private and question.ranked and isinstance(cache, QueryCache):
-            # From the documents in this process's cache.
-            guess = cache.guess(question.query, question.most, question.entry_key)
-        if guess is not None and self._guesses.pays(guess):
-            documents = tuple(candidate.document for candidate in guess.candidates)
-            stage = DocumentStage(documents, number, time.perf_counter() - begun, final=False)
-            yield self._provisional(question, stage)
-            number += 1
-        answer, role = yield from self._fetch(question)
-        retrieval = self._finish(question, answer, role)
-        if guess is not None:
-            found = answer.candidates if isinstance(answer, Hit) else answer
-            self._guesses.learn(guess, found[: question.most])
-        return replace(_only_stage(retrieval, begun), number=number)
-
-    def _search(self, question: Question[T], _: float) -> Flow[DocumentStage[T]]:
-        """Yield the stages of a search but the final one, which is returned as it is kept."""
-        find = partial(self._find, question)
-        hit = find() if question.cache.immediate else (yield Call(find))
-        if hit is not None:
-            return _only_stage(self._finish(question, hit, "found"), question.embedded)
-        assert question.stages is not None  # noqa: S101 - checked before
-        count = self._searcher.begin(question)
-        stage: DocumentStage[T] | None = None
-        elapsed = 0.0
-        try:
-            with closing(question.stages(question.vector, count)) as search:
-                while (stage := (yield next_piece(search))) is not None:
-                    elapsed = stage.elapsed
-                    if stage.final:
-                        break
-                    yield self._provisional(question, stage)
-        finally:  # all of it is one call of the store
-            self._tally.add(store_calls=1, store_seconds=elapsed)
-        if stage is None:
-            raise RuntimeError("the search ended without a final stage")
-        candidates = yield Call(partial(self._searcher.remember, question, stage.documents, count))
-        retrieval = self._finish(question, candidates, "led")
-        return replace(stage, documents=tuple(retrieval.documents), trace=retrieval.trace)
-
-    def _provisional(self, question: Question[T], stage: DocumentStage[T]) -> DocumentStage[T]:
-        documents = (
-            self._source.copy(document, None, None) for document in stage.documents[: question.most]
-        )
-        return replace(stage, documents=tuple(documents))
-
 
 _WIDTH = 0.1
 """Guesses are counted by their distance, in steps of this."""
@@ -646,26 +825,34 @@ def _names(candidates: Sequence[Candidate[Any]]) -> list[tuple[str, str]]:
     return [(candidate.id, candidate.fingerprint) for candidate in candidates]
 
 
-def _why_private(question: Question[T], *, shared: bool) -> str:
-    """Return why the cache is not for a question; nothing where it is."""
-    if question.alone:
-        return question.alone
-    if question.opaque:
-        return (
-            f"{' and '.join(question.opaque)} is no plain data, so nobody knows what else "
-            "it would let through: name what it means with filter_key="
-        )
-    # Other processes rank what they share by distance, and do not hear that this is otherwise.
-    if shared and not question.ranked:
-        return "a search that does not rank by distance alone is not shared between processes"
-    # That of any other text was refused if it is zero.
-    if (
-        question.embedding is not None
-        or "".join(question.texts).strip()
-        or np.count_nonzero(question.query)
-    ):
-        return ""
-    return "the embedding of this empty text is zero: it has no direction"
+def _words_of(
+    identity: TextIdentity,
+    follow_ups: FollowUpWarning,
+    guards: bool,
+    asked: Texts,
+    texts: Texts,
+    unembedded: Texts,
+    embedded: bool,
+) -> tuple[Hashable | None, Wording | None]:
+    """Return what the key, and what the guard, have to know of a question's words.
+
+    Args:
+        identity: Says which texts the key names.
+        follow_ups: Hears the question.
+        guards: Whether words are compared with those of an entry.
+        asked: The question.
+        texts: As they are embedded.
+        unembedded: Further texts that only the search may read.
+        embedded: Whether the model has read the texts.
+    """
+    for text in asked:
+        follow_ups.hear(text)
+    wording = None
+    if guards:
+        texts += unembedded
+        if texts:
+            wording = Wording("\n".join(texts), may_share, question_difference, _are_kin)
+    return identity.of(texts, embedded=embedded), wording
 
 
 def _are_kin(key: tuple[Hashable, Hashable], other: tuple[Hashable, Hashable]) -> bool:
@@ -673,7 +860,7 @@ def _are_kin(key: tuple[Hashable, Hashable], other: tuple[Hashable, Hashable]) -
     return key[0] == other[0]
 
 
-def _only_stage(retrieval: Retrieval[T], begun: float) -> DocumentStage[T]:
-    """Return an answer as the only stage of a search that began then."""
+def _only_stage(question: Question[T], begun: float) -> DocumentStage[T]:
+    """Return a question's answer as the only stage of a search that began then."""
     elapsed = time.perf_counter() - begun
-    return DocumentStage(tuple(retrieval.documents), 1, elapsed, final=True, trace=retrieval.trace)
+    return DocumentStage(tuple(question.documents), 1, elapsed, final=True, trace=question.trace)

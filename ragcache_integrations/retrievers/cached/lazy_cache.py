@@ -6,9 +6,9 @@ The module also keeps it in step with its store, by changes and by the store's v
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache import Metric, QueryCache, VectorSource
+from ragcache_integrations.query_cache import Metric, QueryCache, VectorSource, VectorsPendingError
 from ragcache_integrations.query_cache.certificates import UNIT_SLACK
 from ragcache_integrations.query_cache.redis import DocumentSource, RedisQueryCache, shared_settings
 from ragcache_integrations.query_cache.settings import Settings
@@ -25,7 +25,7 @@ from ragcache_integrations.retrievers.stores import Change, StoreFacts, StoreMet
 
 from .knobs import CacheKnobs
 
-__all__ = ["AnyCache", "Follower", "LazyCache", "in_memory", "why_unranked"]
+__all__ = ["AnyCache", "Follower", "LazyCache", "in_memory", "why_unranked", "with_chosen_vectors"]
 
 logger = logging.getLogger(__name__)
 
@@ -267,6 +267,29 @@ def in_memory(cache: AnyCache[T]) -> QueryCache[T]:
     if isinstance(cache, QueryCache):
         return cache
     raise ConfigurationError("a shared cache is neither saved nor loaded: Redis has it")
+
+
+def with_chosen_vectors(facts: StoreFacts, knobs: CacheKnobs) -> StoreFacts:
+    """Return the facts of a store as it is searched, with vectors from where ``vectors=`` says.
+
+    Raises:
+        ConfigurationError: The store does not rank by the distance of vectors alone.
+    """
+    if knobs.vectors is None:
+        return facts if knobs.guarantee is None else facts.searched_exhaustively()
+    if facts.by_text:
+        msg = f"vectors={knobs.vectors!r} cannot re-rank what the store returns: {facts.doubt}"
+        raise ConfigurationError(msg)
+    return facts.with_vectors(_unread if knobs.vectors == "embed" else knobs.vectors)
+
+
+def _unread(ids: Sequence[str]) -> NoReturn:
+    """Read no vectors: they are computed from documents, and not known by their ids.
+
+    Raises:
+        VectorsPendingError: Always.
+    """
+    raise VectorsPendingError(f"the vectors of {len(ids)} documents are computed from their texts")
 
 
 def why_unranked(facts: StoreFacts) -> str:

@@ -90,10 +90,6 @@ class LiveState:
         """Whether all settings are as they were."""
         return self.change() is None
 
-    def and_also(self, current: Callable[[], bool] | None) -> Callable[[], bool]:
-        """Return a function that says whether this and something else are as they were."""
-        return self.is_current if current is None else lambda: current() and self.is_current()
-
     def _now(self) -> dict[str, Hashable]:
         state: dict[str, Hashable] = {}
         stores, retrievers = self._read()

@@ -28,7 +28,7 @@ from ragcache_integrations.retrievers import embedder
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
 from ragcache_integrations.retrievers.embedder import Embedding, Texts
-from ragcache_integrations.retrievers.retrieval import Note, Question, Retrieval, Source
+from ragcache_integrations.retrievers.retrieval import Note, Question, Source
 from ragcache_integrations.retrievers.stores.facts import StoreFacts
 
 
@@ -118,7 +118,7 @@ def asked(shelf: Shelf, text: str, *, native: bool = False, **request: Any) -> Q
     return Question((text,), shelf.search, shelf.asearch if native else None, **request)
 
 
-def ids(retrieval: Retrieval[Book]) -> list[str | None]:
+def ids(retrieval: Question[Book]) -> list[str | None]:
     return [book.id for book in retrieval.documents]
 
 
@@ -535,7 +535,7 @@ class TestConcurrency:
             place = chance.randrange(1, 60)
             return f"{place + chance.choice([0.0, 0.1, 0.2])}", chance.randrange(1, 4), str(place)
 
-        def check(found: Retrieval[Book], k: int, place: str) -> None:
+        def check(found: Question[Book], k: int, place: str) -> None:
             assert ids(found)[0] == place
             assert len(found.documents) == k
 

@@ -17,11 +17,11 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import ImageNode, IndexNode, NodeWithScore, TextNode
 
 from ragcache_integrations.errors import CacheFileError, ConfigurationError
-from ragcache_integrations.retrievers.cached.langchain.documents import (
+from ragcache_integrations.retrievers.cached.langchain.retriever import (
+    ApproximateCacheRetriever,
     decode_document,
     encode_document,
 )
-from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )

@@ -141,7 +141,7 @@ class TestForgettingAPart:
         assert not self.hits(two[0], namespace="ann")
 
     def test_a_search_under_way(self, two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        searcher = two[0]._core._searcher
+        searcher = two[0]._core
         remember = searcher.remember
 
         def forget_meanwhile(*arguments: Any) -> Any:
@@ -199,7 +199,7 @@ class TestForgettingAQuestion:
 
     def test_a_search_under_way(self, two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         (one, ask_one), (other, ask_other) = two
-        searcher = one._core._searcher
+        searcher = one._core
         remember = searcher.remember
 
         def forget_meanwhile(*arguments: Any) -> Any:

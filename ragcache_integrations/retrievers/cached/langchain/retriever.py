@@ -24,17 +24,21 @@ from typing_extensions import override
 
 from ragcache_integrations.core.checks import check_int, check_one_of, check_type
 from ragcache_integrations.core.flows import arun, run
+from ragcache_integrations.core.saved_values import decode_value, encode_value
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cached.controls import CacheControls, Wired
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
-from ragcache_integrations.retrievers.cached.searcher import with_chosen_vectors
+from ragcache_integrations.retrievers.cached.lazy_cache import with_chosen_vectors
+from ragcache_integrations.retrievers.copying import copy_container, copy_model
 from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.keys import OwnParts, is_own_object, parts_within, window_of
 from ragcache_integrations.retrievers.retrieval import (
+    QUERY_CACHE_METADATA,
     DocumentStage,
+    Note,
     Question,
     RetrievalTrace,
     Source,
@@ -47,30 +51,33 @@ from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriev
 from ragcache_integrations.retrievers.stores import LiveState, StoreFacts, tag_of, unwatch, watch
 from ragcache_integrations.vector_search import StagedIndex
 
-from .arguments import (
-    child_config,
-    configured,
-    read_call,
-)
-from .documents import (
-    copy_document,
-    decode_document,
-    encode_document,
-)
 from .requests import (
     Requests,
     StagedRequests,
     StoreRequests,
     WrappedRequests,
+    child_config,
+    configured,
+    read_call,
 )
-from .searches import (
+from .stores import (
     DEFAULT_K,
     SearchType,
+    facts_of,
+    identify_by,
     is_native,
+    methods_of,
+    reader_of,
+    spell_ids,
 )
-from .stores import facts_of, identify_by, methods_of, reader_of, spell_ids
 
-__all__ = ["QUERY_CACHE_EVENT", "ApproximateCacheRetriever"]
+__all__ = [
+    "QUERY_CACHE_EVENT",
+    "ApproximateCacheRetriever",
+    "copy_document",
+    "decode_document",
+    "encode_document",
+]
 
 QUERY_CACHE_EVENT = "query_cache"
 """Name of the custom event that every call sends to its callbacks; its data is a dict of the
@@ -83,6 +90,49 @@ _INSTEAD = {
 _RETRIEVER = (
     "a wrapped retriever shows neither its way of searching nor vectors; wrap its store instead"
 )
+
+
+_set = object.__setattr__
+
+
+def copy_document(document: Document, _: float | None, note: Note | None) -> Document:
+    """Return a document that the caller may change; it has no score to be set."""
+    if type(document) is Document:
+        # As pydantic copies it, in half the time; its metadata is its only container.
+        copied = Document.__new__(Document)
+        _set(
+            copied, "__dict__", document.__dict__ | {"metadata": copy_container(document.metadata)}
+        )
+        _set(copied, "__pydantic_fields_set__", document.__pydantic_fields_set__.copy())
+        _set(copied, "__pydantic_extra__", None)
+        _set(copied, "__pydantic_private__", None)
+    else:
+        copied = copy_model(document)
+    if note is not None:
+        copied.metadata[QUERY_CACHE_METADATA] = dict(note)
+    return copied
+
+
+def encode_document(document: Document) -> dict[str, Any]:
+    """Turn a document into what JSON can hold.
+
+    Raises:
+        ConfigurationError: It would not come back as it is.
+    """
+    if type(document) is not Document:
+        kind = type(document).__name__
+        msg = f"only a Document itself can be saved, not a {kind}: {document!r:.200}"
+        raise ConfigurationError(msg)
+    return {
+        "id": document.id,
+        "page_content": document.page_content,
+        "metadata": encode_value(document.metadata, "metadata"),
+    }
+
+
+def decode_document(saved: dict[str, Any]) -> Document:
+    """Turn that into the document again."""
+    return Document(**saved | {"metadata": decode_value(saved["metadata"])})
 
 
 class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetriever):
@@ -156,7 +206,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             (*map(Identity, wrapped), live.key, "code"),
             lambda: (OwnParts(*wrapped), OwnParts(embeddings)),
         )
-        requests = self._requests_for(facts, code)
+        requests = self._requests_for(facts, live, code)
         core: RetrieverCore[Document] = self.shared_state.core(
             (
                 *map(Identity, wrapped),
@@ -432,9 +482,9 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         **call: Any,
     ) -> list[Document]:
         core, question = self._ask_in_run(run_manager, query, call)
-        retrieval = core.retrieve(question)
-        _dispatch_event(run_manager, retrieval.trace)
-        return retrieval.documents
+        core.retrieve(question)
+        _dispatch_event(run_manager, question.trace)
+        return question.documents
 
     async def _aget_relevant_documents(
         self,
@@ -444,9 +494,9 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         **call: Any,
     ) -> list[Document]:
         core, question = self._ask_in_run(run_manager, query, call)
-        retrieval = await core.aretrieve(question)
-        await _adispatch_event(run_manager, retrieval.trace)
-        return retrieval.documents
+        await core.aretrieve(question)
+        await _adispatch_event(run_manager, question.trace)
+        return question.documents
 
     def _ask_in_run(
         self,
@@ -461,7 +511,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         REQUESTS.set_namespace(run.run_id, self.namespace if own is None else own)
         make_config = partial(child_config, config, run)
         wired = self._current()
-        return wired.core, wired.question(read_call(query, make_config, call, interval))
+        return wired.core, wired.requests.make(read_call(query, make_config, call, interval))
 
     @property
     def _staged(self) -> StagedFaissRetriever | None:
@@ -489,16 +539,18 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
             return self._staged.core.facts, self._staged.k or self._staged.core.k
         return StoreFacts(doubt=_RETRIEVER), None
 
-    def _requests_for(self, facts: StoreFacts, code: tuple[OwnParts, OwnParts]) -> Requests:
+    def _requests_for(
+        self, facts: StoreFacts, live: LiveState, code: tuple[OwnParts, OwnParts]
+    ) -> Requests:
         knobs = CacheKnobs(**{name: getattr(self, name) for name in CacheKnobs.model_fields})
         if self.vectorstore is not None:
             return StoreRequests(
-                knobs, self.vectorstore, self.search_type, self.search_kwargs, facts, code
+                knobs, live, self.vectorstore, self.search_type, self.search_kwargs, facts, code
             )
         if self._staged is not None:
-            return StagedRequests(knobs, self._staged, code)
+            return StagedRequests(knobs, live, self._staged, code)
         assert self.retriever is not None  # noqa: S101 - checked on construction
-        return WrappedRequests(knobs, self.retriever, code)
+        return WrappedRequests(knobs, live, self.retriever, code)
 
     def _reader(
         self, facts: StoreFacts
@@ -518,7 +570,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
 
     @override
     def _question_of(self, wired: Wired, question: Any, call: dict[str, Any]) -> Question[Document]:
-        return wired.question(read_call(question, _no_config, call))
+        return wired.requests.make(read_call(question, _no_config, call))
 
     @override
     def _settings(self) -> dict[str, Any]:

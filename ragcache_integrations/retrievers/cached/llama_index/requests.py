@@ -39,10 +39,11 @@ from ragcache_integrations.retrievers.keys import (
     said_besides,
     wrapped_settings,
 )
-from ragcache_integrations.retrievers.retrieval import Question, watch_question
+from ragcache_integrations.retrievers.retrieval import Question
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
 from ragcache_integrations.retrievers.stores import (
     LLAMA_INDEX_KINDS,
+    LiveState,
     StoreFacts,
     StoreKind,
     StoreMethods,
@@ -197,6 +198,7 @@ class Requests:
 
     Args:
         knobs: The retriever's settings.
+        live: The settings of what is wrapped, which an application may change.
         wrapped: What is asked; of an index, its retriever.
         index: The index that is searched, if it is one.
         search_kwargs: Arguments for the index's search.
@@ -207,6 +209,7 @@ class Requests:
     def __init__(
         self,
         knobs: CacheKnobs,
+        live: LiveState,
         wrapped: BaseRetriever,
         index: VectorStoreIndex | None,
         search_kwargs: dict[str, Any],
@@ -214,6 +217,7 @@ class Requests:
         model: BaseEmbedding,
     ) -> None:
         self._knobs = knobs
+        self._is_current = live.is_current
         self._wrapped = wrapped
         self._index = index
         self._search_kwargs = search_kwargs  # not a copy: what is changed in it is honoured
@@ -279,6 +283,12 @@ class Requests:
 
         # The first nodes of such a search need not be what it finds where fewer are wanted.
         whole = self._index is not None and not self._ranked
+        conditions: tuple[Callable[[], bool], ...] = (self._is_current,)
+        if self._index is None:
+            conditions = (
+                lambda: self._frozen(query, snapshot, around).key == frozen.key,
+                self._is_current,
+            )
         question = Question(
             tuple(query.embedding_strs),  # none of an empty text
             search,
@@ -287,6 +297,9 @@ class Requests:
             key=(key, k) if whole else key,
             namespace=self._knobs.namespace,
             opaque=opaque,
+            around=around,
+            embeds_around=around if self._embeds else None,
+            conditions=conditions,
             ranked=self._ranked,
             whole=whole,
             annotate=self._knobs.annotate,
@@ -296,8 +309,6 @@ class Requests:
             plain=lambda count: retriever(count)._retrieve(copy(query)),  # noqa: SLF001
             aplain=lambda count: retriever(count)._aretrieve(copy(query)),  # noqa: SLF001
         )
-        if self._index is None:
-            question.is_current = lambda: self._frozen(query, snapshot, around).key == frozen.key
         if self._staged is not None:
             core = self._staged.core
             question.search = core.search
@@ -306,7 +317,7 @@ class Requests:
         # Vectors that come along are worth a thread.
         if self._blocks or (self._bring is not None and self._abring is None):
             question.asearch = question.aplain = None
-        return watch_question(question, around, embeds=self._embeds)
+        return question
 
     def _frozen(
         self, query: QueryBundle, snapshot: Snapshot, around: Surroundings | None

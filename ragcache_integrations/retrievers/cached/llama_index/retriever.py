@@ -49,7 +49,7 @@ from ragcache_integrations.retrievers.cached.knobs import (
     knobs_of_cache,
     read_knobs,
 )
-from ragcache_integrations.retrievers.cached.searcher import with_chosen_vectors
+from ragcache_integrations.retrievers.cached.lazy_cache import with_chosen_vectors
 from ragcache_integrations.retrievers.copying import copy_model
 from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.keys import in_context, is_own_object, parts_within, window_of
@@ -274,7 +274,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         self._embed_model = model  # where LlamaIndex's own retrievers have theirs
         self._staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
         facts, default_k = self._facts()
-        requests = Requests(self._knobs, wrapped, index, self._search_kwargs, facts, model)
+        requests = Requests(self._knobs, live, wrapped, index, self._search_kwargs, facts, model)
         core = self._make_core(model, facts, default_k)
         return Wired(core, requests, live, self._knobs.pickle_cache)
 
@@ -557,7 +557,8 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
     ) -> Question[NodeWithScore]:
         if self._context is not None and query.custom_embedding_strs is None:
             query = question_in_context(query, self._context())
-        return wired.question(query, self._k, interval)
+        question: Question[NodeWithScore] = wired.requests.make(query, self._k, interval)
+        return question
 
     def _stages(
         self, query: QueryBundle, interval: float | None
@@ -573,15 +574,15 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         core, question = self._ask(query_bundle, {})
-        retrieval = core.retrieve(question)
-        _dispatch_event(query_bundle, retrieval.trace)
-        return retrieval.documents
+        core.retrieve(question)
+        _dispatch_event(query_bundle, question.trace)
+        return question.documents
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         core, question = self._ask(query_bundle, {})
-        retrieval = await core.aretrieve(question)
-        _dispatch_event(query_bundle, retrieval.trace)
-        return retrieval.documents
+        await core.aretrieve(question)
+        _dispatch_event(query_bundle, question.trace)
+        return question.documents
 
 
 def _model_of(wrapped: BaseRetriever) -> BaseEmbedding | None:
