@@ -41,7 +41,7 @@ from .types import (
     QueryCacheStats,
     Wording,
 )
-from .validation import as_query, check_ids, check_key, check_vector, check_vectors
+from .validation import FLOAT32, check_ids, check_key, check_vector, check_vectors
 
 __all__ = ["QueryCache"]
 
@@ -126,6 +126,9 @@ class QueryCache(BaseQueryCache[T]):
         self._decisions = Decisions[T](settings, self._kernels)
         # Nothing but the distance decides.
         self._simple = self._decisions.learnt is None and settings.guarantee is None
+        # Of an answer that is proven, words say nothing.
+        self._words_decide = settings.required_bound != 1.0
+        self._shape = (settings.dim,)
         self._next_expiry = 0
         # Squared lengths that a query may have.
         self._shortest_query, self._longest_query = 0.0, math.inf
@@ -225,9 +228,7 @@ class QueryCache(BaseQueryCache[T]):
         # kernel also ranks the candidates of what it finds, into ``ranked``; it ranks none of an
         # entry at distance 0, of one with more candidates than there is room for, or of one whose
         # vectors came after ``packed`` was made.
-        query = as_query(q, self._settings.dim)
-        if type(k) is not int or not 0 < k <= sys.maxsize:
-            k = min(check_int("k", k, 1), sys.maxsize)
+        query, k = self._checked(q, k)
         limit = self._decisions.limit
         now = self._clock()
         while True:
@@ -262,11 +263,18 @@ class QueryCache(BaseQueryCache[T]):
             if valid:
                 return hit
 
+    def _checked(self, q: ArrayLike, k: int) -> tuple[NDArray[np.float32], int]:
+        """Return a query and a number as the kernels take them; see :func:`.as_query`."""
+        if type(k) is not int or not 0 < k <= sys.maxsize:
+            k = min(check_int("k", k, 1), sys.maxsize)
+        plain = type(q) is np.ndarray and q.dtype is FLOAT32 and q.shape == self._shape
+        return (q if plain and q.flags.carray else check_vector(q, self._settings.dim)), k
+
     def _accepts(self, entry: Entry[T] | None, sequence: int, wording: Wording) -> bool:
         """Return whether an entry may answer, as far as its words decide."""
-        if entry is None or entry.sequence != sequence:
+        if entry is None or entry.sequence != sequence or entry.text == wording.text:
             return True
-        return self._settings.required_bound == 1.0 or wording.accepts(entry.text)
+        return not self._words_decide or wording.accepts(entry.text)
 
     def _conclude(
         self,

@@ -75,7 +75,7 @@ class Wording(NamedTuple):
 
     def accepts(self, text: str) -> bool:
         """Return whether an entry with these words may answer the query."""
-        return self.same(self.text, text)
+        return text == self.text or self.same(self.text, text)
 
     def apart(self, text: str) -> str | None:
         """Return in words why an entry with these words may not answer; ``None``: they allow it."""

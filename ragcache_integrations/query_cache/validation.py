@@ -12,6 +12,7 @@ from ragcache_integrations.core.checks import as_number
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
+    "FLOAT32",
     "as_array",
     "as_query",
     "check_below_one",
@@ -61,7 +62,7 @@ def check_key(key: Hashable) -> Hashable:
 
 
 _MATRIX = 2  # dimensions
-_FLOAT32 = np.dtype(np.float32)
+FLOAT32 = np.dtype(np.float32)
 _TINY, _HUGE = 1e-30, 1e30  # squared lengths of ordinary embeddings lie between
 
 
@@ -148,7 +149,7 @@ def as_query(value: ArrayLike, dim: int) -> NDArray[np.float32]:
     """
     if (
         type(value) is np.ndarray
-        and value.dtype is _FLOAT32
+        and value.dtype is FLOAT32
         and value.shape == (dim,)
         and value.flags.carray
     ):

@@ -27,25 +27,21 @@ def copy_model(model: M, **update: Any) -> M:
         model: The document.
         **update: New values of fields, which are not copied.
     """
-    copied = _copy_shallow(model, update)
-    fields = copied.__dict__
-    for name, value in fields.items():
-        if type(value) not in _PLAIN and isinstance(value, _CONTAINERS) and name not in update:
-            fields[name] = copy_container(value)
-    return copied
-
-
-def _copy_shallow(model: M, update: dict[str, Any]) -> M:
-    """Copy a model as pydantic does, in half the time where it has nothing but fields."""
     kind = type(model)
     more = model.__pydantic_private__, model.__pydantic_extra__
     if kind.__copy__ is not BaseModel.__copy__ or more != (None, None):
-        return model.model_copy(update=update) if update else model.__copy__()
-    copied = kind.__new__(kind)
-    _set(copied, "__dict__", model.__dict__ | update)
-    _set(copied, "__pydantic_extra__", None)
-    _set(copied, "__pydantic_fields_set__", model.__pydantic_fields_set__ | update.keys())
-    _set(copied, "__pydantic_private__", None)
+        copied = model.model_copy(update=update) if update else model.__copy__()
+    else:  # as pydantic copies it, in half the time
+        copied = kind.__new__(kind)
+        _set(copied, "__dict__", model.__dict__ | update)
+        _set(copied, "__pydantic_extra__", None)
+        _set(copied, "__pydantic_fields_set__", model.__pydantic_fields_set__ | update.keys())
+        _set(copied, "__pydantic_private__", None)
+    fields = copied.__dict__
+    for name, value in fields.items():
+        if type(value) not in _PLAIN and isinstance(value, _CONTAINERS) and name not in update:
+            empty = not value and type(value) in _CONTAINERS  # as most are
+            fields[name] = value.copy() if empty else copy_container(value)
     return copied
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,18 +24,15 @@ from ragcache_integrations.query_cache import Candidate
 from ragcache_integrations.query_cache.validation import as_array, check_vector, is_ordinary
 
 from .keys import Surroundings
-from .tally import Tally
+from .retrieval import Embedding, Tally, Texts
 
-__all__ = ["DocumentEmbedder", "Embedding", "QueryEmbedder", "Texts"]
+__all__ = ["DocumentEmbedder", "QueryEmbedder"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Embedding = NDArray[np.floating[Any]]
 Vectors = NDArray[np.float32]
-# What is embedded as one: usually the question alone, or several texts to be averaged.
-Texts = tuple[str, ...]
 
 _MOST_CHARACTERS = 1 << 24
 """Characters of the texts whose embeddings are remembered, together."""

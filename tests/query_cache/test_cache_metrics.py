@@ -15,7 +15,7 @@ from ragcache_integrations.query_cache import Candidate, QueryCache, QueryCacheS
 from ragcache_integrations.query_cache import metrics as ours
 from ragcache_integrations.query_cache.metrics import QueryCacheCollector, Source
 from ragcache_integrations.query_cache.tolerance import ToleranceReport
-from ragcache_integrations.retrievers.tally import RetrieverStats
+from ragcache_integrations.retrievers.retrieval import RetrieverStats
 
 COUNTS = {field.name: number for number, field in enumerate(fields(QueryCacheStats), start=3)}
 CACHE = QueryCacheStats(**COUNTS | {"tolerance": math.inf, "learning": None})  # type: ignore[arg-type] # numbers

@@ -17,10 +17,8 @@ from tqdm import tqdm
 from ragcache_integrations.core.checks import check_int, check_number, check_text, is_whole, or_none
 from ragcache_integrations.core.flows import arun, run
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.embedder import Embedding
-from ragcache_integrations.retrievers.retrieval import Question
+from ragcache_integrations.retrievers.retrieval import Embedding, Question, RetrieverStats
 from ragcache_integrations.retrievers.stores import LiveState
-from ragcache_integrations.retrievers.tally import RetrieverStats
 
 from .core import DumpedCache, RetrieverCore
 

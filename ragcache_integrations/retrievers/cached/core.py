@@ -60,12 +60,7 @@ from ragcache_integrations.query_cache import Candidate, Explanation, Hit, Query
 from ragcache_integrations.query_cache.redis import RedisQueryCache
 from ragcache_integrations.query_cache.types import Wording, unanswered
 from ragcache_integrations.query_cache.warming import start_warm_up
-from ragcache_integrations.retrievers.embedder import (
-    DocumentEmbedder,
-    Embedding,
-    QueryEmbedder,
-    Texts,
-)
+from ragcache_integrations.retrievers.embedder import DocumentEmbedder, QueryEmbedder
 from ragcache_integrations.retrievers.keys import (
     FollowUpWarning,
     TextIdentity,
@@ -78,15 +73,18 @@ from ragcache_integrations.retrievers.keys import (
 )
 from ragcache_integrations.retrievers.retrieval import (
     DocumentStage,
+    Embedding,
     Question,
     RetrievalTrace,
+    RetrieverStats,
     Source,
+    Tally,
+    Texts,
     check_question,
     checked_results,
     note_of,
 )
 from ragcache_integrations.retrievers.stores import SearchResults
-from ragcache_integrations.retrievers.tally import RetrieverStats, Tally
 
 from .knobs import CacheKnobs
 from .lazy_cache import Follower, LazyCache, in_memory, why_unranked

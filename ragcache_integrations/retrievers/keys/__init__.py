@@ -1,8 +1,10 @@
 """Cache keys: which settings and filters make two requests the same."""
 
 from .cache_keys import (
+    NO_ARGUMENTS,
     FrozenArguments,
     Naming,
+    RequestKey,
     Snapshot,
     Snapshots,
     filter_mark,
@@ -11,7 +13,6 @@ from .cache_keys import (
     nameless_values,
     namespace_mark,
     opaque_values,
-    request_key,
     said_besides,
     tenant_of,
 )
@@ -32,7 +33,9 @@ from .surroundings import StepWatch, Surroundings, check_ignores
 from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
 from .watched import subclass_of
 from .wrapped_settings import (
+    FILTERS,
     Parts,
+    holds_data,
     is_own_object,
     parts_within,
     settings_within,
@@ -40,6 +43,8 @@ from .wrapped_settings import (
 )
 
 __all__ = [
+    "FILTERS",
+    "NO_ARGUMENTS",
     "FollowUpWarning",
     "FrozenArguments",
     "Naming",
@@ -47,6 +52,7 @@ __all__ = [
     "OwnParts",
     "Parts",
     "QuestionMarks",
+    "RequestKey",
     "Snapshot",
     "Snapshots",
     "StepWatch",
@@ -58,6 +64,7 @@ __all__ = [
     "context_text",
     "filter_mark",
     "freeze_arguments",
+    "holds_data",
     "in_context",
     "is_own_class",
     "is_own_code",
@@ -73,7 +80,6 @@ __all__ = [
     "question_difference",
     "question_marks",
     "remembered",
-    "request_key",
     "said_besides",
     "settings_within",
     "slots_of",

@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from pydantic import BaseModel
@@ -35,10 +35,12 @@ from ragcache_integrations.retrievers.sharing import Identity
 from .own_code import NAMES, is_own_class
 
 __all__ = [
+    "NO_ARGUMENTS",
     "OPAQUE",
     "PRINTED",
     "FrozenArguments",
     "Naming",
+    "RequestKey",
     "Snapshot",
     "Snapshots",
     "fields_of",
@@ -48,7 +50,6 @@ __all__ = [
     "nameless_values",
     "namespace_mark",
     "opaque_values",
-    "request_key",
     "said_besides",
     "tenant_of",
 ]
@@ -103,13 +104,10 @@ def freeze_arguments(arguments: Mapping[str, Any]) -> FrozenArguments:
     distinguish 1 from True.
     """
     if not arguments:
-        return _NO_ARGUMENTS
+        return NO_ARGUMENTS.frozen
     freezer = _Freezer()
     frozen = frozenset((name, freezer.freeze(item, name)) for name, item in arguments.items())
     return FrozenArguments(frozen, tuple(freezer.opaque))
-
-
-_NO_ARGUMENTS = FrozenArguments(frozenset(), ())
 
 
 class _Freezer:
@@ -239,15 +237,9 @@ class Naming(NamedTuple):
         return named and Identity(value) in self.own
 
 
-def request_key(frozen: FrozenArguments, namespace: str, filter_key: str | None) -> Hashable:
-    """Return the cache key of a question.
-
-    Args:
-        frozen: All that the search is called with but the question and the number of documents.
-        namespace: Name of the tenant.
-        filter_key: Name of the meaning of opaque arguments.
-    """
-    return namespace, filter_key, frozen.key
+RequestKey: TypeAlias = tuple[str, str | None, frozenset[Hashable]]
+"""The cache key of a question: the tenant, the name of the meaning of opaque arguments, and the
+key of all that the search is called with but the question and the number of documents."""
 
 
 def tenant_of(key: Hashable) -> Hashable:
@@ -323,7 +315,8 @@ class Snapshot(NamedTuple):
         return partial(copy.deepcopy, self.arguments)
 
 
-_NOTHING = Snapshot(freeze_arguments({}), {})
+NO_ARGUMENTS = Snapshot(FrozenArguments(frozenset(), ()), {})
+"""Those of a call without any."""
 
 
 class Snapshots:
@@ -339,7 +332,7 @@ class Snapshots:
     def of(self, arguments: Mapping[str, Any]) -> Snapshot:
         """Return arguments as they are now: a later change affects no answer under their key."""
         if not arguments:
-            return _NOTHING
+            return NO_ARGUMENTS
         frozen = freeze_arguments(arguments)
         if frozen.opaque:  # opaque ones have equal keys although they are not
             return Snapshot(frozen, arguments)

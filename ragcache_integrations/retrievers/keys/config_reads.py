@@ -47,10 +47,6 @@ class OwnParts:
         self.any = bool(functions)
         self.reads_configs = any(map(reads_whole_config, functions))
 
-    def version(self) -> int:
-        """Return 0: the parts stay the same."""
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
 class _Held:

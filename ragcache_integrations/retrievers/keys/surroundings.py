@@ -20,6 +20,7 @@ The module imports no framework, and reads the context variables of those that a
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import logging
 import re
@@ -45,7 +46,7 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .cache_keys import FrozenArguments, fields_of, freeze_arguments
 from .own_code import NAMES
-from .watched import Note, WatchedName, WatchedValues, variables_around, watched_object
+from .watched import SILENT, Note, WatchedName, WatchedValues, variables_around, watched_object
 
 __all__ = ["StepWatch", "Surroundings", "check_ignores"]
 
@@ -117,6 +118,10 @@ class Code(Protocol):
     def holds_store(self) -> bool:
         """Whether it holds a Store of LangGraph's itself, which no run hands to it."""
 
+
+class ChangingCode(Code, Protocol):
+    """Code that may change while it is in use."""
+
     def version(self) -> int:
         """Return a number that is another one after each change."""
 
@@ -182,7 +187,7 @@ class StepWatch:
             OpenTelemetry's baggage, ``context`` or a field of it, such as ``context.request_id``,
             or ``instrument_tags``, ``previous``, ``recursion_limit``, ``run_id``, ``server``,
             ``store``, ``stream``, ``tags``, ``thread_id``, ``workflow``.
-        code: The step's own code, if it is known.
+        code: The step's own code, if it is known; a :class:`ChangingCode` if it may change.
 
     Attributes:
         ignores: The same as a set.
@@ -193,6 +198,8 @@ class StepWatch:
         self.ignores = frozenset(ignores)
         self.asks = False
         self._code = code
+        self._version: Callable[[], int] | None = getattr(code, "version", None)
+        self._nothing: tuple[_Values, FrozenArguments] | None = None
         self._warned: set[str] = set()
         self._unmet = set(self.ignores - _OWN_NAMES)
         self._met: set[str] = set()
@@ -206,9 +213,30 @@ class StepWatch:
             config: LangChain's configuration for the step; ``None`` for that of the enclosing run,
                 if any.
         """
-        version = 0 if self._code is None else self._code.version()
-        outer = _langchain_config() or {}
+        version = 0 if self._version is None else self._version()
+        variable = getattr(sys.modules.get(_LANGCHAIN[0]), _LANGCHAIN[1], None)
+        outer = (None if variable is None else variable.get()) or {}
         given = outer if config is None else config
+        if self._nothing is not None and not (given or outer) and self._is_context_silent():
+            return Surroundings(self, given, outer, *self._nothing, "", version)
+        values = self._values_around(given, outer)
+        frozen = freeze_arguments(values)
+        self._compare(values, frozen)
+        if not (values.keys() - {"run.ignores"} or given or outer):
+            self._nothing = values, frozen
+        private = ""
+        if self.asks:
+            private = "the step asks a person, whose answer counts for one run alone"
+            self.warn(_UNSERVED, private)
+        elif self._code is not None and self._code.holds_store and "store" not in self.ignores:
+            private = _HOLDS_STORE
+            self._nothing = None
+            self.warn(_UNSERVED, private)
+        elif _is_resumed(given) or _is_resumed(outer):
+            private = "the task was resumed, so its result may hold a person's answer"
+        return Surroundings(self, given, outer, values, frozen, private, version)
+
+    def _values_around(self, given: Mapping[str, Any], outer: Mapping[str, Any]) -> _Values:
         values = _Values(self.ignores)
         for place, name, value in variables_around():
             whole = place.startswith("instrument_tags.") and "instrument_tags" in self.ignores
@@ -222,18 +250,17 @@ class StepWatch:
                     values.put(f"outer {place}", others.names[place], value)
         if self.ignores:
             values.put("run.ignores", "", self.ignores)
-        frozen = freeze_arguments(values)
-        self._compare(values, frozen)
-        private = ""
-        if self.asks:
-            private = "the step asks a person, whose answer counts for one run alone"
-            self.warn(_UNSERVED, private)
-        elif self._code is not None and self._code.holds_store and "store" not in self.ignores:
-            private = _HOLDS_STORE
-            self.warn(_UNSERVED, private)
-        elif _is_resumed(given) or _is_resumed(outer):
-            private = "the task was resumed, so its result may hold a person's answer"
-        return Surroundings(self, given, outer, values, frozen, private, version)
+        return values
+
+    def _is_context_silent(self) -> bool:
+        """Whether the context surely says nothing now, and no name or person is waited for."""
+        tracing = sys.modules.get("opentelemetry.context")
+        if self.asks or self._unmet or (tracing is not None and tracing.get_current()):
+            return False
+        for variable, value in contextvars.copy_context().items():
+            if (variable, type(value)) not in SILENT:
+                return False
+        return True
 
     def warn(self, what: str, reason: str) -> None:
         """Log a warning, once."""
@@ -427,7 +454,8 @@ class Surroundings:
     def spoilt(self) -> bool:
         """Whether the result must not be kept, because the key does not hold all that was used."""
         if not self.notes:  # a value may have changed meanwhile, deep inside
-            return freeze_arguments(self.values.again()).key != self.frozen.key
+            values = self.values
+            return bool(values) and freeze_arguments(values.again()).key != self.frozen.key
         used = " and ".join(list(self.notes))
         self.watch.warn(
             "A result is not kept", f"the step used {used}, which the key does not hold"
@@ -641,12 +669,6 @@ class _Watching:
         """Return an object that notes any use."""
         self._parts.append(id(value))
         return watched_object(value, self._note, None, what)
-
-
-def _langchain_config() -> Mapping[str, Any] | None:
-    """Return LangChain's configuration of the enclosing run, if any."""
-    variable = _variable(*_LANGCHAIN)
-    return None if variable is None else variable.get()
 
 
 def _variable(module: str, name: str) -> ContextVar[Any] | None:

@@ -25,6 +25,7 @@ from typing_extensions import override
 from ragcache_integrations.retrievers.keys.own_code import NAMES, is_own_class, is_own_module
 
 __all__ = [
+    "SILENT",
     "Note",
     "WatchedName",
     "WatchedValues",
@@ -49,6 +50,12 @@ _SPANS = ("current-span", "suppress")
 """Beginnings of the keys of the current span, and of marks that nothing is to be traced."""
 
 
+SILENT: set[tuple[ContextVar[Any], type]] = set()
+"""Variables that do not count while they hold an object of a class: libraries' own, which stay so.
+"""
+_MOST_SILENT = 1024
+
+
 def variables_around() -> Iterator[tuple[str, str, Any]]:
     """Yield what the context says now: its place in keys, its own name, and its value."""
     for variable, value in contextvars.copy_context().items():
@@ -57,11 +64,15 @@ def variables_around() -> Iterator[tuple[str, str, Any]]:
             for tag in value:
                 if not (isinstance(tag, str) and tag.startswith("llamaindex.")):  # a workflow's
                     yield f"{_TAGS}.{tag}", str(tag), value[tag]
+        elif place:
+            yield f"variable.{place}", variable.name, value
         elif place == "" and not _is_a_library_s(variable, value):
             # Variables that are no module's attribute may share a name.
             yield f"variable.{variable.name}@{id(variable)}", variable.name, value
-        elif place:
-            yield f"variable.{place}", variable.name, value
+        elif len(SILENT) < _MOST_SILENT:
+            SILENT.add((variable, type(value)))
+        else:
+            SILENT.clear()
     yield from _of_opentelemetry()
 
 

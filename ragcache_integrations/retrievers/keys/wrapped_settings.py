@@ -28,8 +28,10 @@ from .cache_keys import PRINTED
 from .own_code import is_own_class
 
 __all__ = [
+    "FILTERS",
     "UNREAD",
     "Parts",
+    "holds_data",
     "is_own_object",
     "parts_within",
     "settings_within",
@@ -52,7 +54,7 @@ _MAX_ITEMS = 256
 """Items of plain containers that are compared; a larger one is known by identity and length."""
 
 # Attributes whose whole content decides what is found.
-_FILTERS = {
+FILTERS = {
     *("search_kwargs", "filter", "filters", "kwargs", "vector_store_kwargs"),
     *("_filters", "_kwargs", "_vector_store_kwargs", "_node_ids", "_doc_ids"),
 }
@@ -115,7 +117,7 @@ def settings_within(value: object) -> dict[str, Any]:
     a store, a model or a retriever there are none, as these are read apart.
     """
     reader = _Reader(records_alone=True)
-    if not _is_store(value) and not _is_component(value):
+    if holds_data(value):
         reader.read_object(value, "")
     return reader.settings
 
@@ -169,7 +171,7 @@ class _Reader:
 
     def _read_part(self, value: Any, path: str, name: str, *, searches: bool) -> bool:
         """Read a part; return whether it is of a kind that can be read."""
-        if name.removeprefix(".") in _FILTERS:
+        if name.removeprefix(".") in FILTERS:
             self.settings[path] = value
         elif name == ".config" and isinstance(value, Mapping):
             self.settings[path] = value.get("configurable")
@@ -312,6 +314,11 @@ def _is_store(value: Any) -> bool:
     return _has(value, "similarity_search", "embed_query", "get_query_embedding") or (
         _has(value, "query") and _has(value, "delete_nodes")
     )
+
+
+def holds_data(value: object) -> bool:
+    """Whether an object neither searches nor runs anything, so that it can only hold data."""
+    return not _is_store(value) and not _is_component(value)
 
 
 def is_own_object(value: object) -> bool:

@@ -27,15 +27,20 @@ from ragcache_integrations.core.checks import check_int, or_none
 from ragcache_integrations.core.flows import Call, Flow, next_piece
 from ragcache_integrations.core.forks import make_executor
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.embedder import Embedding, QueryEmbedder, Texts
-from ragcache_integrations.retrievers.retrieval import DocumentStage, check_question
+from ragcache_integrations.retrievers.embedder import QueryEmbedder
+from ragcache_integrations.retrievers.retrieval import (
+    DocumentStage,
+    Embedding,
+    Tally,
+    Texts,
+    check_question,
+)
 from ragcache_integrations.retrievers.stores import (
     StoreFacts,
     StoreMethods,
     extreme_lengths,
     faiss_score,
 )
-from ragcache_integrations.retrievers.tally import Tally
 from ragcache_integrations.vector_search import Found, Stage, StagedIndex, StagePlan
 from ragcache_integrations.vector_search.searches import Filter, faiss
 

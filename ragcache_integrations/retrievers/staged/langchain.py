@@ -24,8 +24,7 @@ from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.flows import aoutputs, arun, outputs, run
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.embedder import Texts
-from ragcache_integrations.retrievers.retrieval import DocumentStage
+from ragcache_integrations.retrievers.retrieval import DocumentStage, Texts
 from ragcache_integrations.retrievers.runs import aobserved, observed
 from ragcache_integrations.retrievers.runs.langchain import RetrieverRun
 from ragcache_integrations.retrievers.sharing import Identity, Rebuildable

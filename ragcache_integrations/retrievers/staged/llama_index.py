@@ -26,8 +26,7 @@ from ragcache_integrations.core.flows import Flow, aoutputs, arun, outputs, run
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.threads import in_thread
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.embedder import Texts
-from ragcache_integrations.retrievers.retrieval import DocumentStage
+from ragcache_integrations.retrievers.retrieval import DocumentStage, Texts
 from ragcache_integrations.retrievers.runs.llama_index import arun_stages, as_bundle, run_stages
 from ragcache_integrations.retrievers.sharing import FinishedRetriever
 from ragcache_integrations.retrievers.stores import FaissView, ids_by_number, is_faiss_index

@@ -1,21 +1,27 @@
 """What an application may change on a store that is in use: its collection, its model, its index.
 
 What a retriever knows of a store (:mod:`.facts`) was read when the retriever was made, and answers
-were found in the store as it was. So the store's settings are read again at each question.
+were found in the store as it was. So the store's settings are read again at each question, unless
+all that they were read from still holds the very objects that it held (:class:`_Seen`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from enum import Enum
+from operator import is_
 from typing import Any
 
 from pydantic import BaseModel
 
 from ragcache_integrations.retrievers.keys import (
+    FILTERS,
     freeze_arguments,
+    holds_data,
+    is_own_class,
     is_own_object,
     settings_within,
+    slots_of,
 )
 from ragcache_integrations.retrievers.sharing import Identity
 
@@ -25,6 +31,8 @@ _NUMBERS = {bool, int, float}
 _OWN = {"dense_vector_name", "sparse_vector_name"}
 """Attributes that LlamaIndex's Qdrant store changes on its own, once it has a collection."""
 _CONTAINERS = (dict, list, tuple, set, frozenset)
+_PLAIN = (str, int, float, bool, bytes, type(None))
+_MOST_ITEMS = 256
 
 
 def settings_of_store(store: object) -> dict[str, Hashable]:
@@ -54,6 +62,86 @@ def settings_of_store(store: object) -> dict[str, Hashable]:
     return settings
 
 
+class _Seen:
+    """The objects that settings were read from, and what these held.
+
+    It is quicker to see that nothing has been replaced than to read the settings again. What it
+    does not know how to compare, such as objects with slots or functions in a record, is always
+    taken for changed.
+
+    Args:
+        stores: The stores and models whose settings are read.
+        retrievers: The retrievers around them, which count by identity alone.
+    """
+
+    def __init__(self, stores: list[object], retrievers: list[object]) -> None:
+        self._subjects = (*stores, *retrievers)
+        self._kinds = tuple(map(type, self._subjects))
+        self._number_of_stores = len(stores)
+        self._comparable = True
+        self._ids: set[int] = set()
+        # Of each, the attribute that has a dict, or nothing for a container; names; and values.
+        self._places: list[tuple[Any, str, tuple[Any, ...], tuple[Any, ...]]] = []
+        for store in stores:
+            for _, value in self._note_attributes(store):
+                own = not isinstance(value, _CONTAINERS) and is_own_object(value)
+                if own and holds_data(value):
+                    self._note(value)
+        self._ids.clear()
+
+    def is_unchanged(self, stores: list[object], retrievers: list[object]) -> bool:
+        """Whether surely nothing has been replaced since."""
+        subjects = (*stores, *retrievers)
+        if not (
+            self._comparable
+            and len(stores) == self._number_of_stores
+            and len(subjects) == len(self._subjects)
+            and all(map(is_, subjects, self._subjects))
+            and all(map(is_, map(type, subjects), self._kinds))
+        ):
+            return False
+        for owner, attribute, names, values in self._places:
+            held = getattr(owner, attribute, None) or () if attribute else owner
+            # Tuples first, which no other thread can change while they are compared.
+            now = tuple(held)
+            if len(now) != len(names) or not all(map(is_, now, names)):
+                return False
+            if isinstance(held, Mapping) and not all(map(is_, tuple(held.values()), values)):
+                return False
+        return True
+
+    def _note_attributes(self, owner: object) -> Iterator[tuple[str, Any]]:
+        """Note what an object's attributes hold, and yield that, by name."""
+        for attribute in ("__dict__", "__pydantic_extra__", "__pydantic_private__"):
+            held = getattr(owner, attribute, None) or {}
+            names, values = tuple(held), tuple(held.values())
+            self._places.append((owner, attribute, names, values))
+            yield from zip(names, values, strict=True)
+
+    def _note(self, value: Any) -> None:
+        """Note all that is read of an object of the application's own, or may be."""
+        kind = type(value)
+        if isinstance(value, (*_PLAIN, Enum, type)) or id(value) in self._ids:
+            return
+        self._ids.add(id(value))
+        if kind in _CONTAINERS:
+            items = tuple(value.values()) if kind is dict else tuple(value)
+            self._comparable = self._comparable and len(items) <= _MOST_ITEMS
+            self._places.append((value, "", tuple(value), items))
+            for item in items:
+                self._note(item)
+        elif isinstance(value, (*_CONTAINERS, Mapping)) or not holds_data(value) or slots_of(kind):
+            self._comparable = False
+        elif is_own_object(value) or isinstance(value, BaseModel):
+            for base in filter(is_own_class, kind.__mro__):
+                held = vars(base)
+                self._places.append((base, "__dict__", tuple(held), tuple(held.values())))
+            for name, item in self._note_attributes(value):
+                if name in FILTERS and not isinstance(item, _PLAIN):  # whose whole content counts
+                    self._comparable = False
+                self._note(item)
+
+
 class LiveState:
     """The settings of a retriever's store and embedding model, to be compared later.
 
@@ -62,14 +150,16 @@ class LiveState:
             retrievers around them, whose settings are in the keys of questions.
     """
 
-    def __init__(self, read: Callable[[], tuple[Iterable[object], Iterable[object]]]) -> None:
+    def __init__(self, read: Callable[[], tuple[list[object], list[object]]]) -> None:
         self._read = read
-        self._known = self._now()
+        subjects = read()
+        # As one: another thread must not mix two of them.
+        self._latest = _Seen(*subjects), _settings(*subjects)
 
     @property
     def key(self) -> Hashable:
         """The settings as they were, as a part of a key."""
-        return frozenset(self._known.items())
+        return frozenset(self._latest[1].items())
 
     def change(self) -> str | None:
         """Return the name of a setting that is another one now; ``None`` if there is none.
@@ -77,31 +167,33 @@ class LiveState:
         A setting that was not there before is no change, as stores make clients and collections
         when they first need them.
         """
-        now, known = self._now(), self._known
-        if now == known:
+        subjects, (seen, known) = self._read(), self._latest
+        if seen.is_unchanged(*subjects):
             return None
+        seen = _Seen(*subjects)  # before: what is replaced meanwhile is to be seen the next time
+        now = _settings(*subjects)
         for name, value in known.items():
             if now.get(name) != value:
-                return name
-        self._known = now
+                return name  # also the next time
+        self._latest = seen, now
         return None
 
     def is_current(self) -> bool:
         """Whether all settings are as they were."""
         return self.change() is None
 
-    def _now(self) -> dict[str, Hashable]:
-        state: dict[str, Hashable] = {}
-        stores, retrievers = self._read()
-        for subjects, inside in ((stores, True), (retrievers, False)):
-            for subject in subjects:
-                if subject is None:
-                    continue
-                kind = type(subject).__name__
-                while kind in state:  # several of a class
-                    kind += "'"
-                state[kind] = Identity(subject)
-                if inside:
-                    for name, value in settings_of_store(subject).items():
-                        state[f"{kind}.{name}"] = value
-        return state
+
+def _settings(stores: list[object], retrievers: list[object]) -> dict[str, Hashable]:
+    state: dict[str, Hashable] = {}
+    for subjects, inside in ((stores, True), (retrievers, False)):
+        for subject in subjects:
+            if subject is None:
+                continue
+            kind = type(subject).__name__
+            while kind in state:  # several of a class
+                kind += "'"
+            state[kind] = Identity(subject)
+            if inside:
+                for name, value in settings_of_store(subject).items():
+                    state[f"{kind}.{name}"] = value
+    return state

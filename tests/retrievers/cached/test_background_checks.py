@@ -25,7 +25,7 @@ from ragcache_integrations.retrievers.cached.langchain.retriever import Approxim
 from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever as LlamaIndexRetriever,
 )
-from ragcache_integrations.retrievers.tally import Tally
+from ragcache_integrations.retrievers.retrieval import Tally
 from tests.retrievers.cached.llama_index.indexes import faiss_index
 from tests.support.waiting import wait_until
 

@@ -27,8 +27,7 @@ from ragcache_integrations.query_cache import VectorSource
 from ragcache_integrations.retrievers import embedder
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
-from ragcache_integrations.retrievers.embedder import Embedding, Texts
-from ragcache_integrations.retrievers.retrieval import Note, Question, Source
+from ragcache_integrations.retrievers.retrieval import Embedding, Note, Question, Source, Texts
 from ragcache_integrations.retrievers.stores.facts import StoreFacts
 
 

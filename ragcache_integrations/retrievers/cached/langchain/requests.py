@@ -26,11 +26,12 @@ from ragcache_integrations._suggestions import closest_names, shortened
 from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
-from ragcache_integrations.retrievers.embedder import Embedding
 from ragcache_integrations.retrievers.keys import (
+    NO_ARGUMENTS,
     FrozenArguments,
     Naming,
     OwnParts,
+    RequestKey,
     Snapshots,
     StepWatch,
     Surroundings,
@@ -38,11 +39,10 @@ from ragcache_integrations.retrievers.keys import (
     in_context,
     nameless_values,
     opaque_values,
-    request_key,
     said_besides,
     wrapped_settings,
 )
-from ragcache_integrations.retrievers.retrieval import Question
+from ragcache_integrations.retrievers.retrieval import Embedding, Question
 from ragcache_integrations.retrievers.staged.langchain import StagedFaissRetriever
 from ragcache_integrations.retrievers.stores import LiveState, StoreFacts
 
@@ -336,7 +336,7 @@ class Requests(ABC):
 
     def _key(
         self, call: Call, frozen: FrozenArguments, around: Surroundings | None
-    ) -> tuple[Hashable, tuple[str, ...]]:
+    ) -> tuple[RequestKey, tuple[str, ...]]:
         """Return a call's cache key, and the places of opaque values without a name."""
         if around is not None and around.values:
             frozen = frozen.with_others(around.frozen)
@@ -344,15 +344,16 @@ class Requests(ABC):
             frozen = frozen.with_others(freeze_arguments(said_besides(query=call.query)))
         filter_key = self._knobs.filter_key if call.filter_key is None else call.filter_key
         namespace = self._knobs.namespace if call.namespace is None else call.namespace
+        key = namespace, filter_key, frozen.key
         if not frozen.opaque:
-            return request_key(frozen, namespace, filter_key), ()
+            return key, ()
         naming = Naming(
             filter_key,
             by_call=call.filter_key is not None,
             namespace_by_call=call.namespace is not None,
             own=self.own,
         )
-        return request_key(frozen, namespace, filter_key), nameless_values(frozen, naming)
+        return key, nameless_values(frozen, naming)
 
     def _question(
         self, call: Call, search: TextSearch, around: Surroundings | None, **others: Any
@@ -470,8 +471,8 @@ class StoreRequests(Requests):
             _check_store_arguments(self._store, search_type, call.arguments, self._facts.arguments)
         arguments = self._search_kwargs | call.arguments
         k = _first(call.k, arguments.pop("k", None), self._knobs.k)
-        snapshot, around = self._snapshots.of(arguments), self._around()
-        frozen = snapshot.frozen
+        snapshot = self._snapshots.of(arguments) if arguments else NO_ARGUMENTS
+        frozen, around = snapshot.frozen, self._around()
         key, opaque = self._key(call, frozen, around)
         # Nearly every question comes with the arguments of the one before.
         same, (planned, plan) = (search_type, frozen.key), self._last

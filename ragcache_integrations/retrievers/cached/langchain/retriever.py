@@ -33,7 +33,6 @@ from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
 from ragcache_integrations.retrievers.cached.lazy_cache import with_chosen_vectors
 from ragcache_integrations.retrievers.copying import copy_container, copy_model
-from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.keys import OwnParts, is_own_object, parts_within, window_of
 from ragcache_integrations.retrievers.retrieval import (
     QUERY_CACHE_METADATA,
@@ -42,6 +41,7 @@ from ragcache_integrations.retrievers.retrieval import (
     Question,
     RetrievalTrace,
     Source,
+    Texts,
 )
 from ragcache_integrations.retrievers.runs import aobserved, observed
 from ragcache_integrations.retrievers.runs.langchain import RetrieverRun
@@ -83,6 +83,7 @@ QUERY_CACHE_EVENT = "query_cache"
 """Name of the custom event that every call sends to its callbacks; its data is a dict of the
 :class:`~ragcache_integrations.retrievers.cached.core.RetrievalTrace`."""
 
+_IGNORES_EVENTS = attrgetter("ignore_custom_event")
 _INSTEAD = {
     VectorStore: "from_vectorstore() takes a store",
     Runnable: "from_retriever() takes a retriever, or another Runnable",
@@ -508,7 +509,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
     ) -> tuple[RetrieverCore[Document], Question[Document]]:
         # No LLM call of another namespace may recognise what this run finds.
         own = call.get("namespace")
-        REQUESTS.set_namespace(run.run_id, self.namespace if own is None else own)
+        if run.handlers:  # else nothing follows it
+            REQUESTS.set_namespace(run.run_id, self.namespace if own is None else own)
         make_config = partial(child_config, config, run)
         wired = self._current()
         return wired.core, wired.requests.make(read_call(query, make_config, call, interval))
@@ -593,8 +595,7 @@ def _live(
 
 
 def _dispatch_event(run_manager: CallbackManagerForRetrieverRun, trace: RetrievalTrace) -> None:
-    _note(run_manager, trace)
-    if _hears_events(run_manager):
+    if _hears_events(run_manager, trace):
         child = run_manager.get_child()
         child.on_custom_event(QUERY_CACHE_EVENT, asdict(trace), run_manager.run_id)
 
@@ -602,29 +603,25 @@ def _dispatch_event(run_manager: CallbackManagerForRetrieverRun, trace: Retrieva
 async def _adispatch_event(
     run_manager: AsyncCallbackManagerForRetrieverRun, trace: RetrievalTrace
 ) -> None:
-    _note(run_manager, trace)
-    if _hears_events(run_manager):
+    if _hears_events(run_manager, trace):
         child = run_manager.get_child()
         await child.on_custom_event(QUERY_CACHE_EVENT, asdict(trace), run_manager.run_id)
 
 
 def _hears_events(
     run_manager: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
-) -> bool:
-    """Whether a handler of a run's child hears of events: the child takes a while to make."""
-    return not all(handler.ignore_custom_event for handler in run_manager.inheritable_handlers)
-
-
-def _note(
-    run_manager: CallbackManagerForRetrieverRun | AsyncCallbackManagerForRetrieverRun,
     trace: RetrievalTrace,
-) -> None:
-    """Put the trace into the run's metadata."""
+) -> bool:
+    """Put the trace into the run's metadata; return whether a handler of a child hears of events.
+
+    The child takes a while to make.
+    """
     run_manager.metadata.update(  # the dict that tracers were given when the run began
         query_cache_hit=trace.hit,
         query_cache_shared=trace.shared,
         query_cache_distance=trace.distance,
     )
+    return not all(map(_IGNORES_EVENTS, run_manager.inheritable_handlers))
 
 
 def _no_config() -> None:

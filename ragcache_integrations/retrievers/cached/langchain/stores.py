@@ -14,7 +14,7 @@ from langchain_core.documents import Document
 from langchain_core.vectorstores import VectorStore
 
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.retrievers.embedder import Embedding
+from ragcache_integrations.retrievers.retrieval import Embedding
 from ragcache_integrations.retrievers.stores import (
     LANGCHAIN_KINDS,
     StoreFacts,

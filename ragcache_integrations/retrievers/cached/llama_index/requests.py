@@ -6,28 +6,32 @@ Knows LlamaIndex's indexes and vector stores by name, and imports none.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import llama_index.core.instrumentation as instrument
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
+from llama_index.core.instrumentation.event_handlers import NullEventHandler
+from llama_index.core.instrumentation.span_handlers import NullSpanHandler
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.vector_stores.types import BasePydanticVectorStore
 
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.prompts.llama_index import current_run
+from ragcache_integrations.prompts.llama_index import OWN_HANDLERS, current_run
 from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
-from ragcache_integrations.retrievers.embedder import Embedding
 from ragcache_integrations.retrievers.keys import (
+    NO_ARGUMENTS,
     FrozenArguments,
     Naming,
     OwnParts,
+    RequestKey,
     Snapshot,
     Snapshots,
     StepWatch,
@@ -35,11 +39,10 @@ from ragcache_integrations.retrievers.keys import (
     freeze_arguments,
     nameless_values,
     opaque_values,
-    request_key,
     said_besides,
     wrapped_settings,
 )
-from ragcache_integrations.retrievers.retrieval import Question
+from ragcache_integrations.retrievers.retrieval import Embedding, Question
 from ragcache_integrations.retrievers.staged.llama_index import StagedFaissRetriever
 from ragcache_integrations.retrievers.stores import (
     LLAMA_INDEX_KINDS,
@@ -53,14 +56,13 @@ from ragcache_integrations.retrievers.stores import (
     kind_of,
 )
 
-from .tracing import search_method
-
 __all__ = [
     "INDEX_METHODS",
     "QUERY_MODE",
     "Requests",
     "check_search_kwargs",
     "facts_of",
+    "is_heard",
     "methods_of",
     "nodes_of",
     "said_by_bundle",
@@ -71,6 +73,8 @@ __all__ = [
 _OWN = "vector_store_kwargs"
 _INDEX = "llama_index.core.indices.vector_store.base"
 _BASE = "llama_index.core.vector_stores.types"
+_ROOT = instrument.get_dispatcher()  # type: ignore[attr-defined]  # re-exported untyped
+_HANDLERS_OF_NOTHING = frozenset({NullSpanHandler})
 _SIMPLE = "llama_index.core.vector_stores.simple"
 _FAISS_MAP = "llama_index.vector_stores.faiss.map_store"
 
@@ -193,6 +197,52 @@ _SEARCH_ARGUMENTS = {
 }
 
 
+class _Search(NamedTuple):
+    """How one question is searched for.
+
+    Not by ``retrieve()``: it would follow the nodes that stand for objects and answer this question
+    from them, and send callbacks and events. Our own ``retrieve()`` does that, again for each
+    question.
+
+    Attributes:
+        requests: Knows what is wrapped.
+        query: The question.
+        arguments: Returns a copy of the arguments of the index's search.
+    """
+
+    requests: Requests
+    query: QueryBundle
+    arguments: Callable[[], Mapping[str, Any]]
+
+    def _retriever(self, count: int) -> BaseRetriever:
+        index = self.requests.index
+        if index is None:
+            return self.requests.wrapped
+        return index.as_retriever(similarity_top_k=count, **self.arguments())
+
+    def search(self, embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
+        bundle, bring = _with_embedding(self.query, embedding), self.requests.bring
+        if bring is not None:
+            return bring(embedding, count, {**self.arguments(), "query_bundle": bundle})
+        search = search_method(self._retriever(count), "_retrieve")
+        nodes: Sequence[NodeWithScore] = search(bundle)
+        return nodes
+
+    async def asearch(self, embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
+        bundle, abring = _with_embedding(self.query, embedding), self.requests.abring
+        if abring is not None:
+            return await abring(embedding, count, {**self.arguments(), "query_bundle": bundle})
+        search = search_method(self._retriever(count), "_aretrieve")
+        nodes: Sequence[NodeWithScore] = await search(bundle)
+        return nodes
+
+    def plain(self, count: int) -> Sequence[NodeWithScore]:
+        return self._retriever(count)._retrieve(copy(self.query))  # noqa: SLF001 - as said above
+
+    async def aplain(self, count: int) -> Sequence[NodeWithScore]:
+        return await self._retriever(count)._aretrieve(copy(self.query))  # noqa: SLF001 - as said above
+
+
 class Requests:
     """Makes questions of calls.
 
@@ -204,6 +254,12 @@ class Requests:
         search_kwargs: Arguments for the index's search.
         facts: What is known of what is wrapped.
         model: The embedding model.
+
+    Attributes:
+        wrapped: As given.
+        index: As given.
+        bring: Searches the index with vectors, if that is worth it.
+        abring: Async version of ``bring``.
     """
 
     def __init__(
@@ -218,8 +274,8 @@ class Requests:
     ) -> None:
         self._knobs = knobs
         self._is_current = live.is_current
-        self._wrapped = wrapped
-        self._index = index
+        self.wrapped = wrapped
+        self.index = index
         self._search_kwargs = search_kwargs  # not a copy: what is changed in it is honoured
         self._staged = wrapped if isinstance(wrapped, StagedFaissRetriever) else None
         default = index is not None and search_kwargs.get(QUERY_MODE, "default") == "default"
@@ -234,11 +290,11 @@ class Requests:
         self._embeds = OwnParts(model).any
         self._snapshots = Snapshots()
         self._blocks = _blocks(wrapped)
-        self._bring: VectorSearch[Sequence[NodeWithScore]] | None = None
-        self._abring: VectorSearch[Awaitable[Sequence[NodeWithScore]]] | None = None
+        self.bring: VectorSearch[Sequence[NodeWithScore]] | None = None
+        self.abring: VectorSearch[Awaitable[Sequence[NodeWithScore]]] | None = None
         # Vectors that say nothing of the store's order are not worth their way.
         if index is not None and facts.vectors is not None:
-            self._bring, self._abring = facts.search, facts.asearch
+            self.bring, self.abring = facts.search, facts.asearch
 
     def make(
         self, query: QueryBundle, k: int | None, interval: float | None = None
@@ -251,48 +307,30 @@ class Requests:
             interval: Seconds that a stage should take.
         """
         # No LLM call of another namespace may recognise what this span finds, and retrieve() tells.
-        REQUESTS.set_namespace(current_run(), self._knobs.namespace, and_around=True)
-
-        snapshot, search_kwargs = self._snapshots.of(self._search_kwargs), self._search_kwargs
+        if not _HANDLERS_OF_NOTHING.issuperset(map(type, _ROOT.span_handlers)):
+            REQUESTS.set_namespace(current_run(), self._knobs.namespace, and_around=True)
+        search_kwargs = self._search_kwargs
+        snapshot = self._snapshots.of(search_kwargs) if search_kwargs else NO_ARGUMENTS
         around = None if self._watch is None else self._watch.surroundings()
         frozen = self._frozen(query, snapshot, around)
-        key, opaque = self._request_key(frozen)
-        copies = (lambda: search_kwargs) if opaque else snapshot.copies()
+        key, opaque = self._key(frozen)
+        copies: Callable[[], Mapping[str, Any]] = dict
+        if search_kwargs:
+            copies = (lambda: search_kwargs) if opaque else snapshot.copies()
 
-        def retriever(count: int) -> BaseRetriever:
-            if self._index is None:
-                return self._wrapped
-            return self._index.as_retriever(similarity_top_k=count, **copies())
-
-        # Not retrieve(), here and below: it would follow the nodes that stand for objects and
-        # answer this question from them. Our own retrieve() does that, again for each question.
-        def search(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
-            bundle = _with_embedding(query, embedding)
-            if self._bring is not None:
-                return self._bring(embedding, count, {**copies(), "query_bundle": bundle})
-            nodes: Sequence[NodeWithScore] = search_method(retriever(count), "_retrieve")(bundle)
-            return nodes
-
-        async def asearch(embedding: Embedding, count: int) -> Sequence[NodeWithScore]:
-            bundle = _with_embedding(query, embedding)
-            if self._abring is not None:
-                return await self._abring(embedding, count, {**copies(), "query_bundle": bundle})
-            nodes: Sequence[NodeWithScore]
-            nodes = await search_method(retriever(count), "_aretrieve")(bundle)
-            return nodes
-
+        search = _Search(self, query, copies)
         # The first nodes of such a search need not be what it finds where fewer are wanted.
-        whole = self._index is not None and not self._ranked
+        whole = self.index is not None and not self._ranked
         conditions: tuple[Callable[[], bool], ...] = (self._is_current,)
-        if self._index is None:
+        if self.index is None:
             conditions = (
                 lambda: self._frozen(query, snapshot, around).key == frozen.key,
                 self._is_current,
             )
         question = Question(
             tuple(query.embedding_strs),  # none of an empty text
-            search,
-            asearch,
+            search.search,
+            search.asearch,
             k=k,
             key=(key, k) if whole else key,
             namespace=self._knobs.namespace,
@@ -305,9 +343,8 @@ class Requests:
             annotate=self._knobs.annotate,
             embedding=query.embedding,
             unembedded=_unembedded(query),
-            # Not retrieve(): its callbacks and events are those of this call.
-            plain=lambda count: retriever(count)._retrieve(copy(query)),  # noqa: SLF001
-            aplain=lambda count: retriever(count)._aretrieve(copy(query)),  # noqa: SLF001
+            plain=search.plain,
+            aplain=search.aplain,
         )
         if self._staged is not None:
             core = self._staged.core
@@ -315,37 +352,72 @@ class Requests:
             question.stages = partial(core.search_stages, interval=interval)
             question.asearch = question.plain = question.aplain = None
         # Vectors that come along are worth a thread.
-        if self._blocks or (self._bring is not None and self._abring is None):
+        if self._blocks or (self.bring is not None and self.abring is None):
             question.asearch = question.aplain = None
         return question
 
     def _frozen(
         self, query: QueryBundle, snapshot: Snapshot, around: Surroundings | None
     ) -> FrozenArguments:
-        settable = self._settable() if self._index is None else {}
-        arguments = settable | said_by_bundle(query)
+        arguments = self._settable() if self.index is None else {}
+        plain = type(query) is QueryBundle and type(query.query_str) is str
+        if not plain or not vars(query).keys() <= _OF_BUNDLES:
+            arguments = arguments | said_by_bundle(query)
         if query.image_path is not None:
             arguments["image_path"] = query.image_path
         if self._knobs.tolerance == 0:
             # A bundle may bring other texts to embed, and a wrapped retriever read this one.
             arguments["query_str"] = content_id(query.query_str)
-        frozen = snapshot.frozen.with_others(freeze_arguments(arguments))
-        return frozen if around is None else frozen.with_others(around.frozen)
+        frozen = snapshot.frozen
+        if arguments:
+            frozen = frozen.with_others(freeze_arguments(arguments))
+        return frozen.with_others(around.frozen) if around is not None and around.values else frozen
 
-    def _request_key(self, frozen: FrozenArguments) -> tuple[Hashable, tuple[str, ...]]:
+    def _key(self, frozen: FrozenArguments) -> tuple[RequestKey, tuple[str, ...]]:
         filter_key = self._knobs.filter_key
-        key = request_key(frozen, self._knobs.namespace, filter_key)
+        key = self._knobs.namespace, filter_key, frozen.key
         if not frozen.opaque:
             return key, ()
         return key, nameless_values(frozen, Naming(filter_key, own=self._own))
 
     def _settable(self) -> dict[str, Any]:
         """Return the settings that affect the search and may be changed."""
-        if self._index is not None:
+        if self.index is not None:
             return self._search_kwargs
         if self._staged is not None:
             return {"filter": self._staged.filter}
-        return wrapped_settings(self._wrapped)
+        return wrapped_settings(self.wrapped)
+
+
+# Those of ours follow what a retriever returns, not how it searches.
+_DEAF = OWN_HANDLERS | {NullEventHandler, NullSpanHandler}
+
+# Tells of the spans of an index's own retriever.
+_OF_AN_INDEX = instrument.get_dispatcher(VectorIndexRetriever.__module__)  # type: ignore[attr-defined]  # re-exported untyped
+
+
+def is_heard(dispatcher: Any) -> bool:
+    """Whether anybody hears of a dispatcher's events and spans."""
+    while True:
+        for handler in (*dispatcher.event_handlers, *dispatcher.span_handlers):
+            if type(handler) not in _DEAF:
+                return True
+        if not dispatcher.propagate:
+            return False
+        dispatcher = dispatcher.parent
+
+
+def search_method(retriever: Any, name: str) -> Callable[..., Any]:
+    """Return the method by which a retriever searches, without a span that nobody hears of.
+
+    Args:
+        retriever: Any retriever; only an index's own one is known well enough to leave it out.
+        name: Name of the method.
+    """
+    method: Callable[..., Any] = getattr(retriever, name)
+    if type(retriever) is not VectorIndexRetriever or is_heard(_OF_AN_INDEX):
+        return method
+    return getattr(method, "__wrapped__", method)
 
 
 _OF_BUNDLES = frozenset(field.name for field in fields(QueryBundle))
@@ -393,7 +465,11 @@ def check_search_kwargs(
 def _unembedded(query: QueryBundle) -> tuple[str, ...]:
     """Return the question, unless what is embedded in its place contains it, as with turns."""
     asked = query.query_str
-    return () if any(asked in text for text in query.embedding_strs) else (asked,)
+    return (
+        ()
+        if asked in query.embedding_strs or any(asked in text for text in query.embedding_strs)
+        else (asked,)
+    )
 
 
 def _blocks(retriever: BaseRetriever) -> bool:

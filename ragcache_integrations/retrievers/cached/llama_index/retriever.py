@@ -51,7 +51,6 @@ from ragcache_integrations.retrievers.cached.knobs import (
 )
 from ragcache_integrations.retrievers.cached.lazy_cache import with_chosen_vectors
 from ragcache_integrations.retrievers.copying import copy_model
-from ragcache_integrations.retrievers.embedder import Texts
 from ragcache_integrations.retrievers.keys import in_context, is_own_object, parts_within, window_of
 from ragcache_integrations.retrievers.retrieval import (
     QUERY_CACHE_METADATA,
@@ -60,6 +59,7 @@ from ragcache_integrations.retrievers.retrieval import (
     Question,
     RetrievalTrace,
     Source,
+    Texts,
 )
 from ragcache_integrations.retrievers.runs.llama_index import arun_stages, as_bundle, run_stages
 from ragcache_integrations.retrievers.sharing import FinishedRetriever
@@ -74,11 +74,11 @@ from .requests import (
     Requests,
     check_search_kwargs,
     facts_of,
+    is_heard,
     methods_of,
     nodes_of,
     spell_ids,
 )
-from .tracing import is_heard
 
 __all__ = [
     "ApproximateCacheRetriever",
@@ -544,6 +544,11 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         return await arun(core.explain(question), core.executor)
 
     @override
+    def _current(self) -> Wired:
+        wired: Wired = self._shared_wired[0]
+        return wired if wired.live.change() is None else super()._current()
+
+    @override
     def _question_of(
         self, wired: Wired, question: QueryType, call: dict[str, Any]
     ) -> Question[NodeWithScore]:
@@ -573,13 +578,15 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         return wired.core.astages(self._request(wired, query, interval))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        core, question = self._ask(query_bundle, {})
+        wired = self._current()
+        core, question = wired.core, self._request(wired, query_bundle)
         core.retrieve(question)
         _dispatch_event(query_bundle, question.trace)
         return question.documents
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        core, question = self._ask(query_bundle, {})
+        wired = self._current()
+        core, question = wired.core, self._request(wired, query_bundle)
         await core.aretrieve(question)
         _dispatch_event(query_bundle, question.trace)
         return question.documents
