@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,8 @@ from qdrant_client import QdrantClient, models
 import ragcache_integrations.llama_index as ours
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import ApproximateCacheRetriever
+from ragcache_integrations.retrievers.stores import LiveState
+from ragcache_integrations.retrievers.stores import live as stores_live
 from tests.answers.traffic import embed, langchain_embeddings, llama_index_embeddings
 
 FEES = {"v1": "the fee is five", "v2": "the fee is nine"}
@@ -322,3 +325,92 @@ def test_numbers_that_count_are_no_settings() -> None:
     retriever = ApproximateCacheRetriever.from_vectorstore(store, k=1)
     assert fee(retriever) == fee(retriever)
     assert retriever.stats().hits == 1
+
+
+class Tenant:
+    """An object of the application's own that a store holds."""
+
+    level = 1
+
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+
+class Slotted:
+    __slots__ = ("name",)
+
+    def __init__(self) -> None:
+        self.name = "ann"
+
+
+class Seen:
+    """A store; settings are compared object by object, and read only after a change."""
+
+    def __init__(self) -> None:
+        self.collection = "one"
+        self.count = 1
+        self.documents: list[str] = []
+        self.slotted = Slotted()
+        self.tenant = Tenant(
+            name="ann", roles=["reader"], limits={"of": [1]}, inner=Tenant(name="inner"), run=str
+        )
+
+
+CHANGES: dict[str, Callable[[Seen], object]] = {
+    "a text": lambda store: setattr(store, "collection", "two"),
+    "another object": lambda store: setattr(store, "tenant", Tenant()),
+    "a text within": lambda store: setattr(store.tenant, "name", "bob"),
+    "a text deep within": lambda store: setattr(store.tenant.inner, "name", "bob"),  # type: ignore[attr-defined]
+    "its attributes": lambda store: setattr(store.tenant, "__dict__", {"name": "bob"}),
+    "a slot": lambda store: setattr(store.slotted, "name", "bob"),
+}
+
+
+@pytest.mark.parametrize("slotted", [False, True])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_seen_each_time_until_it_is_undone(name: str, slotted: bool) -> None:
+    store = Seen()
+    if not slotted and name != "a slot":
+        del store.slotted
+    live = LiveState(lambda: ([store, None], []))
+    assert live.change() is live.change() is None
+    before = dict(vars(store.tenant)), dict(vars(store))
+    CHANGES[name](store)
+    assert live.change() == live.change() != None  # noqa: E711 - the same name
+    vars(store).update(before[1])
+    store.tenant.__dict__ = before[0]
+    store.tenant.inner.name = "inner"  # type: ignore[attr-defined]
+    if "slotted" in before[1]:
+        store.slotted.name = "ann"
+    assert live.change() is live.change() is None
+
+
+def test_counters_documents_and_what_is_made_later_are_no_changes() -> None:
+    store = Seen()
+    live = LiveState(lambda: ([store], []))
+    store.count += 1
+    store.documents.append("a")
+    store.tenant.calls = 2  # type: ignore[attr-defined]
+    vars(store)["client"] = threading.Lock()
+    assert live.change() is None
+    vars(store)["client"] = threading.Lock()
+    assert live.change() == "Seen.client"
+
+
+def test_settings_are_not_read_again_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    settings = stores_live.settings_of_store
+
+    def counted(store: object) -> Any:
+        read.append(store)
+        return settings(store)
+
+    monkeypatch.setattr(stores_live, "settings_of_store", counted)
+    store = Seen()
+    del store.slotted
+    live = LiveState(lambda: ([store], []))
+    assert live.change() is live.change() is None
+    assert read == [store]
+    store.tenant.limits["of"].append(2)  # type: ignore[attr-defined]
+    assert live.change() is live.change() is None  # a record's alone count
+    assert read == [store, store]
