@@ -34,9 +34,11 @@ from .text_identity import TextIdentity, TextWindow, normalize_text, window_of
 from .watched import subclass_of
 from .wrapped_settings import (
     FILTERS,
+    UNREAD_OUTSIDE_RECORDS,
     Parts,
     holds_data,
     is_own_object,
+    is_record,
     parts_within,
     settings_within,
     wrapped_settings,
@@ -45,6 +47,7 @@ from .wrapped_settings import (
 __all__ = [
     "FILTERS",
     "NO_ARGUMENTS",
+    "UNREAD_OUTSIDE_RECORDS",
     "FollowUpWarning",
     "FrozenArguments",
     "Naming",
@@ -70,6 +73,7 @@ __all__ = [
     "is_own_code",
     "is_own_module",
     "is_own_object",
+    "is_record",
     "marks_of",
     "may_share",
     "nameless_values",

@@ -36,7 +36,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, cast
 
@@ -399,7 +399,11 @@ class Surroundings:
         """
         handed: _Watching | None = self.__dict__.get("_handed_out")
         if handed is None:
-            made = _Watching(self.watch.ignores, self.note, self.given, self.outer)
+            workflow = _workflow()
+            made = _UNWATCHED
+            if self.given or self.outer or workflow is not None:
+                watched = self.watch.ignores, self.note, self.given, self.outer
+                made = _Watching(*watched, workflow)
             handed = self.__dict__.setdefault("_handed_out", made)
         return handed
 
@@ -412,7 +416,8 @@ class Surroundings:
     @property
     def config(self) -> Any:
         """The configuration for the step, with watched values."""
-        return self._handed.config
+        handed = self._handed
+        return self.given if handed is _UNWATCHED else handed.config
 
     @property
     def flight(self) -> Hashable:
@@ -462,9 +467,12 @@ class Surroundings:
         )
         return True
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self) -> AbstractContextManager[None]:
         """Run the step inside this block, so that it finds the watched objects."""
+        return self._watched() if self._handed.variables else nullcontext()
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
         tokens = [(variable, variable.set(value)) for variable, value in self._handed.variables]
         try:
             yield
@@ -576,20 +584,20 @@ class _Watching:
         note: Note,
         given: Mapping[str, Any],
         outer: Mapping[str, Any],
+        workflow: Any = None,
     ) -> None:
         self._ignores = ignores
         self._note = note
         self._parts: list[Hashable] = []
         self.variables: list[tuple[ContextVar[Any], Any]] = []
         self.config = self._watch(given)
-        variable, workflow = _variable(*_LANGCHAIN), _variable(*_WORKFLOWS)
+        variable, of_workflows = _variable(*_LANGCHAIN), _variable(*_WORKFLOWS)
         if variable is not None and outer:
             self.variables.append((variable, self.config if outer is given else self._watch(outer)))
-        context = None if workflow is None else workflow.get(_nothing)()
-        if workflow is not None and context is not None and "workflow" not in ignores:
+        if of_workflows is not None and workflow is not None and "workflow" not in ignores:
             # Kept here, as the variable refers to it weakly.
-            self._workflow = self._whole(context, "the workflow's context")
-            self.variables.append((workflow, weakref.ref(self._workflow)))
+            self._workflow = self._whole(workflow, "the workflow's context")
+            self.variables.append((of_workflows, weakref.ref(self._workflow)))
         if not self._parts:  # nothing to notice
             self.variables.clear()
         self.flight = tuple(self._parts)
@@ -671,6 +679,12 @@ class _Watching:
         return watched_object(value, self._note, None, what)
 
 
+def _workflow() -> Any:
+    """Return the context of LlamaIndex's workflow that runs, if any."""
+    variable = _variable(*_WORKFLOWS)
+    return None if variable is None else variable.get(_nothing)()
+
+
 def _variable(module: str, name: str) -> ContextVar[Any] | None:
     """Return a framework's context variable, or ``None`` if the framework is not loaded."""
     return getattr(sys.modules.get(module), name, None)
@@ -678,3 +692,7 @@ def _variable(module: str, name: str) -> ContextVar[Any] | None:
 
 def _nothing() -> None:
     """Take the place of a weak reference to nothing."""
+
+
+_UNWATCHED = _Watching(frozenset(), lambda _: None, {}, {})
+"""What a call gets that nothing surrounds."""

@@ -30,9 +30,11 @@ from .own_code import is_own_class
 __all__ = [
     "FILTERS",
     "UNREAD",
+    "UNREAD_OUTSIDE_RECORDS",
     "Parts",
     "holds_data",
     "is_own_object",
+    "is_record",
     "parts_within",
     "settings_within",
     "wrapped_settings",
@@ -63,7 +65,8 @@ _FRAMEWORKS = ("langchain", "llama_index")
 _SCALARS = {type(None), bool, int, float, str, bytes}
 _HEARING = ("ignore_llm", "on_event_start", "as_trace")
 """Attributes of what hears of runs, whose data say nothing of what is found."""
-_NOTED = {int, float, dict, list, tuple, set, frozenset}
+UNREAD_OUTSIDE_RECORDS = {int, float, dict, list, tuple, set, frozenset}
+"""Classes of values in which objects of a store that are no records count and remember."""
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 
 
@@ -159,10 +162,10 @@ class _Reader:
         kind = type(value)
         self.settings[path] = f"{kind.__module__}.{kind.__qualname__}"
         own = is_own_object(value)
-        notes = self._records_alone and not _is_record(value)
+        notes = self._records_alone and not is_record(value)
         self._depth += 1
         for name, item in _parts(value) if own else _fields(value):
-            if notes and type(item) in _NOTED:
+            if notes and type(item) in UNREAD_OUTSIDE_RECORDS:
                 continue
             known = self._read_part(item, f"{path}{name}", name, searches=False)
             if own and not known and item is not None:
@@ -334,7 +337,8 @@ def _is_held(value: Any) -> bool:
     return is_own_object(value) or isinstance(value, BaseModel)
 
 
-def _is_record(value: object) -> bool:
+def is_record(value: object) -> bool:
+    """Whether an object is a record, which has fields."""
     return isinstance(value, BaseModel | types.SimpleNamespace) or dataclasses.is_dataclass(value)
 
 

@@ -7,19 +7,21 @@ all that they were read from still holds the very objects that it held (:class:`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from enum import Enum
-from operator import is_
-from typing import Any
+from operator import is_, itemgetter
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 from ragcache_integrations.retrievers.keys import (
     FILTERS,
+    UNREAD_OUTSIDE_RECORDS,
     freeze_arguments,
     holds_data,
     is_own_class,
     is_own_object,
+    is_record,
     settings_within,
     slots_of,
 )
@@ -31,6 +33,8 @@ _NUMBERS = {bool, int, float}
 _OWN = {"dense_vector_name", "sparse_vector_name"}
 """Attributes that LlamaIndex's Qdrant store changes on its own, once it has a collection."""
 _CONTAINERS = (dict, list, tuple, set, frozenset)
+_UNSET = {*_NUMBERS, *_CONTAINERS, type(None)}
+"""Classes of a store's attributes that are no settings."""
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _MOST_ITEMS = 256
 
@@ -62,12 +66,35 @@ def settings_of_store(store: object) -> dict[str, Hashable]:
     return settings
 
 
+class _Place(NamedTuple):
+    """Something that held objects when the settings were read.
+
+    Attributes:
+        owner: An object, a class or a container.
+        attribute: The owner's attribute with the mapping of names to objects; empty for a container
+            itself.
+        names: All keys of the mapping, or the items of the container.
+        read: Returns the values of a mapping that count; ``None``: none does.
+        values: What it returned.
+        read_others: Returns the values that are no settings while they are of their class.
+        kinds: The classes of these.
+    """
+
+    owner: Any
+    attribute: str
+    names: tuple[Any, ...]
+    read: Callable[[Any], tuple[Any, ...]] | None = None
+    values: tuple[Any, ...] = ()
+    read_others: Callable[[Any], tuple[Any, ...]] | None = None
+    kinds: tuple[type, ...] = ()
+
+
 class _Seen:
     """The objects that settings were read from, and what these held.
 
     It is quicker to see that nothing has been replaced than to read the settings again. What it
-    does not know how to compare, such as objects with slots or functions in a record, is always
-    taken for changed.
+    cannot compare, such as objects with slots or functions in a record, is always taken for
+    changed.
 
     Args:
         stores: The stores and models whose settings are read.
@@ -80,12 +107,11 @@ class _Seen:
         self._number_of_stores = len(stores)
         self._comparable = True
         self._ids: set[int] = set()
-        # Of each, the attribute that has a dict, or nothing for a container; names; and values.
-        self._places: list[tuple[Any, str, tuple[Any, ...], tuple[Any, ...]]] = []
+        self._places: list[_Place] = []
         for store in stores:
-            for _, value in self._note_attributes(store):
-                own = not isinstance(value, _CONTAINERS) and is_own_object(value)
-                if own and holds_data(value):
+            declared = type(store).model_fields if isinstance(store, BaseModel) else ()
+            for _, value in self._note_attributes(store, _UNSET, declared):
+                if is_own_object(value) and holds_data(value):
                     self._note(value)
         self._ids.clear()
 
@@ -100,23 +126,50 @@ class _Seen:
             and all(map(is_, map(type, subjects), self._kinds))
         ):
             return False
-        for owner, attribute, names, values in self._places:
-            held = getattr(owner, attribute, None) or () if attribute else owner
-            # Tuples first, which no other thread can change while they are compared.
-            now = tuple(held)
+        for owner, attribute, names, read, values, read_others, kinds in self._places:
+            held = (getattr(owner, attribute, None) or ()) if attribute else owner
+            now = tuple(held)  # at once: another thread may change what is there
             if len(now) != len(names) or not all(map(is_, now, names)):
                 return False
-            if isinstance(held, Mapping) and not all(map(is_, tuple(held.values()), values)):
+            try:
+                if read is not None and not all(map(is_, read(held), values)):
+                    return False
+                if read_others is not None and not all(
+                    map(is_, map(type, read_others(held)), kinds)
+                ):
+                    return False
+            except LookupError:  # gone meanwhile
                 return False
         return True
 
-    def _note_attributes(self, owner: object) -> Iterator[tuple[str, Any]]:
-        """Note what an object's attributes hold, and yield that, by name."""
+    def _note_attributes(
+        self, owner: object, others: Collection[type], declared: Collection[str] = ()
+    ) -> Iterator[tuple[str, Any]]:
+        """Note what an object's attributes hold, and yield those that count, by name.
+
+        Args:
+            owner: The object.
+            others: Classes of values that are no settings.
+            declared: Names of fields whose numbers are settings nevertheless.
+        """
         for attribute in ("__dict__", "__pydantic_extra__", "__pydantic_private__"):
             held = getattr(owner, attribute, None) or {}
-            names, values = tuple(held), tuple(held.values())
-            self._places.append((owner, attribute, names, values))
-            yield from zip(names, values, strict=True)
+            known = {
+                name: value
+                for name, value in tuple(held.items())
+                if type(value) not in others or (name in declared and type(value) in _NUMBERS)
+            }
+            self._note_mapping(owner, attribute, held, known)
+            yield from known.items()
+
+    def _note_mapping(
+        self, owner: object, attribute: str, held: Mapping[Any, Any], known: Mapping[Any, Any]
+    ) -> None:
+        names = tuple(held)
+        read, others = _reader(known), _reader([name for name in names if name not in known])
+        values = () if read is None else read(known)
+        kinds = () if others is None else tuple(map(type, others(held)))
+        self._places.append(_Place(owner, attribute, names, read, values, others, kinds))
 
     def _note(self, value: Any) -> None:
         """Note all that is read of an object of the application's own, or may be."""
@@ -125,21 +178,36 @@ class _Seen:
             return
         self._ids.add(id(value))
         if kind in _CONTAINERS:
-            items = tuple(value.values()) if kind is dict else tuple(value)
-            self._comparable = self._comparable and len(items) <= _MOST_ITEMS
-            self._places.append((value, "", tuple(value), items))
-            for item in items:
-                self._note(item)
+            self._note_items(value)
         elif isinstance(value, (*_CONTAINERS, Mapping)) or not holds_data(value) or slots_of(kind):
             self._comparable = False
         elif is_own_object(value) or isinstance(value, BaseModel):
             for base in filter(is_own_class, kind.__mro__):
-                held = vars(base)
-                self._places.append((base, "__dict__", tuple(held), tuple(held.values())))
-            for name, item in self._note_attributes(value):
+                held = dict(vars(base))
+                self._note_mapping(base, "__dict__", held, held)
+            others = () if is_record(value) else UNREAD_OUTSIDE_RECORDS
+            for name, item in self._note_attributes(value, others):
                 if name in FILTERS and not isinstance(item, _PLAIN):  # whose whole content counts
                     self._comparable = False
                 self._note(item)
+
+    def _note_items(self, container: Any) -> None:
+        if type(container) is dict:
+            held = container.copy()
+            self._note_mapping(container, "", held, held)
+            items = tuple(held.values())
+        else:
+            items = tuple(container)
+            self._places.append(_Place(container, "", items))
+        self._comparable = self._comparable and len(items) <= _MOST_ITEMS
+        for item in items:
+            self._note(item)
+
+
+def _reader(names: Iterable[Any]) -> Callable[[Any], tuple[Any, ...]] | None:
+    """Return a function that reads items of a mapping by their names."""
+    names = [*names]
+    return itemgetter(*names, names[0]) if names else None  # of one name it would return no tuple
 
 
 class LiveState:
