@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -88,6 +91,44 @@ def test_rephrasings_alone_are_close() -> None:
     for question in questions:
         assert 0.01 < distance(question, rephrase(question)) < 0.2
         assert all(distance(question, other) > 0.7 for other in questions if other != question)
+
+
+COUNTING = """
+import argparse, asyncio, json, overhead
+from parts.overhead.call_counts import CallCounter
+from parts.overhead.contests import count_calls
+
+bench = overhead.Bench(argparse.Namespace(quick=True, seeds=1, questions=1, rerank_factor=4))
+questions = [f"What is {number}?" for number in range(5)]
+
+async def count(framework, asynchronous):
+    counter = CallCounter()
+    with counter.watching():
+        contest = bench._contest(framework, questions, 0, asynchronous=asynchronous)
+        return await count_calls(counter, contest.ours, questions)
+
+names = [(framework, way) for framework in overhead.FRAMEWORKS for way in (False, True)]
+print(json.dumps([asyncio.run(count(*name)) for name in names]))
+"""
+MOST = {"hit": (58, 15), "rephrased": (430, 28), "miss": (310, 32)}
+"""Calls and files. What a hit has beyond a few of each is documents' copies; what the others have,
+the guard's reading of a new question (300 calls of a rephrasing) and the insertion."""
+
+
+def test_a_question_takes_no_more_calls_and_files_than_it_has_to() -> None:
+    # In another process: nothing follows runs for LLMs there, as other tests have it done.
+    paths = [str(Path(overhead.__file__).parent), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTING],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for counts in json.loads(done.stdout.splitlines()[-1]):
+        for kind, (calls, files) in counts.items():
+            assert calls <= MOST[kind][0], kind
+            assert files <= MOST[kind][1], kind
 
 
 @pytest.mark.parametrize("framework", ["langchain", "llama_index"])
