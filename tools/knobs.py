@@ -1,21 +1,27 @@
-"""Writes the knobs' tables into docs/knobs.md, from the code and its docstrings.
+"""Writes what is said of knobs in other places than their models, from the models.
 
-With ``--check`` it only says whether they are up to date.
+These are the tables of docs/knobs.md, and the keyword arguments of functions with knobs, as type
+checkers and editors read them. With ``--check`` it only says whether they are up to date.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
+import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
 from ragcache_integrations.answers import AnswerKnobs
 from ragcache_integrations.chains.adaptive.knobs import AdaptiveKnobs
 from ragcache_integrations.chains.speculative.knobs import SpeculationKnobs
-from ragcache_integrations.chains.synthesis.knobs import SynthesisKnobs
-from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.chains.synthesis.knobs import MapReduceKnobs, SynthesisKnobs
+from ragcache_integrations.core.knobs import Accepts, knob_names, meanings
+from ragcache_integrations.engine.arguments import EngineKnobs
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.prompts.history.policy import HistorySettings
 from ragcache_integrations.prompts.order.knobs import OrderKnobs
@@ -30,42 +36,82 @@ SECTIONS = {
     "Staged": StagedKnobs,
     "Speculation": SpeculationKnobs,
     "LLM": LLMKnobs,
-    "Engine": RAGCacheEngine,
+    "Engine": EngineKnobs,
     "Synthesis": SynthesisKnobs,
     "Adaptive": AdaptiveKnobs,
     "Order": OrderKnobs,
     "History": HistorySettings,
     "Relevance": RelevanceSettings,
 }
+STUB = Path(__file__).parents[1] / "ragcache_integrations" / "_arguments.pyi"
+ARGUMENTS: dict[str, tuple[type[BaseModel], str]] = {
+    "CacheArguments": (CacheKnobs, ""),
+    "AnswerArguments": (AnswerKnobs, ""),
+    "StagedArguments": (StagedKnobs, ""),
+    "SpeculationArguments": (SpeculationKnobs, ""),
+    "MapReduceArguments": (MapReduceKnobs, ""),
+    "AdaptiveArguments": (AdaptiveKnobs, ""),
+    "OrderArguments": (OrderKnobs, "order"),
+    "HistoryArguments": (HistorySettings, "budget"),
+}
+"""Keyword arguments by name: their model, and its field that is an argument by itself."""
+STUB_HEAD = "# Knobs as keyword arguments: for type checkers alone, written by tools/knobs.py."
+
 LONGEST_DEFAULT = 60  # characters; a prompt's text would fill the table
 
 
-def meanings(kind: type) -> dict[str, str]:
-    """What a docstring says of each argument or attribute."""
-    text = inspect.cleandoc(kind.__doc__ or "")
-    section = "Args" if kind is RAGCacheEngine else "Attributes"
-    match = re.search(rf"^{section}:\n((?:    .*\n|\n)+)", text + "\n", re.MULTILINE)
-    if match is None:
-        sys.exit(f"{kind.__name__} has no section {section!r}")
-    entries = re.split(r"^    (\w+): ", match[1], flags=re.MULTILINE)[1:]
-    return {
-        name: " ".join(meaning.split())
-        for name, meaning in zip(entries[::2], entries[1::2], strict=True)
-    }
-
-
-def defaults(kind: Any) -> dict[str, Any]:
+def defaults(kind: type[BaseModel]) -> dict[str, Any]:
     """Default value of each knob."""
-    if hasattr(kind, "model_fields"):
-        shown = {name: field for name, field in kind.model_fields.items() if field.repr}
-        return {name: field.get_default() for name, field in shown.items()}
-    parameters = inspect.signature(kind).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters}
+    return {name: kind.model_fields[name].get_default() for name in knob_names(kind)}
+
+
+def spelled(annotation: Any, modules: set[str]) -> str:
+    """Source code of an annotation; the modules that it names are added to ``modules``."""
+    arguments, origin = get_args(annotation), get_origin(annotation)
+    if annotation is type(None) or annotation is None:
+        return "None"
+    if isinstance(annotation, list):
+        return f"[{', '.join(spelled(part, modules) for part in annotation)}]"
+    if origin is Annotated:
+        return spelled(arguments[0], modules)
+    if origin in {Union, UnionType}:
+        return " | ".join(spelled(part, modules) for part in arguments)
+    if origin is Literal:
+        modules.add("typing")
+        return f"typing.Literal[{', '.join(map(repr, arguments))}]"
+    plain = origin or annotation
+    name = plain.__qualname__
+    if plain.__module__ != "builtins":
+        modules.add(plain.__module__)
+        name = f"{plain.__module__}.{name}"
+    return name + (spelled(list(arguments), modules) if arguments else "")
+
+
+def stub() -> str:
+    """The keyword arguments of all models."""
+    modules, classes = {"typing"}, []
+    for name, (kind, left_out) in ARGUMENTS.items():
+        classes.append(f"class {name}(typing.TypedDict, total=False):")
+        for knob in knob_names(kind):
+            field = kind.model_fields[knob]
+            accepted = (each.kind for each in field.metadata if isinstance(each, Accepts))
+            if knob != left_out:
+                code = spelled(next(accepted, field.annotation), modules)
+                classes.append(f"    {knob}: {code}")
+    imports = [f"import {module}" for module in sorted(modules)]
+    source = "\n".join([STUB_HEAD, *imports, *classes])
+    for command in ("check --select I --fix", "format"):
+        ruff = [sys.executable, "-m", "ruff", *command.split(), f"--stdin-filename={STUB}", "-"]
+        made = subprocess.run(  # noqa: S603 - our own source
+            ruff, input=source, capture_output=True, text=True, check=True
+        )
+        source = made.stdout
+    return source
 
 
 def shown(default: Any) -> str:
     """A default value as it stands in the table."""
-    if default is inspect.Parameter.empty:
+    if default is PydanticUndefined:
         return "required"
     if isinstance(default, str):
         return f'`"{default}"`' if len(default) <= LONGEST_DEFAULT else "a text"
@@ -99,12 +145,13 @@ def written(page: str) -> str:
 def main() -> int:
     """Write or check."""
     before = PAGE.read_text(encoding="utf-8")
-    after = written(before)
-    if "--check" in sys.argv[1:]:
-        if before != after:
-            print("docs/knobs.md is out of date: run `make docs`")
-        return int(before != after)
-    PAGE.write_text(after, encoding="utf-8")
+    files = {PAGE: (before, written(before))}
+    files[STUB] = (STUB.read_text(encoding="utf-8") if STUB.exists() else "", stub())
+    for path, (before, after) in files.items():
+        if before != after and "--check" in sys.argv[1:]:
+            print(f"{path.name} is out of date: run `make docs`")
+            return 1
+        path.write_text(after, encoding="utf-8")
     return 0
 
 

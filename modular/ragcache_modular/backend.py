@@ -20,14 +20,13 @@ from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.llms.backend import Backend
 from ragcache_integrations.llms.backend_kinds import (
     ENGINE_KNOBS,
-    MODULAR,
     BackendKind,
-    BackendKnobs,
     Recipe,
     UserBackend,
     exclude,
     is_modular,
 )
+from ragcache_integrations.llms.knobs import MODULAR, LLMKnobs
 from ragcache_modular.kv.strategies import Strategy, strategy_of
 
 if TYPE_CHECKING:
@@ -51,11 +50,11 @@ class _Modular(BackendKind):
     is_modular = True
 
     @override
-    def view(self, knobs: BackendKnobs) -> Callable[[Any], Backend]:
+    def view(self, knobs: LLMKnobs) -> Callable[[Any], Backend]:
         return methodcaller("with_strategy", _strategy(knobs))
 
     @override
-    def identity(self, knobs: BackendKnobs) -> dict[str, Any]:
+    def identity(self, knobs: LLMKnobs) -> dict[str, Any]:
         return {"strategy": repr(_strategy(knobs))}
 
 
@@ -63,7 +62,7 @@ class ModularModel(_Modular):
     """A model of this process whose documents become modules, loaded at the first call."""
 
     @override
-    def check(self, knobs: BackendKnobs) -> None:
+    def check(self, knobs: LLMKnobs) -> None:
         _strategy(knobs)
         exclude(knobs, f'engine="{MODULAR}"', *_EXCLUDED)
         if knobs.dtype is not None:
@@ -71,7 +70,7 @@ class ModularModel(_Modular):
         engine_settings(knobs.model, kv_cache_gib=knobs.kv_cache_gib, policy=knobs.policy)
 
     @override
-    def make(self, knobs: BackendKnobs) -> Recipe:
+    def make(self, knobs: LLMKnobs) -> Recipe:
         return make_modular_engine, {name: getattr(knobs, name) for name in _KNOBS}
 
 
@@ -79,12 +78,12 @@ class UserModular(_Modular, UserBackend):
     """A ``ModularEngine`` that the user made."""
 
     @override
-    def check(self, knobs: BackendKnobs) -> None:
+    def check(self, knobs: LLMKnobs) -> None:
         _strategy(knobs)
         super().check(knobs)
 
 
-def _strategy(knobs: BackendKnobs) -> Strategy:
+def _strategy(knobs: LLMKnobs) -> Strategy:
     """Which tokens of documents are computed again."""
     if knobs.strategy is None and is_modular(knobs.engine):
         engine: Any = knobs.engine

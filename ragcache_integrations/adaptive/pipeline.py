@@ -209,7 +209,7 @@ class GoldenFeedback:
 
     def __post_init__(self) -> None:
         # A user's question that comes meanwhile waits for one call at most.
-        self.settings = replace(self.settings, max_concurrency=1)
+        self.settings = self.settings.model_copy(update={"max_concurrency": 1})
         renew_after_fork(self)
 
     def _after_fork(self) -> None:

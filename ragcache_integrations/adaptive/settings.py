@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from ragcache_integrations.core.checks import (
-    check_choice,
-    check_int,
-    check_number,
-    check_seconds,
-    or_none,
+from pydantic import BaseModel, model_validator
+
+from ragcache_integrations.core.checks import check_choice, check_number, or_none
+from ragcache_integrations.core.knobs import (
+    CheckedSettings,
+    Positive,
+    PositiveOrNone,
+    Seconds,
+    SecondsOrNone,
+    checked,
 )
 from ragcache_integrations.errors import ConfigurationError
 
@@ -18,7 +21,7 @@ from .best_fit import LEEWAY, Held
 from .profile import MAX_PIECES
 from .types import Synthesis, SynthesisConfig
 
-__all__ = ["MAX_CHUNKS", "AdaptiveSettings", "Mode"]
+__all__ = ["MAX_CHUNKS", "AdaptiveSettings", "Mode", "PipelineKnobs"]
 
 Mode = Literal["adaptive", "gradual", "largest", "median", "fixed"]
 
@@ -26,15 +29,8 @@ MAX_CHUNKS = LEEWAY * MAX_PIECES
 """The most chunks that any profile requires."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveSettings:
-    """Settings of per-query configuration.
-
-    ::
-
-        AdaptiveSettings(latency_budget=2.0)
-        AdaptiveSettings(method="stuff")  # each question decides the number of chunks alone
-        AdaptiveSettings(mode="fixed", config=SynthesisConfig("stuff", 5))
+class PipelineKnobs(BaseModel):
+    """The knobs of per-query configuration.
 
     Attributes:
         mode: ``adaptive`` takes the largest configuration that fits the free memory; ``gradual``
@@ -42,8 +38,10 @@ class AdaptiveSettings:
             model says that the answer is not in what it has read; ``largest`` the largest of what
             suits the question and ``median`` the median of it, without looking at the memory;
             ``fixed`` always ``config``.
-        config: The configuration for ``fixed``; ``None`` for the other modes.
-        method: The synthesis method of all questions; ``None`` if each question decides it.
+        config: For ``fixed``: a :class:`~ragcache_integrations.adaptive.SynthesisConfig`; ``None``
+            for the other modes.
+        method: Synthesis method of all questions: ``stuff``, ``map_reduce`` or ``map_rerank``;
+            ``None`` if each question decides it.
         num_chunks: The number of chunks that all questions read; ``None`` if each decides it.
         intermediate_length: The most words of the summaries of all questions, for ``map_reduce``;
             ``None`` if each question decides it.
@@ -60,25 +58,36 @@ class AdaptiveSettings:
             configuration while the model is idle, and the profiler learns from it; 30 in the
             paper. ``None`` for never.
         golden_token_budget: The most tokens to spend on these answers.
+    """
+
+    mode: Annotated[Mode, checked(check_choice, get_args(Mode))] = "adaptive"
+    config: SynthesisConfig | None = None
+    method: Annotated[Synthesis | None, checked(or_none(check_choice), get_args(Synthesis))] = None
+    num_chunks: PositiveOrNone = None
+    intermediate_length: PositiveOrNone = None
+    max_chunks: Positive = MAX_CHUNKS
+    min_confidence: Annotated[float, checked(check_number, 0, 1)] = 0.9
+    profile_timeout: Seconds = 10.0
+    latency_budget: SecondsOrNone = None
+    golden_every: PositiveOrNone = None
+    golden_token_budget: Positive = 200_000
+
+
+class AdaptiveSettings(CheckedSettings, PipelineKnobs):
+    """Settings of per-query configuration.
+
+    ::
+
+        AdaptiveSettings(latency_budget=2.0)
+        AdaptiveSettings(method="stuff")  # each question decides the number of chunks alone
+        AdaptiveSettings(mode="fixed", config=SynthesisConfig("stuff", 5))
 
     Raises:
         ConfigurationError: A value is out of its range, or is not for the mode.
     """
 
-    mode: Mode = "adaptive"
-    config: SynthesisConfig | None = None
-    method: Synthesis | None = None
-    num_chunks: int | None = None
-    intermediate_length: int | None = None
-    max_chunks: int = MAX_CHUNKS
-    min_confidence: float = 0.9
-    profile_timeout: float = 10.0
-    latency_budget: float | None = None
-    golden_every: int | None = None
-    golden_token_budget: int = 200_000
-
-    def __post_init__(self) -> None:
-        check_choice("mode", self.mode, get_args(Mode))
+    @model_validator(mode="after")
+    def _check_mode(self) -> Self:
         if (self.mode == "fixed") != isinstance(self.config, SynthesisConfig):
             raise ConfigurationError(
                 "mode='fixed' takes a SynthesisConfig as config, the other modes take none; "
@@ -90,12 +99,7 @@ class AdaptiveSettings:
         if self.mode == "gradual" and self.num_chunks is not None:
             msg = f"mode='gradual' chooses the number of chunks, got num_chunks={self.num_chunks!r}"
             raise ConfigurationError(msg)
-        check_int("max_chunks", self.max_chunks, 1)
-        check_number("min_confidence", self.min_confidence, 0, 1)
-        check_number("profile_timeout", self.profile_timeout, 0, above=True, unit="seconds")
-        check_seconds("latency_budget", self.latency_budget)
-        or_none(check_int)("golden_every", self.golden_every, 1, also="None")
-        check_int("golden_token_budget", self.golden_token_budget, 1)
+        return self
 
     @property
     def held(self) -> Held:

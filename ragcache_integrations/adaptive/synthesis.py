@@ -21,7 +21,9 @@ import string
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator
 
 from ragcache_integrations.core.checks import check_choice, check_int, check_type, or_none
 from ragcache_integrations.core.flows import (
@@ -35,6 +37,7 @@ from ragcache_integrations.core.flows import (
     whole_output,
 )
 from ragcache_integrations.core.generation import TokenLogprob, Usage
+from ragcache_integrations.core.knobs import CheckedSettings, Positive, PositiveOrNone, checked
 from ragcache_integrations.core.prompt import LiteralText, MarkedText, Prompt, PromptDocument
 from ragcache_integrations.core.threads import map_in_threads
 from ragcache_integrations.errors import ConfigurationError, PromptTooLongError
@@ -62,6 +65,7 @@ __all__ = [
     "NOTHING_TO_READ",
     "NOT_FOUND",
     "SEPARATOR",
+    "AnswerKnobs",
     "Answered",
     "Answering",
     "Plan",
@@ -222,38 +226,44 @@ DEFAULT_PROMPTS = SynthesisPrompts()
 Ranking = Literal["auto", "logprobs", "self_rated"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SynthesisSettings:
+def _check_prompts(value: object) -> object:
+    check_type("prompts", value, SynthesisPrompts, "SynthesisPrompts")
+    return value
+
+
+class AnswerKnobs(BaseModel):
+    """The knobs of everything that answers from documents.
+
+    Attributes:
+        max_tokens: The most tokens of an answer; ``None`` for the model's own setting. The
+            summaries of ``map_reduce`` are limited by ``intermediate_length``.
+        context_window: The most tokens of prompt and answer together; ``None`` for what the model
+            reports, or for no limit if it doesn't. Chunks that don't fit are left out; a single
+            chunk that is too long is cut.
+        max_concurrency: The most concurrent calls of the model for one question.
+        ranking: How ``map_rerank`` finds the best answer: ``logprobs``, by the mean log-probability
+            of its tokens; ``self_rated``, by a score from 0 to 100 that the model gives itself, and
+            no log-probabilities are requested; ``auto``, by log-probabilities if the model returns
+            them, otherwise by its score, which is logged once.
+    """
+
+    max_tokens: PositiveOrNone = None
+    context_window: Annotated[int | None, checked(or_none(check_int), 2, also="None")] = None
+    max_concurrency: Positive = 32
+    ranking: Annotated[Ranking, checked(check_choice, get_args(Ranking))] = "auto"
+
+
+class SynthesisSettings(CheckedSettings, AnswerKnobs):
     """Settings of synthesis.
 
     Attributes:
-        max_tokens: Limit of an answer in tokens; ``None`` for the model's own setting. The
-            summaries of ``map_reduce`` are limited by ``intermediate_length``.
-        context_window: Tokens of prompt and answer together; ``None`` for the window that the model
-            reports. If it reports none, no chunk is left out or cut.
-        max_concurrency: The most calls of the model at a time.
-        ranking: How ``map_rerank`` finds the best answer. ``logprobs``: by the mean
-            log-probability of its tokens. ``self_rated``: by a score from 0 to 100 that the model
-            gives itself, and no log-probabilities are requested. ``auto``: by log-probabilities
-            if the model returns them, else by its score, which is logged once.
         prompts: The texts of the prompts.
 
     Raises:
         ConfigurationError: A value is out of its range.
     """
 
-    max_tokens: int | None = None
-    context_window: int | None = None
-    max_concurrency: int = 32
-    ranking: Ranking = "auto"
-    prompts: SynthesisPrompts = DEFAULT_PROMPTS
-
-    def __post_init__(self) -> None:
-        or_none(check_int)("max_tokens", self.max_tokens, 1)
-        or_none(check_int)("context_window", self.context_window, 2)
-        check_int("max_concurrency", self.max_concurrency, 1)
-        check_choice("ranking", self.ranking, get_args(Ranking))
-        check_type("prompts", self.prompts, SynthesisPrompts, "SynthesisPrompts")
+    prompts: Annotated[SynthesisPrompts, BeforeValidator(_check_prompts)] = DEFAULT_PROMPTS
 
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from .controls import AnswerControls
 from .core import AnswerCore, Near
 from .entries import CachedAnswer, Question
 from .flow import AnswerFlow, Lookup, plain_answer, same_text, says_same
-from .knobs import AnswerKnobArguments, AnswerKnobs
+from .knobs import AnswerKnobs
 from .types import (
     AnswerCacheCollector,
     AnswerExplanation,
@@ -19,7 +19,6 @@ __all__ = [
     "AnswerCore",
     "AnswerExplanation",
     "AnswerFlow",
-    "AnswerKnobArguments",
     "AnswerKnobs",
     "AnswerStats",
     "AnswerTrace",

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from functools import partial
-from typing import Annotated, Literal, Self, TypedDict
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import ConfigDict, model_validator
 
-from ragcache_integrations.core.checks import (
-    check_flag,
-    check_int,
-    check_seconds,
-    check_share,
-)
+from ragcache_integrations.core.knobs import Positive, Share, checked
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.redis import RedisServer, as_server
-from ragcache_integrations.query_cache.validation import check_below_one, check_tolerance
-from ragcache_integrations.retrievers.keys import check_ignores
+from ragcache_integrations.query_cache.validation import check_below_one
+from ragcache_integrations.retrievers.cached import SharedKnobs, check_distance
 
-__all__ = ["AnswerKnobArguments", "AnswerKnobs", "check_embedded"]
-
-
-_check_start = partial(check_tolerance, name="start_tolerance")
-_check_largest = partial(check_tolerance, name="largest_tolerance")
+__all__ = ["AnswerKnobs", "check_embedded"]
 
 
-def _or_none(check: Callable[[object], object]) -> BeforeValidator:
-    return BeforeValidator(lambda value: None if value is None else check(value))
+Distance = checked(check_distance)
 
 
-class AnswerKnobs(BaseModel):
+class AnswerKnobs(SharedKnobs):
     """The settings of an :class:`AnswerCache`.
 
     Attributes:
@@ -53,8 +40,6 @@ class AnswerKnobs(BaseModel):
             asked for, the order of words, or one word that is not known to mean the same; see
             :func:`~ragcache_integrations.retrievers.keys.question_difference`.
         capacity: The most answers that are kept. The least recently used goes first.
-        ttl: Seconds after which an answer is forgotten; ``None`` for never.
-        namespace: Answers are never shared between namespaces, such as one for each tenant.
         ignores: Names of what surrounds a call although no answer depends on it, such as a
             request's id in a context variable, or ``thread_id``.
         seed: Decides which hits are checked.
@@ -71,19 +56,12 @@ class AnswerKnobs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tolerance: Annotated[float | Literal["auto"], BeforeValidator(check_tolerance)] = "auto"
-    error: Annotated[float, BeforeValidator(partial(check_below_one, "error"))] = 0.01
-    confidence: Annotated[float, BeforeValidator(partial(check_below_one, "confidence"))] = 0.95
-    start_tolerance: Annotated[float | None, _or_none(_check_start)] = None
-    largest_tolerance: Annotated[float, BeforeValidator(_check_largest)] = 0.7
-    check_rate: Annotated[float, BeforeValidator(partial(check_share, "check_rate"))] = 0.03
-    guard: Annotated[bool, BeforeValidator(partial(check_flag, "guard"))] = True
-    capacity: Annotated[int, BeforeValidator(partial(check_int, "capacity", low=1))] = 1000
-    ttl: Annotated[float | None, BeforeValidator(partial(check_seconds, "ttl"))] = None
-    namespace: str = ""
-    ignores: Annotated[frozenset[str], BeforeValidator(check_ignores)] = frozenset()
-    seed: Annotated[int, BeforeValidator(partial(check_int, "seed", low=0))] = 0
-    cache: Annotated[RedisServer | None, _or_none(as_server)] = None
+    tolerance: Annotated[float | Literal["auto"], Distance] = "auto"
+    error: Annotated[float, checked(check_below_one)] = 0.01
+    confidence: Annotated[float, checked(check_below_one)] = 0.95
+    largest_tolerance: Annotated[float, Distance] = 0.7
+    check_rate: Share = 0.03
+    capacity: Positive = 1000
     tag: str = ""
 
     @model_validator(mode="after")
@@ -112,22 +90,3 @@ def check_embedded(knobs: AnswerKnobs, name: str, *, embeds: bool) -> None:
                 f"{setting}={value} is a distance between embeddings, and nothing embeds the "
                 f"questions: pass {name}, or {setting}=0 to serve the same words alone"
             )
-
-
-class AnswerKnobArguments(TypedDict, total=False):
-    """The fields of :class:`AnswerKnobs` as keyword arguments."""
-
-    tolerance: float | Literal["auto"]
-    error: float
-    confidence: float
-    start_tolerance: float | None
-    largest_tolerance: float
-    check_rate: float
-    guard: bool
-    capacity: int
-    ttl: float | None
-    namespace: str
-    ignores: Collection[str]
-    seed: int
-    cache: RedisServer | str | None
-    tag: str

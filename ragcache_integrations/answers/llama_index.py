@@ -16,7 +16,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from hashlib import blake2b
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import llama_index.core.instrumentation as instrument
 import numpy as np
@@ -101,9 +101,12 @@ from .finish import (
     why_unkept,
 )
 from .flow import AWAITING, BLOCKING, AnswerFlow, Lookup, Way, finished, same_text, says_same
-from .knobs import AnswerKnobArguments, AnswerKnobs, check_embedded
+from .knobs import AnswerKnobs, check_embedded
 from .tools import Framework, KeptResults, Results, ToolCalls, check_tool
 from .types import AnswerExplanation, AnswerTrace, unkept_explanation
+
+if TYPE_CHECKING:
+    from ragcache_integrations._arguments import AnswerArguments
 
 __all__ = ["ANSWER_CACHE_METADATA", "AnswerCache", "CachedTool", "cached_tool", "why_none"]
 
@@ -333,7 +336,7 @@ class AnswerCache(AnswerControls, QueryEngine):
         judge: Callable[[dict[str, str]], object] | None = None,
         keep: Callable[[Response | PydanticResponse], object] | None = None,
         callback_manager: CallbackManager | None = None,
-        **knobs: Unpack[AnswerKnobArguments],
+        **knobs: Unpack[AnswerArguments],
     ) -> None:
         _check_engine(query_engine)
         check_type("embed_model", embed_model, BaseEmbedding | None, "a BaseEmbedding or None")
@@ -752,7 +755,7 @@ def cached_tool(
     query_argument: str | None = None,
     embed_model: BaseEmbedding | None = None,
     keep: Callable[[Any], bool] | None = None,
-    **knobs: Unpack[AnswerKnobArguments],
+    **knobs: Unpack[AnswerArguments],
 ) -> CachedTool:
     """Return a tool that serves the results of earlier calls, for any agent.
 

@@ -26,8 +26,11 @@ from .changes import ChangeWatch
 from .core import AnswerCore
 from .entries import Question, Vector
 from .flow import AnswerFlow, Way
-from .knobs import AnswerKnobArguments, AnswerKnobs, check_embedded
+from .knobs import AnswerKnobs, check_embedded
 from .types import AnswerStats
+
+if TYPE_CHECKING:
+    from ragcache_integrations._arguments import AnswerArguments
 
 __all__ = ["Framework", "KeptResults", "Results", "ToolCalls", "check_tool", "declared_part"]
 
@@ -103,7 +106,7 @@ class ToolCalls(Generic[R]):
         query_argument: str | None,
         model: object,
         keep: Callable[[Any], object] | None,
-        knobs: AnswerKnobArguments,
+        knobs: AnswerArguments,
     ) -> None:
         if model is not None and not isinstance(model, framework.model):
             kind = framework.model.__name__

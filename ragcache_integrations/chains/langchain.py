@@ -50,8 +50,8 @@ from ragcache_integrations.core.flows import (
 from ragcache_integrations.core.generation import TokenLogprob
 from ragcache_integrations.core.prompt import Prompt, PromptDocument
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.base import BaseRAGCacheLLM
 from ragcache_integrations.llms.handover import backend_of
-from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.prompts.langchain import (
     CompletionPromptValue,
     message_content,
@@ -281,7 +281,7 @@ class LangChainModel:
         self.outer = llm
         binding = unbound(llm)
         self.inner, self.bound, self.config = binding.runnable, binding.arguments, binding.config
-        self.own = self.inner if isinstance(self.inner, LLMKnobs) else None
+        self.own = self.inner if isinstance(self.inner, BaseRAGCacheLLM) else None
         self.fields = frozenset(getattr(type(self.inner), "model_fields", ()))
         supported = (
             self.own is not None or bool(self.bound.get("logprobs")) or "logprobs" in self.fields

@@ -54,8 +54,8 @@ from ragcache_integrations.core.flows import Call, Each, Flow, aoutputs, outputs
 from ragcache_integrations.core.generation import TokenLogprob
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.base import BaseRAGCacheLLM
 from ragcache_integrations.llms.handover import abackend_of, backend_of
-from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.prompts.rendering import completion_text
 
 from .askers import limit_argument, own_arguments, usage_of
@@ -352,7 +352,7 @@ class LlamaIndexAsker:
         check_type("llm", llm, LLM, "one of LlamaIndex's LLMs")
         self._llm = llm
         self._call = dict(call or {})
-        self._own = llm if isinstance(llm, LLMKnobs) else None
+        self._own = llm if isinstance(llm, BaseRAGCacheLLM) else None
         self._fields = frozenset(type(llm).model_fields)
         supported = self._own is not None or "logprobs" in self._fields
         self.logprob_support = support or LogprobSupport(available=supported)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.files import read_json_lines, read_regular, reading, text_of
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.arguments import GIB, check_installed
+from ragcache_integrations.engine.arguments import GIB, EngineKnobs, check_installed
 from ragcache_integrations.engine.measurements import Reloading, measure_reloading
 from ragcache_integrations.errors import ConfigurationError
 
-from .options import add_json, add_kv_cache, add_model
+from .options import add_fields, add_json, add_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["add_encode"]
 
 DISK_CACHE_GIB = 100.0
+ENGINE = ("disk_cache_dir", "disk_cache_gib", "kv_cache_gib", "max_model_len", "dtype")
+"""The engine's knobs that are options."""
 MEASURED = 5
 """Documents of the prompt by which it is measured what was gained, or fewer if they don't fit."""
 LARGEST_TEXT = 1 << 28
@@ -60,37 +62,12 @@ def add_encode(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ),
     )
     parser.add_argument(
-        "--disk-cache-dir",
-        type=Path,
-        metavar="DIR",
-        help="folder for the KV caches (default: the user's cache folder)",
-    )
-    parser.add_argument(
-        "--disk-cache-gib",
-        type=float,
-        metavar="G",
-        default=DISK_CACHE_GIB,
-        help="size limit of this folder in GiB (default: %(default)g)",
-    )
-    parser.add_argument(
         "--namespace",
         metavar="TENANT",
         default="",
         help="tenant that the documents belong to (default: none)",
     )
-    add_kv_cache(parser)
-    parser.add_argument(
-        "--max-model-len",
-        type=int,
-        metavar="N",
-        help="context window in tokens (default: the model's own)",
-    )
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        metavar="T",
-        help="numeric type; must be the same in the engines that use them (default: %(default)s)",
-    )
+    add_fields(parser, EngineKnobs, *ENGINE, disk_cache_gib=DISK_CACHE_GIB)
     add_json(parser)
 
 
@@ -105,13 +82,7 @@ def _encode(options: argparse.Namespace) -> None:
         raise ConfigurationError(f"{options.corpus} holds no document")
     console.print(f"{len(texts):,} documents. Starting the engine ...", highlight=False)
     with RAGCacheEngine(
-        options.model,
-        kv_cache_gib=options.kv_cache_gib,
-        max_model_len=options.max_model_len,
-        dtype=options.dtype,
-        reuse="anywhere",
-        disk_cache_gib=options.disk_cache_gib,
-        disk_cache_dir=options.disk_cache_dir,
+        options.model, reuse="anywhere", **{name: getattr(options, name) for name in ENGINE}
     ) as engine:
         if engine.reuse_is_off is not None:
             msg = f"this model's documents can't be reused anywhere: {engine.reuse_is_off}"

@@ -15,6 +15,7 @@ from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.threads import usable_cores
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.arguments import (
+    EngineKnobs,
     check_installed,
     engine_settings,
     with_bundled_model,
@@ -24,7 +25,7 @@ from ragcache_integrations.engine.measurements import measure_prefill, prefill_d
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, profile_path
 
-from .options import add_json, add_kv_cache, add_model, at_least, check_file, check_folder
+from .options import add_fields, add_json, add_model, at_least, check_file, check_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +69,7 @@ def add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="R",
         help=f"measurements of each length; the median counts (default: {REPEATS})",
     )
-    add_kv_cache(parser)
+    add_fields(parser, EngineKnobs, "kv_cache_gib")
     parser.add_argument(
         "--output",
         type=Path,

@@ -11,16 +11,21 @@ import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ragcache_integrations.core.checks import (
-    check_flag,
+    check_choice,
+    check_int,
+    check_number,
+    check_text,
     is_whole,
+    or_none,
 )
+from ragcache_integrations.core.knobs import Count, Flag, Seconds, checked
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError, ModelNotFoundError
 
 from .machine import computes_on_cpu
-from .protocol import CacheSettings, EngineSettings
+from .protocol import DTYPES, CacheSettings, EngineSettings, FaultSettings, TreeKnobs
 from .tiny_model import default_model_path
 
 __all__ = [
@@ -28,8 +33,9 @@ __all__ = [
     "CPU_KV_CACHE_GIB",
     "GIB",
     "GUIDANCE",
-    "SETTINGS",
     "XGRAMMAR",
+    "EngineKnobs",
+    "LocalKnobs",
     "bundled_dtype",
     "check_installed",
     "engine_settings",
@@ -50,22 +56,6 @@ CPU_BLOCK_SIZE = 32
 """The smallest size that vLLM's attention supports there. Its default of 128 is no faster, and text
 that fills no block is not reused: passages of RAG applications are often that short."""
 
-SETTINGS: Mapping[str, Any] = {
-    "model": None,
-    "kv_cache_gib": None,
-    "max_model_len": None,
-    "dtype": "auto",
-    "seed": 0,
-    "knowledge_tree": True,
-    **{
-        field.name: field.default
-        for field in dataclasses.fields(CacheSettings)
-        if field.name != "prefill_profile"
-    },
-    "vllm_args": None,
-}
-"""The arguments of an engine that describe it, and their defaults."""
-
 GUIDANCE, XGRAMMAR = "guidance", "xgrammar"
 """vLLM's grammar backends that can leave white space out. Guidance reports what it does not
 support, and limits don't slow it down; it needs a fast tokenizer. An engine uses one backend for
@@ -85,44 +75,114 @@ def check_installed(feature: str) -> None:
         raise MissingExtraError(feature, "vllm")
 
 
-def engine_settings(model: str | Path | None = None, **given: Any) -> EngineSettings:
+class LocalKnobs(TreeKnobs):
+    """The knobs that engines and the LLM classes which start one have in common.
+
+    Attributes:
+        kv_cache_gib: Memory for the KV cache in GiB; ``None`` for what vLLM chooses on a GPU, and
+            for 1 GiB on a CPU.
+        max_model_len: Context window in tokens; ``None`` for the model's own.
+        knowledge_tree: Whether documents' KV caches are kept by the knowledge tree; ``False`` is
+            vLLM's own prefix caching, for comparison.
+        chat_template: A Jinja template to use instead of the model's own.
+        tool_parser: Name of vLLM's parser (``--tool-call-parser``) that reads the model's tool
+            calls; ``None`` finds it by the chat template. A server has an option for it.
+        vllm_args: Further arguments of vLLM's ``EngineArgs``.
+    """
+
+    kv_cache_gib: Annotated[
+        float | None, checked(or_none(check_number), 0, above=True, also="None")
+    ] = None
+    max_model_len: Annotated[
+        int | None, checked(or_none(check_int), 2, unit="tokens", also="None")
+    ] = None
+    knowledge_tree: Flag = True
+    chat_template: Annotated[str | None, checked(or_none(check_text), "a text or None")] = None
+    tool_parser: Annotated[str | None, checked(or_none(check_text), "a name or None")] = None
+    vllm_args: Mapping[str, Any] | None = None
+
+
+class EngineKnobs(FaultSettings, LocalKnobs):
+    """The arguments of a :class:`~ragcache_integrations.engine.RAGCacheEngine`.
+
+    Attributes:
+        model: Local path or hub name. By default a bundled model: a small reader if the extra
+            ``reader`` is installed, else a tiny model with random weights, whose text is noise and
+            whose timings are real.
+        dtype: Numeric type of weights and KV cache; ``auto`` is vLLM's choice, and ``float32`` for
+            the bundled model on a CPU. Cached and uncached answers agree best in ``float32``, and
+            it is far faster on CPUs without instructions for ``bfloat16`` (AVX512-BF16, AMX).
+        seed: Seed of the engine's random numbers.
+        startup_timeout: Seconds that loading may take.
+
+    Raises:
+        ConfigurationError: An argument is unknown or out of its range.
+    """
+
+    model: str | Path | None = None
+    dtype: Annotated[str, checked(check_choice, DTYPES)] = "auto"
+    seed: Count = 0
+    startup_timeout: Seconds = 600.0
+
+    def settings(self) -> EngineSettings:
+        """Check what the knobs mean together, and the model, without starting anything.
+
+        Raises:
+            ConfigurationError: An argument is out of its range.
+            ModelNotFoundError: ``model`` looks like a path and no model is there.
+        """
+        cache = CacheSettings(**{name: getattr(self, name) for name in TreeKnobs.model_fields})
+        arguments = dict(self.vllm_args or {})
+        self._check_connected(cache, arguments)
+        for name in OWN_ARGUMENTS:
+            if name in arguments:
+                ours = "kv_cache_gib" if name == "kv_cache_memory_bytes" else name
+                raise ConfigurationError(f"vllm_args must not hold {name!r}: pass {ours}= itself")
+        try:
+            pickle.dumps(arguments)
+        except Exception as error:
+            msg = f"vllm_args must hold plain values that can be sent to another process: {error}"
+            raise ConfigurationError(msg) from error
+        return EngineSettings(
+            _resolve_model(self.model),
+            self.kv_cache_gib,
+            self.max_model_len,
+            self.dtype,
+            self.seed,
+            arguments,
+            cache if self.knowledge_tree else None,
+        )
+
+    def _check_connected(self, cache: CacheSettings, arguments: Mapping[str, Any]) -> None:
+        """Check knobs that need a connector of ours in vLLM."""
+        connected = {
+            "host_cache_gib": cache.host_cache_gib,
+            "disk_cache_gib": cache.disk_cache_gib,
+            "reuse": cache.reuse == "anywhere",
+        }
+        connecting = next((name for name, used in connected.items() if used), None)
+        if connecting is None:
+            return
+        if not self.knowledge_tree:
+            msg = f"{connecting} needs the knowledge tree: leave knowledge_tree=True"
+            raise ConfigurationError(msg)
+        if "kv_transfer_config" in arguments:
+            cause = "reuse='anywhere'" if connecting == "reuse" else f"{connecting} above 0"
+            raise ConfigurationError(f"vllm_args must not hold 'kv_transfer_config' with {cause}")
+
+
+def engine_settings(model: str | Path | None = None, **knobs: Any) -> EngineSettings:
     """Check the arguments of :class:`RAGCacheEngine` without starting anything.
 
     Args:
         model: Local path or hub name.
-        given: Further arguments, of those in :data:`SETTINGS`.
+        knobs: The other fields of :class:`EngineKnobs`.
 
     Raises:
         ConfigurationError: An argument is out of its range.
         ModelNotFoundError: ``model`` looks like a path and no model is there.
     """
-    own = {name: given.pop(name) for name in EngineSettings.__slots__ if name in given}
-    arguments = dict(own.pop("vllm_args", None) or {})
-    knowledge_tree = check_flag("knowledge_tree", given.pop("knowledge_tree", True))
-    cache = CacheSettings(**given)
-    connected = {
-        "host_cache_gib": cache.host_cache_gib,
-        "disk_cache_gib": cache.disk_cache_gib,
-        "reuse": cache.reuse == "anywhere",
-    }
-    connecting = next((name for name, used in connected.items() if used), None)
-    if connecting is not None and not knowledge_tree:
-        msg = f"{connecting} needs the knowledge tree: leave knowledge_tree=True"
-        raise ConfigurationError(msg)
-    if connecting is not None and "kv_transfer_config" in arguments:
-        cause = "reuse='anywhere'" if connecting == "reuse" else f"{connecting} above 0"
-        raise ConfigurationError(f"vllm_args must not hold 'kv_transfer_config' with {cause}")
-    for name in OWN_ARGUMENTS:
-        if name in arguments:
-            ours = "kv_cache_gib" if name == "kv_cache_memory_bytes" else name
-            raise ConfigurationError(f"vllm_args must not hold {name!r}: pass {ours}= itself")
-    try:
-        pickle.dumps(arguments)
-    except Exception as error:
-        msg = f"vllm_args must hold plain values that can be sent to another process: {error}"
-        raise ConfigurationError(msg) from error
-    settings = EngineSettings(_resolve_model(model), **own, vllm_args=arguments, cache=cache)
-    return settings if knowledge_tree else dataclasses.replace(settings, cache=None)
+    return EngineKnobs(model=model, **knobs).settings()
 
 
 def with_bundled_model(settings: EngineSettings) -> EngineSettings:
@@ -159,7 +219,7 @@ def without_host_tier(settings: EngineSettings, workers: int | None = None) -> E
     return dataclasses.replace(
         settings,
         kv_cache_gib=size + cache.host_cache_gib / (workers or _workers(settings.vllm_args)),
-        cache=dataclasses.replace(cache, host_cache_gib=0.0),
+        cache=cache.model_copy(update={"host_cache_gib": 0.0}),
     )
 
 

@@ -7,17 +7,18 @@ import contextlib
 import dataclasses
 import logging
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Unpack, overload
 
 from ragcache_integrations.core.blocks import AsyncCloseable, Closeable
-from ragcache_integrations.core.checks import check_seconds, check_type
+from ragcache_integrations.core.checks import check_seconds
 from ragcache_integrations.core.extras import require
 from ragcache_integrations.core.flows import Call, Flow, awhole_output, whole_output
 from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.generation import Generation, SamplingOptions, Usage
+from ragcache_integrations.core.knobs import takes_fields_of
 from ragcache_integrations.core.prompt import (
     FOREVER,
     Prompt,
@@ -26,10 +27,9 @@ from ragcache_integrations.core.prompt import (
     Rendering,
 )
 from ragcache_integrations.errors import ModelNotFoundError
-from ragcache_integrations.knowledge_tree.policies import DEFAULT_POLICY
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
-from .arguments import SETTINGS, check_installed, engine_settings, with_bundled_model
+from .arguments import EngineKnobs, check_installed, engine_settings, with_bundled_model
 from .calls import Account, Calls, encoding, submission
 from .process import Supervisor, acontrol, control
 from .protocol import (
@@ -39,15 +39,15 @@ from .protocol import (
     EngineLoad,
     EngineSettings,
     EngineStats,
-    FaultSettings,
     Submit,
 )
 from .streams import AsyncGenerationStream, GenerationStream
 
-__all__ = ["PREFILL", "SETTINGS", "RAGCacheEngine", "engine_settings", "load_tokenizer"]
+__all__ = ["PREFILL", "RAGCacheEngine", "engine_settings", "load_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 
 PREFILL = SamplingOptions(max_tokens=1, tool_choice="none")
 
@@ -74,13 +74,21 @@ def load_tokenizer(settings: EngineSettings) -> Any:
         raise ModelNotFoundError(f"no tokenizer for the model {name!r}: {error}") from error
 
 
-FAULTS = FaultSettings()
 _OFF = {
     "tree_is_off": "the knowledge tree is off, documents are cached as vLLM does: %s",
     "reuse_is_off": "documents are not reused anywhere but computed exactly: %s",
     "disk_is_off": "documents are not kept on disk: %s",
 }
 """Warnings about what was requested and is not possible, by the field that says why."""
+
+
+if TYPE_CHECKING:
+
+    def _takes_model_first(
+        kind: Callable[P, EngineKnobs],
+    ) -> Callable[[object], Callable[Concatenate[Any, str | Path | None, P], None]]: ...
+else:
+    _takes_model_first = takes_fields_of
 
 
 class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
@@ -106,75 +114,17 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     with other random numbers, and one bound to a grammar or to such penalties ends with
     :class:`EngineDeadError`.
 
-    Args:
-        model: Local path or hub name. By default a bundled model: a small reader if the extra
-            ``reader`` is installed, else a tiny model with random weights, whose text is noise and
-            whose timings are real.
-        kv_cache_gib: Memory for the KV cache in GiB. By default what vLLM chooses on a GPU, and
-            1 GiB on a CPU.
-        max_model_len: Context window in tokens; the model's own by default.
-        dtype: Numeric type of weights and KV cache; ``auto`` is vLLM's choice, and ``float32`` for
-            the bundled model on a CPU. Cached and uncached answers agree best in ``float32``, and
-            it is far faster on CPUs without instructions for ``bfloat16`` (AVX512-BF16, AMX).
-        seed: Seed of the engine's random numbers.
-        knowledge_tree: Whether documents' KV caches are kept by the knowledge tree; ``False`` is
-            vLLM's own prefix caching, for comparison.
-        policy: What is evicted first: ``lrfu`` (by frequency, recency and the time to compute it
-            again), ``pgdsf`` (the same by RAGCache's formula), ``gdsf``, ``lru`` or ``lfu``.
-        host_cache_gib: Memory of the host to which evicted documents are copied, in GiB; 0 for
-            none. On a CPU it is added to ``kv_cache_gib``.
-        reorder_window: How often each waiting request may be overtaken by requests whose documents
-            are cached; ``None`` for the order of arrival.
-        cache_depth: How many of a request's first documents are kept, because the orders of many
-            documents hardly ever repeat; ``None`` for all.
-        frequency_window: Seconds for which ``pgdsf``, ``gdsf`` and ``lfu`` count a request of a
-            document; ``None`` for ever. ``lrfu`` tunes itself.
-        reuse: ``prefix`` reuses a document's KV cache after the same text, which is exact;
-            ``anywhere`` at every place of every prompt, which is an approximation: a document does
-            not see those before it, but for its first tokens.
-        link_tokens: How many first tokens of each document are computed in place with
-            ``reuse="anywhere"``: more cost time and come closer to exact answers.
-        exact_documents: How many documents at the beginning of each prompt are exact all the same
-            with ``reuse="anywhere"``: read from an exact KV cache, or computed. One costs as much
-            time as computing a document, and answers come closer to exact ones.
-        document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
-        disk_cache_gib: Room on disk for documents, the tree's and those that are reused anywhere,
-            in GiB: they survive restarts, and those that the memory has no room for are read from
-            there; 0 for none.
-        disk_cache_dir: Folder in which they are kept, for any number of models and engines; the
-            user's cache folder by default.
-        quotas: Part of the KV cache, above 0 and at most 1, that belongs to each of some tenants,
-            such as ``{"a": 0.3}``. All other tenants have the rest together. A tenant that stays
-            within its part loses nothing to others; what it does not use is lent.
-        chat_template: A Jinja template to use instead of the model's own.
-        tool_parser: Name of vLLM's parser (``--tool-call-parser``) that reads the model's tool
-            calls; ``None`` finds it by the chat template.
-        startup_timeout: Seconds that loading may take.
-        max_restarts: How many times in a row a process that died is replaced; afterwards every
-            request gets :class:`EngineDeadError`. 0 for no restart.
-        restart_window: Seconds after which a process that is alive resets the count of restarts.
-        rewarm_tokens: Tokens of the most common first documents, the text before them first, that
-            are computed again after a restart before requests resume, for at most ten seconds; 0
-            for none.
-        hang_timeout: Seconds without a heartbeat after which the process counts as hung and is
-            replaced; while it loads, seconds that it may be stopped. ``None`` for no limit.
-        step_timeout: Seconds that a single step of the model may take before the process counts as
-            hung; ``None`` for no limit. Raise it if a chunk of ``max_num_batched_tokens`` takes
-            minutes.
-        request_timeout: Seconds without output, the wait in the queue included, after which a
-            request is retried; ``None`` for no limit.
-        max_retries: How often a request is retried that failed or produced no output, each time
-            after twice the pause.
-        vllm_args: Further arguments of vLLM's ``EngineArgs``.
+    Its arguments are the fields of :class:`~ragcache_integrations.engine.arguments.EngineKnobs`;
+    only ``model`` may be given without its name.
 
     Attributes:
         model: Path or name of the model.
         max_model_len: Context window in tokens, prompt and answer together.
         total_kv_tokens: Capacity of the KV cache in tokens, as of the first start.
         block_size: Tokens per block of the KV cache; only whole blocks are reused.
-        reuse: ``prefix`` or ``anywhere``, as above.
-        link_tokens: As above.
-        exact_documents: As above.
+        reuse: ``prefix`` or ``anywhere``, as it was made with.
+        link_tokens: As it was made with.
+        exact_documents: As it was made with.
         reuse_is_off: Why documents are computed exactly although the engine was made with
             ``reuse="anywhere"``; ``None`` if nothing is wrong.
         disk_is_off: Why documents are not kept on disk although ``disk_cache_gib`` is above 0;
@@ -190,61 +140,34 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
 
     takes_reuse = True
 
-    def __init__(
-        self,
-        model: str | Path | None = None,
-        *,
-        kv_cache_gib: float | None = None,
-        max_model_len: int | None = None,
-        dtype: str = "auto",
-        seed: int = 0,
-        knowledge_tree: bool = True,
-        policy: str = DEFAULT_POLICY,
-        host_cache_gib: float = 0.0,
-        reorder_window: int | None = 32,
-        cache_depth: int | None = None,
-        frequency_window: float | None = None,
-        reuse: str = "prefix",
-        link_tokens: int = 16,
-        exact_documents: int = 0,
-        document_cache_gib: float = 1.0,
-        disk_cache_gib: float = 0.0,
-        disk_cache_dir: str | Path | None = None,
-        quotas: Mapping[str, float] | None = None,
-        chat_template: str | None = None,
-        tool_parser: str | None = None,
-        startup_timeout: float = 600.0,
-        max_restarts: int = FAULTS.max_restarts,
-        restart_window: float = FAULTS.restart_window,
-        rewarm_tokens: int = FAULTS.rewarm_tokens,
-        hang_timeout: float | None = FAULTS.hang_timeout,
-        step_timeout: float | None = FAULTS.step_timeout,
-        request_timeout: float | None = FAULTS.request_timeout,
-        max_retries: int = FAULTS.max_retries,
-        vllm_args: Mapping[str, Any] | None = None,
-    ) -> None:
-        given = locals()  # the arguments by name
-        settings = engine_settings(**{name: given[name] for name in SETTINGS})
-        check_seconds("startup_timeout", startup_timeout)
-        check_type("tool_parser", tool_parser, str | None, "a name or None")
-        faults = FaultSettings(**{name: given[name] for name in FaultSettings.__slots__})
+    @overload
+    @takes_fields_of(EngineKnobs)
+    def __init__(self, knobs: EngineKnobs) -> None: ...
+
+    @overload
+    @_takes_model_first(EngineKnobs)
+    def __init__(self, knobs: EngineKnobs) -> None: ...
+
+    @takes_fields_of(EngineKnobs, "model")
+    def __init__(self, knobs: EngineKnobs) -> None:  # type: ignore[misc]  # takes both
+        settings = knobs.settings()
         check_installed("The local engine")
         settings = with_bundled_model(settings)
         self.model = settings.model
         cache = settings.cache or CacheSettings()
         self.reuse, self.link_tokens = cache.reuse, cache.link_tokens
         self.exact_documents = cache.exact_documents
-        self._process = Supervisor(settings, faults)
+        self._process = Supervisor(settings, knobs)
         # Ends the process when this object is collected and when the interpreter exits.
         self._finalizer = weakref.finalize(self, self._process.close)
         try:
             # Loads while the engine does, which takes longer.
-            self._renderer = PromptRenderer(load_tokenizer(settings), chat_template)
-            ready = self._process.wait_ready(startup_timeout)
+            self._renderer = PromptRenderer(load_tokenizer(settings), knobs.chat_template)
+            ready = self._process.wait_ready(knobs.startup_timeout)
         except BaseException:
             self._finalizer()
             raise
-        self._calls = Calls(self._renderer, cache, tool_parser, ready.max_model_len)
+        self._calls = Calls(self._renderer, cache, knobs.tool_parser, ready.max_model_len)
         self.max_model_len = ready.max_model_len
         self.total_kv_tokens = ready.total_kv_tokens
         self.block_size = ready.block_size

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, model_validator
 
 from ragcache_integrations.core.checks import (
     check_choice,
-    check_field,
     check_int,
     check_number,
     check_seconds,
@@ -30,6 +31,7 @@ from ragcache_integrations.core.generation import (
     Usage,
     plain,
 )
+from ragcache_integrations.core.knobs import CheckedSettings, Count, checked, unless_none
 from ragcache_integrations.core.prompt import ToolCallPiece
 from ragcache_integrations.errors import (
     ConfigurationError,
@@ -43,6 +45,7 @@ from ragcache_integrations.knowledge_tree.shares import check_quotas
 from ragcache_integrations.knowledge_tree.stats import TreeStats
 
 __all__ = [
+    "DTYPES",
     "MOST_LINK_TOKENS",
     "MOST_URGENT",
     "REUSES",
@@ -69,9 +72,11 @@ __all__ = [
     "Step",
     "Submit",
     "ToolUse",
+    "TreeKnobs",
     "backoff_seconds",
     "document_key",
     "heartbeat_seconds",
+    "path_to_text",
 ]
 
 
@@ -88,28 +93,41 @@ HEARTBEATS = 4
 """A process that misses this many in a row counts as hung; at most one a second is sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class FaultSettings:
-    """See :class:`~ragcache_integrations.engine.RAGCacheEngine` for the meanings.
+Limit = Annotated[float | None, checked(check_seconds, also="None for no limit")]
+Size = Annotated[float, checked(check_number, 0)]
+
+
+class FaultSettings(CheckedSettings):
+    """What happens if the engine's process fails.
+
+    Attributes:
+        max_restarts: How many times in a row a process that died is replaced; afterwards every
+            request gets :class:`EngineDeadError`. 0 for no restart.
+        restart_window: Seconds after which a process that is alive resets the count of restarts.
+        rewarm_tokens: Tokens of the most common first documents, the text before them first, that
+            are computed again after a restart before requests resume, for at most ten seconds; 0
+            for none.
+        hang_timeout: Seconds without a heartbeat after which the process counts as hung and is
+            replaced; while it loads, seconds that it may be stopped. ``None`` for no limit.
+        step_timeout: Seconds that a single step of the model may take before the process counts as
+            hung; ``None`` for no limit. Raise it if a chunk of ``max_num_batched_tokens`` takes
+            minutes.
+        request_timeout: Seconds without output, the wait in the queue included, after which a
+            request is retried; ``None`` for no limit.
+        max_retries: How often a request is retried that failed or produced no output, each time
+            after twice the pause.
 
     Raises:
         ConfigurationError: A setting is out of its range.
     """
 
-    max_restarts: int = 5
-    restart_window: float = 60.0
-    rewarm_tokens: int = 8192
-    hang_timeout: float | None = 20.0
-    step_timeout: float | None = 600.0
-    request_timeout: float | None = None
-    max_retries: int = 2
-
-    def __post_init__(self) -> None:
-        for name in ("max_restarts", "rewarm_tokens", "max_retries"):
-            check_field(self, check_int, name, 0)
-        check_field(self, check_number, "restart_window", 0, unit="seconds")
-        for name in ("hang_timeout", "step_timeout", "request_timeout"):
-            check_field(self, check_seconds, name, also="None for no limit")
+    max_restarts: Count = 5
+    restart_window: Annotated[float, checked(check_number, 0, unit="seconds")] = 60.0
+    rewarm_tokens: Count = 8192
+    hang_timeout: Limit = 20.0
+    step_timeout: Limit = 600.0
+    request_timeout: Limit = None
+    max_retries: Count = 2
 
 
 def heartbeat_seconds(hang_timeout: float | None) -> float:
@@ -135,70 +153,89 @@ MOST_URGENT = 1 << 31
 """Priorities of requests go from this number, negated, to this number."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSettings:
+def _or_none(meaning: str) -> BeforeValidator:
+    return checked(or_none(check_int), 1, also=f"None for {meaning}")
+
+
+def path_to_text(path: object) -> object:
+    """Return a path as a string; other values as they are."""
+    return str(path) if isinstance(path, Path) else path
+
+
+class TreeKnobs(BaseModel):
+    """Which documents' KV caches are kept, where, and how they are reused.
+
+    Engines, LLM classes and ``ragcache serve`` have these knobs.
+
+    Attributes:
+        policy: Which documents are evicted first: ``lrfu`` (by frequency, recency and the time to
+            compute it again), ``pgdsf`` (the same by RAGCache's formula), ``gdsf``, ``lru`` or
+            ``lfu``.
+        host_cache_gib: Memory of the host to which evicted documents are copied, in GiB; 0 for
+            none. On a CPU it is added to ``kv_cache_gib``.
+        reorder_window: How often each waiting request may be overtaken by requests whose documents
+            are cached; ``None`` for the order of arrival.
+        cache_depth: How many of a request's first documents are kept, because the orders of many
+            documents hardly ever repeat; ``None`` for all.
+        frequency_window: Seconds for which ``pgdsf``, ``gdsf`` and ``lfu`` count a request of a
+            document; ``None`` for ever. ``lrfu`` tunes itself.
+        reuse: ``prefix`` reuses a document's KV cache after the same text, which is exact;
+            ``anywhere`` at every place of every prompt, which is an approximation: a document does
+            not see those before it, but for its first tokens. A request to ``ragcache serve`` may
+            say which.
+        link_tokens: How many first tokens of each document are computed in place with
+            ``reuse="anywhere"``: more cost time and come closer to exact answers.
+        exact_documents: How many documents at the beginning of each prompt are exact all the same
+            with ``reuse="anywhere"``: read from an exact KV cache, or computed. One costs as much
+            time as computing a document, and answers come closer to exact ones.
+        document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
+        disk_cache_gib: Room on disk for documents, the tree's and those that are reused anywhere,
+            in GiB: they survive restarts, and those that the memory has no room for are read from
+            there; 0 for none.
+        disk_cache_dir: Folder in which they are kept, for any number of models and engines;
+            ``None`` for the user's cache folder.
+        quotas: Part of the KV cache, above 0 and at most 1, that belongs to each of some tenants,
+            such as ``{"a": 0.3}``. All other tenants have the rest together. A tenant that stays
+            within its part loses nothing to others; what it does not use is lent.
+    """
+
+    policy: Annotated[str, checked(check_choice, tuple(POLICIES))] = DEFAULT_POLICY
+    host_cache_gib: Size = 0.0
+    reorder_window: Annotated[int | None, _or_none("the order of arrival")] = 32
+    cache_depth: Annotated[int | None, _or_none("all documents")] = None
+    frequency_window: Annotated[float | None, checked(check_seconds, also="None for all time")] = (
+        None
+    )
+    reuse: Annotated[str, checked(check_choice, REUSES)] = "prefix"
+    link_tokens: Annotated[int, checked(check_int, 0, MOST_LINK_TOKENS)] = 16
+    exact_documents: Count = 0
+    document_cache_gib: Annotated[float, checked(check_number, 0, above=True)] = 1.0
+    disk_cache_gib: Size = 0.0
+    disk_cache_dir: Annotated[str | Path | None, BeforeValidator(path_to_text)] = None
+    quotas: Annotated[Mapping[str, float] | None, unless_none(check_quotas)] = None
+
+
+class CacheSettings(CheckedSettings, TreeKnobs):
     """Plain values only, because they pass through vLLM's own configuration.
 
     Attributes:
-        policy: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
-        host_cache_gib: Size of the host tier in GiB; 0 for none.
-        reorder_window: How many requests may overtake a waiting one; ``None`` for the order of
-            arrival.
-        cache_depth: How many of a request's first documents are kept; ``None`` for all.
-        frequency_window: Seconds for which an access counts, except for ``lrfu`` and ``lru``;
-            ``None`` for ever.
         prefill_profile: A measured prefill cost model, as plain data.
-        reuse: ``prefix``, which is exact, or ``anywhere``.
-        link_tokens: How many first tokens of each document are computed where the rest is reused
-            anywhere.
-        exact_documents: How many documents at the beginning of a prompt are exact where others are
-            reused anywhere.
-        document_cache_gib: Memory of the host for documents that are reused anywhere, in GiB.
-        disk_cache_gib: Room on disk for documents of both kinds, in GiB; 0 for none.
-        disk_cache_dir: Folder in which they are kept; ``None`` for the user's cache folder.
-        quotas: Part of the KV cache that belongs to each of some tenants, by namespace.
 
     Raises:
         ConfigurationError: A setting is out of its range.
     """
 
-    policy: str = DEFAULT_POLICY
-    host_cache_gib: float = 0.0
-    reorder_window: int | None = 32
-    cache_depth: int | None = None
-    frequency_window: float | None = None
     prefill_profile: dict[str, Any] | None = None
-    reuse: str = "prefix"
-    link_tokens: int = 16
-    exact_documents: int = 0
-    document_cache_gib: float = 1.0
-    disk_cache_gib: float = 0.0
-    disk_cache_dir: str | None = None
-    quotas: Mapping[str, float] | None = None
 
-    def __post_init__(self) -> None:
-        check_field(self, check_choice, "policy", tuple(POLICIES))
-        check_field(self, check_number, "host_cache_gib", 0)
-        optional = or_none(check_int)
-        check_field(self, optional, "reorder_window", 1, also="None for the order of arrival")
-        check_field(self, optional, "cache_depth", 1, also="None for all documents")
-        check_field(self, check_seconds, "frequency_window", also="None for all time")
-        check_field(self, check_choice, "reuse", REUSES)
-        check_field(self, check_int, "link_tokens", 0, MOST_LINK_TOKENS)
-        check_field(self, check_int, "exact_documents", 0)
-        check_field(self, check_number, "document_cache_gib", 0, above=True)
-        check_field(self, check_number, "disk_cache_gib", 0)
-        if self.quotas is not None:
-            object.__setattr__(self, "quotas", check_quotas(self.quotas))
-        if isinstance(self.disk_cache_dir, Path):
-            object.__setattr__(self, "disk_cache_dir", str(self.disk_cache_dir))
-        if self.disk_cache_dir is not None and not (
-            isinstance(self.disk_cache_dir, str) and self.disk_cache_dir and self.disk_cache_gib
-        ):
+    @model_validator(mode="after")
+    def _check_folder(self) -> Self:
+        folder = self.disk_cache_dir
+        if folder is not None and not (folder and self.disk_cache_gib):
             raise ConfigurationError(
                 "disk_cache_dir must be a folder, or None, and needs disk_cache_gib above 0, got "
-                f"{self.disk_cache_dir!r} and {self.disk_cache_gib}"
+                f"{folder!r} and {self.disk_cache_gib}"
             )
+        return self
 
 
 class EngineCallOptions(CallOptions, total=False):
@@ -312,11 +349,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The settings with which a process starts (see :class:`RAGCacheEngine` for the meanings).
-
-    Raises:
-        ConfigurationError: A setting is out of its range.
-    """
+    """The settings with which a process starts, made of checked ``EngineKnobs``."""
 
     model: str
     kv_cache_gib: float | None = None
@@ -330,12 +363,6 @@ class EngineSettings:
     """Seconds between the process's heartbeats."""
     folder: str = ""
     """Folder of temporary files; the process removes it if the application is gone."""
-
-    def __post_init__(self) -> None:
-        check_field(self, or_none(check_number), "kv_cache_gib", 0, above=True, also="None")
-        check_field(self, or_none(check_int), "max_model_len", 2, unit="tokens", also="None")
-        check_field(self, check_choice, "dtype", DTYPES)
-        check_field(self, check_int, "seed", 0)
 
 
 class FailureKind(Enum):

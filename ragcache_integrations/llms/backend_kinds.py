@@ -4,52 +4,40 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, SkipValidation
 from typing_extensions import override
 
-from ragcache_integrations.core.checks import check_seconds
+from ragcache_integrations.engine.arguments import LocalKnobs
 from ragcache_integrations.engine.engine import RAGCacheEngine, engine_settings
-from ragcache_integrations.engine.protocol import CacheSettings
+from ragcache_integrations.engine.protocol import TreeKnobs
 from ragcache_integrations.errors import ConfigurationError
 
 from .backend import Backend, BackendSource, SharedBackends
-from .headers import checked_headers
+from .knobs import LLMKnobs
 from .openai import OpenAIServer
 
 __all__ = [
-    "CACHE",
     "ENGINE_KNOBS",
     "LOCAL_ENGINE",
-    "MODULAR",
     "REUSE_KNOBS",
     "SERVER",
     "USER_BACKEND",
     "BackendKind",
-    "BackendKnobs",
     "Recipe",
     "UserBackend",
     "exclude",
     "is_modular",
 ]
 
-MODULAR = "modular"
-"""The value of the knob ``engine`` for documents as modules."""
-
-CACHE = CacheSettings()
-
 _START_KNOBS = (
     *("kv_cache_gib", "dtype", "chat_template", "tool_parser", "startup_timeout", "vllm_args"),
 )
-_TREE_DEFAULTS = {"knowledge_tree": True} | {
-    field.name: getattr(CACHE, field.name)
-    for field in fields(CACHE)
-    if field.name != "prefill_profile"  # which the engine itself reads
+_TREE_DEFAULTS = {
+    name: LocalKnobs.model_fields[name].default
+    for name in ("knowledge_tree", *TreeKnobs.model_fields)
 }
 ENGINE_KNOBS = (*_START_KNOBS, *_TREE_DEFAULTS)
 """Knobs of a local engine besides the model and its context window."""
@@ -70,54 +58,6 @@ Recipe: TypeAlias = tuple[Callable[..., Backend], dict[str, Any]]
 """A function that makes a backend, and its arguments; equal recipes make equal backends."""
 
 
-def _path_to_text(model: object) -> object:
-    return str(model) if isinstance(model, Path) else model
-
-
-def _check_headers(headers: object) -> object:
-    return None if headers is None else checked_headers(headers, "default_headers")
-
-
-class BackendKnobs(BaseModel):
-    """The knobs of an LLM object that are about its backend; ``LLMKnobs`` explains them."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    engine: Annotated[Backend | Literal["modular"] | None, SkipValidation] = Field(
-        default=None, exclude=True
-    )
-    strategy: Annotated[Any, SkipValidation] = None
-    device: str | None = None
-    base_url: str | None = Field(default=None, pattern=r"^https?://\S+$")
-    api_key: SecretStr | None = Field(default=None, exclude=True)
-    default_headers: Annotated[Mapping[str, SecretStr] | None, BeforeValidator(_check_headers)] = (
-        Field(default=None, exclude=True)
-    )
-    model: Annotated[str | None, BeforeValidator(_path_to_text)] = None
-    kv_cache_gib: float | None = Field(default=None, strict=True)
-    max_model_len: int | None = Field(default=None, gt=1, strict=True)
-    dtype: str | None = None
-    knowledge_tree: bool = Field(default=True, strict=True)
-    policy: str = CACHE.policy
-    host_cache_gib: float = Field(default=CACHE.host_cache_gib, strict=True)
-    reorder_window: int | None = Field(default=CACHE.reorder_window, strict=True)
-    cache_depth: int | None = Field(default=CACHE.cache_depth, strict=True)
-    frequency_window: float | None = Field(default=CACHE.frequency_window, strict=True)
-    reuse: str = CACHE.reuse
-    link_tokens: int = Field(default=CACHE.link_tokens, strict=True)
-    exact_documents: int = Field(default=CACHE.exact_documents, strict=True)
-    document_cache_gib: float = Field(default=CACHE.document_cache_gib, strict=True)
-    disk_cache_gib: float = Field(default=CACHE.disk_cache_gib, strict=True)
-    disk_cache_dir: Annotated[str | None, BeforeValidator(_path_to_text)] = CACHE.disk_cache_dir
-    quotas: Mapping[str, float] | None = CACHE.quotas
-    chat_template: str | None = None
-    tool_parser: str | None = None
-    startup_timeout: float | None = Field(default=None, strict=True)
-    vllm_args: Mapping[str, Any] | None = None
-    tokenizer: str | None = Field(default=None, min_length=1)
-    max_retries: int = Field(default=2, ge=0, strict=True)
-
-
 class BackendKind(ABC):
     """A kind of backend. It has no state: the settings are the knobs of the LLM object.
 
@@ -128,7 +68,7 @@ class BackendKind(ABC):
     is_modular: ClassVar[bool] = False
 
     @abstractmethod
-    def check(self, knobs: BackendKnobs) -> None:
+    def check(self, knobs: LLMKnobs) -> None:
         """Check the knobs that are about the backend.
 
         Raises:
@@ -136,10 +76,10 @@ class BackendKind(ABC):
         """
 
     @abstractmethod
-    def make(self, knobs: BackendKnobs) -> Recipe:
+    def make(self, knobs: LLMKnobs) -> Recipe:
         """The recipe of the backend, which is made at first use."""
 
-    def source(self, knobs: BackendKnobs, shared: SharedBackends) -> BackendSource:
+    def source(self, knobs: LLMKnobs, shared: SharedBackends) -> BackendSource:
         """Where an LLM object gets its backend from.
 
         Args:
@@ -150,17 +90,17 @@ class BackendKind(ABC):
         key = (maker, json.dumps(arguments, sort_keys=True, default=repr))
         return shared.source(make=partial(maker, **arguments), key=key, view=self.view(knobs))
 
-    def view(self, knobs: BackendKnobs) -> Callable[[Any], Backend] | None:
+    def view(self, knobs: LLMKnobs) -> Callable[[Any], Backend] | None:
         """A function that wraps the shared backend for an object; ``None`` for no wrapping."""
         del knobs
         return None
 
-    def reuse(self, knobs: BackendKnobs) -> dict[str, Any]:
+    def reuse(self, knobs: LLMKnobs) -> dict[str, Any]:
         """Where documents are reused, as far as every request has to say it."""
         del knobs
         return {}
 
-    def identity(self, knobs: BackendKnobs) -> dict[str, Any]:
+    def identity(self, knobs: LLMKnobs) -> dict[str, Any]:
         """Values on which answers depend besides the model, its address and the sampling."""
         del knobs
         return {}
@@ -170,25 +110,22 @@ class LocalEngine(BackendKind):
     """The bundled engine, started at the first call."""
 
     @override
-    def check(self, knobs: BackendKnobs) -> None:
+    def check(self, knobs: LLMKnobs) -> None:
         if knobs.tokenizer is not None:
             msg = "tokenizer is for base_url: a local engine counts with its model's own"
             raise ConfigurationError(msg)
         _, arguments = self.make(knobs)
-        check_seconds("startup_timeout", arguments.pop("startup_timeout", None))
-        for name in ("chat_template", "tool_parser"):
-            arguments.pop(name, None)
         engine_settings(**arguments)
 
     @override
-    def make(self, knobs: BackendKnobs) -> Recipe:
+    def make(self, knobs: LLMKnobs) -> Recipe:
         values = {name: getattr(knobs, name) for name in (*_START_KNOBS, "max_model_len")}
         arguments = {name: value for name, value in values.items() if value is not None}
         arguments |= {name: getattr(knobs, name) for name in _TREE_DEFAULTS}  # None says much here
         return RAGCacheEngine, {"model": knobs.model, **arguments}
 
     @override
-    def identity(self, knobs: BackendKnobs) -> dict[str, Any]:
+    def identity(self, knobs: LLMKnobs) -> dict[str, Any]:
         return _approximation(knobs)
 
 
@@ -196,23 +133,22 @@ class Server(BackendKind):
     """A server that speaks the OpenAI protocol, at ``base_url``."""
 
     @override
-    def check(self, knobs: BackendKnobs) -> None:
+    def check(self, knobs: LLMKnobs) -> None:
         exclude(knobs, "base_url", *(name for name in ENGINE_KNOBS if name not in REUSE_KNOBS))
-        replace(CACHE, **self.reuse(knobs))  # checks them
         if knobs.model is None:
             raise ConfigurationError("base_url needs model, the name that the server serves")
 
     @override
-    def reuse(self, knobs: BackendKnobs) -> dict[str, Any]:
+    def reuse(self, knobs: LLMKnobs) -> dict[str, Any]:
         chosen = {name: getattr(knobs, name) for name in REUSE_KNOBS}
         return {name: value for name, value in chosen.items() if value != _TREE_DEFAULTS[name]}
 
     @override
-    def identity(self, knobs: BackendKnobs) -> dict[str, Any]:
+    def identity(self, knobs: LLMKnobs) -> dict[str, Any]:
         return self.reuse(knobs)  # the rest is the server's, as its model is
 
     @override
-    def make(self, knobs: BackendKnobs) -> Recipe:
+    def make(self, knobs: LLMKnobs) -> Recipe:
         headers = (knobs.default_headers or {}).items()
         return OpenAIServer, {
             "base_url": knobs.base_url,
@@ -229,7 +165,7 @@ class UserBackend(BackendKind):
     """The user's own backend, ``engine=``, which only the user closes."""
 
     @override
-    def check(self, knobs: BackendKnobs) -> None:
+    def check(self, knobs: LLMKnobs) -> None:
         exclude(knobs, "engine", "base_url", "model", "max_model_len", "tokenizer", *ENGINE_KNOBS)
         missing = [name for name in _BACKEND_METHODS if not hasattr(knobs.engine, name)]
         if missing:
@@ -238,16 +174,16 @@ class UserBackend(BackendKind):
             raise ConfigurationError(msg)
 
     @override
-    def make(self, knobs: BackendKnobs) -> Recipe:
+    def make(self, knobs: LLMKnobs) -> Recipe:
         raise NotImplementedError  # it is there
 
     @override
-    def source(self, knobs: BackendKnobs, shared: SharedBackends) -> BackendSource:
+    def source(self, knobs: LLMKnobs, shared: SharedBackends) -> BackendSource:
         engine: Any = knobs.engine
         return shared.source(engine, view=self.view(knobs))
 
     @override
-    def identity(self, knobs: BackendKnobs) -> dict[str, Any]:
+    def identity(self, knobs: LLMKnobs) -> dict[str, Any]:
         return _approximation(knobs.engine)
 
 
@@ -262,7 +198,7 @@ def is_modular(engine: object) -> bool:
     return hasattr(engine, "with_strategy")
 
 
-def exclude(knobs: BackendKnobs, chosen: str, *others: str) -> None:
+def exclude(knobs: LLMKnobs, chosen: str, *others: str) -> None:
     """Refuse knobs that are for another kind of backend.
 
     They count as set by their values: LangChain's configurable fields set every knob again.

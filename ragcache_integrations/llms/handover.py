@@ -20,14 +20,14 @@ from .backend import (
     BackendSource,
     ChunkStream,
 )
-from .knobs import LLMKnobs
+from .base import BaseRAGCacheLLM
 
 __all__ = ["abackend_of", "answered_by", "arguments_of", "backend_of", "marked"]
 
-M = TypeVar("M", bound=LLMKnobs)
+M = TypeVar("M", bound=BaseRAGCacheLLM)
 
 
-def backend_of(llm: LLMKnobs) -> Backend:
+def backend_of(llm: BaseRAGCacheLLM) -> Backend:
     """An LLM object's backend; the first call may take as long as an engine's start.
 
     Raises:
@@ -36,12 +36,12 @@ def backend_of(llm: LLMKnobs) -> Backend:
     return llm._source.get()  # noqa: SLF001 - this is a part of the LLM classes
 
 
-async def abackend_of(llm: LLMKnobs) -> Backend:
+async def abackend_of(llm: BaseRAGCacheLLM) -> Backend:
     """Async version of :func:`backend_of`."""
     return await llm._source.aget()  # noqa: SLF001 - this is a part of the LLM classes
 
 
-def arguments_of(llm: LLMKnobs, call: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of(llm: BaseRAGCacheLLM, call: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that an LLM object passes to its backend besides a prompt.
 
     Args:
@@ -55,7 +55,7 @@ def arguments_of(llm: LLMKnobs, call: Mapping[str, Any]) -> dict[str, Any]:
     return llm._call(call.get("stop"), own).arguments  # noqa: SLF001 - as above
 
 
-def marked(llm: LLMKnobs, prompt: Prompt, documents: Sequence[PromptDocument]) -> Prompt:
+def marked(llm: BaseRAGCacheLLM, prompt: Prompt, documents: Sequence[PromptDocument]) -> Prompt:
     """Return a prompt as an LLM object sends it to its backend, with its documents marked.
 
     Args:

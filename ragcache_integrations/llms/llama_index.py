@@ -1,4 +1,4 @@
-"""The LLM class for LlamaIndex, an adapter of its knobs, and steps of its workflows."""
+"""The LLM class for LlamaIndex (see :mod:`ragcache_integrations.llms.base`), and its steps."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ from ragcache_integrations.core.prompt import (
 )
 from ragcache_integrations.errors import ConfigurationError, StructuredOutputError
 from ragcache_integrations.llms.backend import Backend
+from ragcache_integrations.llms.base import BaseRAGCacheLLM
 from ragcache_integrations.llms.headers import hides_headers
-from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.llms.openai import (
     REFUSAL,
     extra_texts,
@@ -137,7 +137,7 @@ def _with_grammar(method: Method) -> Method:
     *("complete", "acomplete", "stream_complete", "astream_complete"),
     *("chat", "achat", "stream_chat", "astream_chat"),
 )
-class RAGCacheLLM(FunctionCallingLLM, LLMKnobs):
+class RAGCacheLLM(FunctionCallingLLM, BaseRAGCacheLLM):
     """An LLM on the bundled engine, or on any OpenAI-compatible server.
 
     All knobs: :class:`~ragcache_integrations.llms.knobs.LLMKnobs`. Documents keep their KV caches

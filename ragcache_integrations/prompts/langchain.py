@@ -13,7 +13,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Annotated, Any, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Self, Unpack
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler, Callbacks
@@ -53,7 +53,7 @@ from .order.knobs import (
     RequestDocuments,
     request_documents,
 )
-from .order.settings import Order, OrderArguments
+from .order.settings import Order
 from .recognition import REQUESTS
 from .relevance import (
     Layout,
@@ -64,6 +64,9 @@ from .relevance import (
     sampling_arguments,
 )
 from .repeats import HELD, MIN_WORDS, Repeats, dump_parts, held_parts, is_in_full
+
+if TYPE_CHECKING:
+    from ragcache_integrations._arguments import OrderArguments
 
 __all__ = [
     "BlocksPromptValue",
@@ -388,12 +391,6 @@ def _blocks(parts: Sequence[Part], message: BaseMessage) -> list[dict[str, Any]]
     return blocks
 
 
-class _OrderKnobs(OrderArguments, total=False):
-    """The knobs besides ``order``, for type checkers."""
-
-    namespace: str
-
-
 class OrderDocuments(OrderKnobs, RunnableSerializable[Sequence[Document], list[Document]]):
     """Orders retrieved documents for the prompt; :func:`order_documents` makes it.
 
@@ -498,7 +495,7 @@ class OrderDocuments(OrderKnobs, RunnableSerializable[Sequence[Document], list[D
         return request_documents((document.id, document.page_content) for document in documents)
 
 
-def order_documents(order: Order = "relevance", **knobs: Unpack[_OrderKnobs]) -> OrderDocuments:
+def order_documents(order: Order = "relevance", **knobs: Unpack[OrderArguments]) -> OrderDocuments:
     """Make a step between retriever and prompt that orders documents.
 
     ::

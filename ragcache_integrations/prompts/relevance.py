@@ -13,13 +13,13 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
-from pydantic import Field, PrivateAttr, SkipValidation
+from pydantic import PrivateAttr, SkipValidation, model_validator
 
 from ragcache_integrations.core.checks import check_choice, check_int, check_text
 from ragcache_integrations.core.generation import SamplingOptions
-from ragcache_integrations.core.knobs import CheckedSettings
+from ragcache_integrations.core.knobs import CheckedSettings, Count, PositiveOrNone, checked
 from ragcache_integrations.core.prompt import (
     LiteralText,
     MarkedText,
@@ -60,8 +60,7 @@ Layout = Callable[[Sequence[PromptDocument], str], Prompt]
 """Makes a prompt of documents and a question, like the application's prompts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelevanceSettings:
+class RelevanceSettings(CheckedSettings):
     """The settings of a relevance check.
 
     Attributes:
@@ -79,32 +78,23 @@ class RelevanceSettings:
         ConfigurationError: A value is out of range, or has no meaning in this mode.
     """
 
-    mode: Literal["parallel", "shared"] = "parallel"
-    instruction: str = INSTRUCTION
-    min_documents: int = 0
-    max_document_tokens: int | None = None
-    count_tokens: CountTokens | None = None
+    mode: Annotated[Literal["parallel", "shared"], checked(check_choice, MODES)] = "parallel"
+    instruction: Annotated[str, checked(check_text, "a text")] = INSTRUCTION
+    min_documents: Count = 0
+    max_document_tokens: PositiveOrNone = None
+    count_tokens: Annotated[CountTokens | None, SkipValidation] = None
 
-    def __post_init__(self) -> None:
-        check_choice("mode", self.mode, MODES)
-        check_text("instruction", self.instruction, "a text")
-        check_int("min_documents", self.min_documents, 0)
-        if self.max_document_tokens is None:
-            return
-        check_int("max_document_tokens", self.max_document_tokens, 1)
-        if self.mode == "shared":
+    @model_validator(mode="after")
+    def _check_limit(self) -> Self:
+        if self.max_document_tokens is not None and self.mode == "shared":
             msg = "max_document_tokens needs mode='parallel': mode='shared' keeps all documents"
             raise ConfigurationError(msg)
+        return self
 
 
-class RelevanceKnobs(CheckedSettings):
+class RelevanceKnobs(RelevanceSettings):
     """The knobs that both frameworks' filters have; their docstrings say what they mean."""
 
-    mode: Literal["parallel", "shared"] = "parallel"
-    instruction: str = INSTRUCTION
-    min_documents: int = 0
-    max_document_tokens: int | None = Field(default=None, strict=True)
-    count_tokens: Annotated[CountTokens | None, SkipValidation] = None
     separator: str = "\n\n"
 
     _check: RelevanceCheck = PrivateAttr()

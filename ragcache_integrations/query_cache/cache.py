@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
+from ragcache_integrations.core.knobs import takes_fields_of
 from ragcache_integrations.errors import CacheFileError
 
 from .certificates import UNIT_SLACK, known_radius
@@ -32,7 +33,7 @@ from .entries import (
 from .files import capture, check_arguments, read, write
 from .kernels import kernels
 from .lookup import Decisions, Look, Match
-from .settings import BaseQueryCache, Settings, takes_fields_of
+from .settings import BaseQueryCache, Settings
 from .types import (
     COUNTED,
     Candidate,

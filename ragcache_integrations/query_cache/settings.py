@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 from numpy.typing import ArrayLike
 
@@ -25,11 +24,9 @@ from ragcache_integrations.errors import ConfigurationError
 from .types import Eviction, Metric, VectorSource
 from .validation import check_below_one, check_tolerance
 
-__all__ = ["BaseQueryCache", "Settings", "takes_fields_of"]
+__all__ = ["BaseQueryCache", "Settings"]
 
 T = TypeVar("T")
-P = ParamSpec("P")
-Fields = TypeVar("Fields")
 
 _MOST_HYPERPLANES = 24  # a table of 2**24 buckets
 
@@ -144,31 +141,6 @@ class Settings:
         """Whether a recall can be proven at all."""
         possible = self.metric != "ip" or self.longest is not None
         return self.exact_search and self.vectors is not None and possible
-
-
-def takes_fields_of(
-    kind: Callable[P, Fields],
-) -> Callable[[Callable[[Any, Fields], None]], Callable[Concatenate[Any, P], None]]:
-    """Let a constructor take the fields of a dataclass as its arguments, and get them as one.
-
-    Type checkers and ``help`` show each argument, though it is declared in the dataclass alone.
-    """
-
-    def decorate(init: Callable[[Any, Fields], None]) -> Callable[Concatenate[Any, P], None]:
-        def __init__(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:  # noqa: N807 - is one
-            try:
-                fields.bind(*args, **kwargs)
-            except TypeError as error:  # would name the dataclass
-                raise TypeError(f"{type(self).__name__}() {error}") from None
-            init(self, kind(*args, **kwargs))
-
-        own, *_ = inspect.signature(init).parameters.values()
-        fields = inspect.signature(kind)
-        parameters = [own, *fields.parameters.values()]
-        __init__.__signature__ = fields.replace(parameters=parameters)  # type: ignore[attr-defined] # for help()
-        return __init__
-
-    return decorate
 
 
 class BaseQueryCache(Generic[T]):

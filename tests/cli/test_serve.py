@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from argparse import Namespace
@@ -18,7 +19,7 @@ from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.arguments import GIB, bundled_dtype, without_host_tier
 from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.machine import IN_ONE_PROCESS
-from ragcache_integrations.engine.protocol import CacheSettings, EngineSettings
+from ragcache_integrations.engine.protocol import CacheSettings, EngineSettings, TreeKnobs
 from ragcache_integrations.engine.serving import ServingSettings, launch
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
@@ -51,9 +52,9 @@ def test_the_defaults_are_the_engines(started: Started) -> None:
     assert started.engine.cache == CacheSettings()
     assert started.engine.kv_cache_gib is None
     assert started.serving == ServingSettings()
-    defaults = RAGCacheEngine.__init__.__kwdefaults__ or {}
-    for name in ("policy", "host_cache_gib", "reorder_window", "cache_depth", "frequency_window"):
-        assert getattr(started.engine.cache, name) == defaults[name]
+    arguments = inspect.signature(RAGCacheEngine).parameters
+    for name in TreeKnobs.model_fields:
+        assert getattr(started.engine.cache, name) == arguments[name].default
 
 
 def test_ours_and_vllms_options_in_any_order(started: Started) -> None:
@@ -73,12 +74,18 @@ def test_ours_and_vllms_options_in_any_order(started: Started) -> None:
         *("--served-model-name", "a", "b", "-tp", "2", "--seed", "-1"),
         *("--hf-overrides", '{"a": "--policy"}', "--max-log-len", "7", "--enforce-eager"),
     ]
-    assert started.engine.cache == CacheSettings("lru", 1.5, None, 3, 60.0)
+    assert started.engine.cache == CacheSettings(
+        policy="lru",
+        host_cache_gib=1.5,
+        reorder_window=None,
+        cache_depth=3,
+        frequency_window=60.0,
+    )
     assert started.engine.kv_cache_gib == 2
     assert started.serving == ServingSettings(
-        1000,
-        0,
-        5.0,
+        max_prompt_bytes=1000,
+        new_tenants_per_minute=0,
+        drain_seconds=5.0,
         log_prompts=True,
         max_header_bytes=8192,
         max_headers=20,
@@ -97,19 +104,8 @@ def test_without_the_knowledge_tree(started: Started) -> None:
     ("arguments", "words"),
     [
         (["--policy", "belady"], "policy must be one of lrfu, pgdsf"),
-        (["--host-cache-gib", "-1"], "host_cache_gib must be"),
         (["--host-cache-gib", "1", "--no-knowledge-tree"], "needs the knowledge tree"),
-        (["--reorder-window", "0"], "reorder_window must be"),
-        (["--cache-depth", "0"], "cache_depth must be"),
-        (["--kv-cache-gib", "0"], "kv_cache_gib must be"),
         (["--max-prompt-bytes", "0"], "max_prompt_bytes must be"),
-        (["--new-tenants-per-minute", "-1"], "new_tenants_per_minute must be"),
-        (["--drain-seconds", "nan"], "drain_seconds must be"),
-        (["--max-header-bytes", "0"], "max_header_bytes must be"),
-        (["--max-headers", "0"], "max_headers must be"),
-        (["--header-seconds", "0"], "header_seconds must be"),
-        (["--body-seconds", "-1"], "body_seconds must be"),
-        (["--max-connections-per-client", "-1"], "max_connections_per_client must be"),
     ],
 )
 def test_out_of_range(

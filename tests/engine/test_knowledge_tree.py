@@ -18,7 +18,6 @@ from ragcache_integrations.engine import (
     RAGCacheEngine,
     SamplingOptions,
 )
-from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.protocol import Control, Submit
 from ragcache_integrations.errors import ConfigurationError, EngineError
 from ragcache_integrations.knowledge_tree import TreeStats
@@ -247,30 +246,6 @@ def test_a_host_tier_on_a_cpu_is_part_of_the_kv_cache() -> None:
 def test_a_host_tier_below_one_block_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="must hold at least one block"):
         RAGCacheEngine(kv_cache_gib=0.25, max_model_len=1024, host_cache_gib=1e-6, vllm_args=SMALL)
-
-
-@pytest.mark.parametrize(
-    ("knobs", "words"),
-    [
-        ({"policy": "arc"}, "policy must be one of lrfu, pgdsf, gdsf, lru, lfu, got 'arc'"),
-        ({"host_cache_gib": -1}, "host_cache_gib must be a number of at least 0, got -1"),
-        ({"host_cache_gib": float("nan")}, "got nan"),
-        ({"host_cache_gib": True}, "got True"),
-        ({"reorder_window": 0}, "at least 1, or None for the order of arrival, got 0"),
-        ({"reorder_window": 2.5}, "got 2.5"),
-        ({"cache_depth": 0}, "cache_depth must be a whole number of at least 1"),
-        ({"frequency_window": 0}, "frequency_window must be a number of seconds above 0"),
-        ({"knowledge_tree": "no"}, "knowledge_tree must be True or False, got 'no'"),
-        ({"knowledge_tree": False, "host_cache_gib": 1.0}, "needs the knowledge tree"),
-        (
-            {"host_cache_gib": 1.0, "vllm_args": {"kv_transfer_config": {}}},
-            "must not hold 'kv_transfer_config'",
-        ),
-    ],
-)
-def test_wrong_knobs_are_refused_before_anything_starts(knobs: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        engine_settings(None, **knobs)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ragcache_integrations import __version__, langchain, llama_index
 from ragcache_integrations.engine import Generation, Prompt, RAGCacheEngine
 from ragcache_integrations.engine.serving.wire import PROTOCOL
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.llms.base import BaseRAGCacheLLM
 from ragcache_integrations.llms.steps import step_hints
 from tests.support.waiting import wait_until
 
@@ -92,7 +92,7 @@ class TestByHand:
                 kind(**knobs)
 
     def test_answers_do_not_depend_on_them(self) -> None:
-        assert LLMKnobs()._identity() == LLMKnobs(**OWN)._identity()
+        assert BaseRAGCacheLLM()._identity() == BaseRAGCacheLLM(**OWN)._identity()
 
 
 def test_our_server_hears_of_steps_and_no_other_does(stub: StubServer) -> None:

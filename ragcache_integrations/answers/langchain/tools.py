@@ -6,7 +6,7 @@ import inspect
 import operator
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack, no_type_check
+from typing import TYPE_CHECKING, Any, Unpack, no_type_check
 
 from langchain_core.callbacks import AsyncCallbackManagerForToolRun, CallbackManagerForToolRun
 from langchain_core.embeddings import Embeddings
@@ -23,7 +23,6 @@ from pydantic import PrivateAttr
 from typing_extensions import override
 
 from ragcache_integrations.answers.flow import AWAITING, BLOCKING, Way, finished
-from ragcache_integrations.answers.knobs import AnswerKnobArguments
 from ragcache_integrations.answers.tools import (
     Framework,
     KeptResults,
@@ -36,6 +35,9 @@ from ragcache_integrations.errors import ConfigurationError
 
 from .cache import HeardRun, silent
 from .values import WATCHED, chosen_names, nameless, names_in, renewed, why_none
+
+if TYPE_CHECKING:
+    from ragcache_integrations._arguments import AnswerArguments
 
 __all__ = ["CachedNode", "CachedTool", "cached_node", "cached_tool"]
 
@@ -145,7 +147,7 @@ def cached_tool(
     query_argument: str | None = None,
     embeddings: Embeddings | None = None,
     keep: Callable[[Any], bool] | None = None,
-    **knobs: Unpack[AnswerKnobArguments],
+    **knobs: Unpack[AnswerArguments],
 ) -> CachedTool:
     """Return a tool that serves the results of earlier calls, for any agent.
 
@@ -267,7 +269,7 @@ def cached_node(
     query_argument: str | None = None,
     embeddings: Embeddings | None = None,
     keep: Callable[[Any], bool] | None = None,
-    **knobs: Unpack[AnswerKnobArguments],
+    **knobs: Unpack[AnswerArguments],
 ) -> CachedNode:
     """Return a LangGraph node that serves its earlier results, such as those of a search.
 

@@ -18,23 +18,23 @@ from ragcache_integrations.adaptive import (
     LoadSource,
     MetricsLoadSource,
     Profiler,
-    Synthesis,
     SynthesisConfig,
     SynthesisPrompts,
+    SynthesisSettings,
 )
 from ragcache_integrations.adaptive.resources import resources_of
-from ragcache_integrations.adaptive.settings import Mode
-from ragcache_integrations.chains.synthesis import AnswerArguments, AnswerKnobs
+from ragcache_integrations.adaptive.settings import PipelineKnobs
+from ragcache_integrations.adaptive.synthesis import AnswerKnobs
+from ragcache_integrations.core.checks import check_number
 from ragcache_integrations.core.forks import make_lock
-from ragcache_integrations.core.knobs import settings_of
+from ragcache_integrations.core.knobs import PositiveOrNone, checked, settings_of
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.base import BaseRAGCacheLLM
 from ragcache_integrations.llms.handover import backend_of
-from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.retrievers.sharing import Identity, SharedState
 
 __all__ = [
     "PROFILER_KNOBS",
-    "AdaptiveArguments",
     "AdaptiveKnobs",
     "Pipelines",
 ]
@@ -42,71 +42,29 @@ __all__ = [
 PROFILER_KNOBS = ("profiler", "corpus", "chunk_size", "profile_tolerance", "min_confidence")
 """Settings on which profiles depend."""
 
-DEFAULTS = AdaptiveSettings()
 
-
-class AdaptiveKnobs(AnswerKnobs):
+class AdaptiveKnobs(AnswerKnobs, PipelineKnobs):
     """The settings of a per-query pipeline.
 
     Attributes:
-        mode: ``adaptive`` uses the largest of the suitable configurations that fits into the free
-            memory; ``gradual`` the smallest one first, and larger ones that fit, only while the
-            model says that the answer is not in the documents;
-            ``largest`` the largest and ``median`` the middle one, without looking at the memory;
-            ``fixed`` always ``config``.
-        config: For ``fixed``: a :class:`~ragcache_integrations.adaptive.SynthesisConfig`.
-        method: Synthesis method of all questions: ``stuff``, ``map_reduce`` or ``map_rerank``.
-            ``None``: chosen for each question.
-        num_chunks: Number of chunks that all questions read. ``None``: chosen for each question.
-        intermediate_length: The most words of the summaries of all questions, for ``map_reduce``.
-            ``None``: chosen for each question.
         profiler: ``llm`` asks a model what a question needs; ``heuristic`` infers it from the
             question's words; or an object with ``profile`` and ``aprofile``.
         corpus: A one-line description of the corpus, for the profiler; ``draft_corpus`` drafts it.
         chunk_size: Length of the corpus's chunks in tokens, for the profiler.
-        max_chunks: Number of chunks that are retrieved while the question is being profiled, if
-            ``num_chunks`` is not set.
-        min_confidence: Profiles below this confidence, from 0 to 1, are replaced by what suited
-            recent questions.
-        profile_timeout: Seconds from the question after which a missing profile is replaced, too.
         profile_tolerance: With embeddings: the largest distance, ``sqrt(2 - 2 cos)``, between two
             questions that share a profile; 0 for identical questions only.
-        latency_budget: Seconds that the answer is expected to take at most; ``None`` for no limit.
         load: Reports the free memory: the address of another vLLM server, whose ``/metrics`` are
             read, or a :class:`~ragcache_integrations.adaptive.LoadSource`. ``None`` for the engine
             or server that answers.
-        golden_every: One of this many questions is answered a second time with the most expensive
-            configuration, in the background, and the profiler learns from it; 30 in the paper.
-            ``None`` for never.
-        golden_token_budget: The most tokens to spend on these answers.
-        max_tokens: The most tokens of an answer; ``None`` for the model's own setting.
-        context_window: The most tokens of prompt and answer together; ``None`` for what the model
-            reports.
-        max_concurrency: The most concurrent calls of the model for one question.
-        ranking: How ``map_rerank`` finds the best answer: ``logprobs``, ``self_rated`` or
-            ``auto``.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-    mode: Mode = DEFAULTS.mode
-    config: SynthesisConfig | None = None
-    method: Synthesis | None = None
-    num_chunks: int | None = Field(default=None, ge=1, strict=True)
-    intermediate_length: int | None = Field(default=None, ge=1, strict=True)
     profiler: Annotated[Literal["llm", "heuristic"] | Profiler, SkipValidation] = "llm"
     corpus: str = Field(default="", strict=True)
-    chunk_size: int | None = Field(default=None, ge=1, strict=True)
-    max_chunks: int = Field(default=DEFAULTS.max_chunks, ge=1, strict=True)
-    min_confidence: float = Field(default=DEFAULTS.min_confidence, ge=0, le=1)
-    profile_timeout: float = Field(
-        default=DEFAULTS.profile_timeout, gt=0, allow_inf_nan=False, strict=True
-    )
-    profile_tolerance: float = Field(default=0.2, ge=0, allow_inf_nan=False)
-    latency_budget: float | None = Field(default=None, gt=0, allow_inf_nan=False, strict=True)
+    chunk_size: PositiveOrNone = None
+    profile_tolerance: Annotated[float, checked(check_number, 0)] = 0.2
     load: Annotated[str | LoadSource | None, SkipValidation] = Field(default=None, exclude=True)
-    golden_every: int | None = Field(default=None, ge=1, strict=True)
-    golden_token_budget: int = Field(default=DEFAULTS.golden_token_budget, ge=1, strict=True)
 
     _pipeline: AdaptivePipeline = PrivateAttr()
 
@@ -114,7 +72,7 @@ class AdaptiveKnobs(AnswerKnobs):
         self,
         asker: Asker,
         prompts: SynthesisPrompts,
-        own: LLMKnobs | None,
+        own: BaseRAGCacheLLM | None,
         profilers: tuple[LLMProfiler | None, Profiler | None],
     ) -> AdaptivePipeline:
         """Make the pipeline with these settings.
@@ -137,7 +95,7 @@ class AdaptiveKnobs(AnswerKnobs):
             asker,
             profiler,
             settings_of(AdaptiveSettings, self),
-            self._settings_with(prompts),
+            settings_of(SynthesisSettings, self, prompts=prompts),
             resources=lambda: resources_of(None if own is None else backend_of(own), load),
             namespace="" if own is None else own.namespace,
             teaches=teaches,
@@ -209,24 +167,3 @@ class Pipelines:
             made = list(self._made)
         for pipeline in made:
             pipeline.close()
-
-
-class AdaptiveArguments(AnswerArguments, total=False):
-    """The fields of :class:`AdaptiveKnobs` as keyword arguments."""
-
-    mode: Mode
-    config: SynthesisConfig | None
-    method: Synthesis | None
-    num_chunks: int | None
-    intermediate_length: int | None
-    profiler: Literal["llm", "heuristic"] | Profiler
-    corpus: str
-    chunk_size: int | None
-    max_chunks: int
-    min_confidence: float
-    profile_timeout: float
-    profile_tolerance: float
-    latency_budget: float | None
-    load: str | LoadSource | None
-    golden_every: int | None
-    golden_token_budget: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -27,10 +27,13 @@ from ragcache_integrations.chains.llama_index import (
 from ragcache_integrations.core.flows import Call, Flow, aoutputs, outputs
 from ragcache_integrations.core.knobs import read_knobs
 from ragcache_integrations.core.prompt import PromptDocument
-from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.llms.base import BaseRAGCacheLLM
 from ragcache_integrations.prompts.llama_index import node_documents
 
-from .knobs import AdaptiveArguments, AdaptiveKnobs
+from .knobs import AdaptiveKnobs
+
+if TYPE_CHECKING:
+    from ragcache_integrations._arguments import AdaptiveArguments
 
 __all__ = ["COST_METADATA", "EXPLAIN_METADATA", "AdaptiveQueryEngine"]
 
@@ -103,7 +106,7 @@ class AdaptiveQueryEngine(RetrieverEngine):
         self._embeddings = embeddings
         self._prompts = prompts
         self._profiler_asker = LlamaIndexAsker(profiler_llm or self._llm)
-        own = self._llm if isinstance(self._llm, LLMKnobs) else None
+        own = self._llm if isinstance(self._llm, BaseRAGCacheLLM) else None
         embed = None if embeddings is None else embeddings.get_query_embedding
         profilers = adaptive_knobs._profilers(self._profiler_asker, embed)  # noqa: SLF001 - for the adapters
         self._pipeline = adaptive_knobs._make_pipeline(  # noqa: SLF001 - for the adapters

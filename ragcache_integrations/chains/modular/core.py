@@ -19,14 +19,15 @@ from ragcache_integrations.core.forks import make_lock
 from ragcache_integrations.core.prompt import Message, RenderedPrompt
 from ragcache_integrations.core.prompt import Prompt as EnginePrompt
 from ragcache_integrations.errors import ConfigurationError, MarkupError
-from ragcache_integrations.llms.backend_kinds import MODULAR, is_modular
+from ragcache_integrations.llms.backend_kinds import is_modular
+from ragcache_integrations.llms.base import BaseRAGCacheLLM
 from ragcache_integrations.llms.handover import (
     abackend_of,
     answered_by,
     arguments_of,
     backend_of,
 )
-from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.llms.knobs import MODULAR
 from ragcache_integrations.prompts.pml import (
     Assembly,
     CompiledSchema,
@@ -123,7 +124,7 @@ class SchemaPrompts:
     """
 
     def __init__(self, schema: object, llm: object) -> None:
-        if not isinstance(llm, LLMKnobs) or not _has_tokens(llm):
+        if not isinstance(llm, BaseRAGCacheLLM) or not _has_tokens(llm):
             raise ConfigurationError(
                 "llm must be one of this package with an engine of this machine, because a server "
                 f"gets text and no modules: got {llm!r:.100}"
@@ -227,7 +228,7 @@ class SchemaPrompts:
             return self._made
 
 
-def _has_tokens(llm: LLMKnobs) -> bool:
+def _has_tokens(llm: BaseRAGCacheLLM) -> bool:
     """Whether an LLM object has an engine that takes prompts in tokens."""
     engine = llm.engine
     return llm.base_url is None and (
@@ -235,7 +236,7 @@ def _has_tokens(llm: LLMKnobs) -> bool:
     )
 
 
-def _arguments(llm: LLMKnobs, call: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(llm: BaseRAGCacheLLM, call: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call for the engine."""
     for name in ("documents", "tools"):
         if call.get(name):

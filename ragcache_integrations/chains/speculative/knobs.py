@@ -6,16 +6,17 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Hashable
-from typing import Any, TypedDict
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from ragcache_integrations.core.forks import make_lock
+from ragcache_integrations.core.knobs import Flag, PositiveOrNone, SecondsOrNone
+from ragcache_integrations.llms.base import BaseRAGCacheLLM
 from ragcache_integrations.llms.handover import abackend_of, backend_of
-from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.speculation import Speculator
 
-__all__ = ["SpeculationArguments", "SpeculationKnobs", "Speculators"]
+__all__ = ["SpeculationKnobs", "Speculators"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,17 +38,9 @@ class SpeculationKnobs(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    speculate: bool = Field(default=True, strict=True)
-    max_prefill_bs: int | None = Field(default=None, ge=1, strict=True)
-    stage_interval: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-
-
-class SpeculationArguments(TypedDict, total=False):
-    """The fields of :class:`SpeculationKnobs` as keyword arguments."""
-
-    speculate: bool
-    max_prefill_bs: int | None
-    stage_interval: float | None
+    speculate: Flag = True
+    max_prefill_bs: PositiveOrNone = None
+    stage_interval: SecondsOrNone = None
 
 
 class Speculators:
@@ -59,7 +52,7 @@ class Speculators:
     """
 
     def __init__(self, llm: object, knobs: SpeculationKnobs) -> None:
-        self._llm = llm if isinstance(llm, LLMKnobs) else None
+        self._llm = llm if isinstance(llm, BaseRAGCacheLLM) else None
         self._name = type(llm).__name__
         self._arguments: dict[str, Any] = dict(knobs)
         self._warned = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
 from functools import partial
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
@@ -36,7 +36,10 @@ from ragcache_integrations.speculation import (
     stages_of_pair,
 )
 
-from .knobs import SpeculationArguments, SpeculationKnobs, Speculators
+from .knobs import SpeculationKnobs, Speculators
+
+if TYPE_CHECKING:
+    from ragcache_integrations._arguments import SpeculationArguments
 
 __all__ = ["SPECULATION_METADATA", "SpeculativeQueryEngine"]
 

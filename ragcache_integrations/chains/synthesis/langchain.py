@@ -34,6 +34,7 @@ from ragcache_integrations.chains.langchain import (
 )
 from ragcache_integrations.core.checks import check_choice, check_type
 from ragcache_integrations.core.flows import Call, Each, Flow
+from ragcache_integrations.core.knobs import settings_of
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.sharing import Identity
 
@@ -96,7 +97,7 @@ class SynthesisRunnable(SynthesisKnobs, StreamedRunnable[Values]):
         self._model = self.shared_state.core(
             ("model", Identity(self.llm)), lambda: LangChainModel(self.llm)
         )
-        self._synthesis_settings = self._settings_with(self.prompts)
+        self._synthesis_settings = settings_of(SynthesisSettings, self)
 
     @override
     def _flow(

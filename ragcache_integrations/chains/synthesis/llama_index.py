@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.callbacks import CallbackManager
@@ -23,6 +23,7 @@ from ragcache_integrations.adaptive import (
     Synthesis,
     Synthesised,
     SynthesisPrompts,
+    SynthesisSettings,
     astream_synthesis,
     asynthesise,
     stream_synthesis,
@@ -37,11 +38,14 @@ from ragcache_integrations.chains.llama_index import (
 from ragcache_integrations.core.blocks import context_value
 from ragcache_integrations.core.checks import unknown_name
 from ragcache_integrations.core.flows import Flow, aoutputs, outputs
-from ragcache_integrations.core.knobs import read_knobs
+from ragcache_integrations.core.knobs import read_knobs, settings_of
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError
 
-from .knobs import MapReduceArguments, MapReduceKnobs, SynthesisKnobs
+from .knobs import MapReduceKnobs, SynthesisKnobs
+
+if TYPE_CHECKING:
+    from ragcache_integrations._arguments import MapReduceArguments
 
 __all__ = [
     "SYNTHESIS_METADATA",
@@ -125,7 +129,7 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
         **knobs: Unpack[MapReduceArguments],
     ) -> None:
         self._knobs = read_knobs(self._knobs_kind, knobs)
-        self._settings = self._knobs._settings_with(prompts)  # noqa: SLF001 - for the adapters
+        self._settings = settings_of(SynthesisSettings, self._knobs, prompts=prompts)
         super().__init__(
             llm=llm,
             callback_manager=callback_manager,
@@ -216,7 +220,8 @@ class BaseSynthesis(CopiedBySettings, BaseSynthesizer):
             name: prompt.get_template(self._llm).replace("{query_str}", "{question}")
             for name, prompt in own.items()
         }
-        self._settings = replace(self._settings, prompts=replace(self._settings.prompts, **texts))
+        changed = replace(self._settings.prompts, **texts)
+        self._settings = self._settings.model_copy(update={"prompts": changed})
 
     def _synthesis_arguments(
         self, question: str, texts: Sequence[str], call: dict[str, Any]

@@ -246,7 +246,7 @@ def with_profile(settings: EngineSettings) -> EngineSettings:
     profile = load_profile(settings.model, device_name())
     if profile is None:
         return settings
-    cache = dataclasses.replace(settings.cache, prefill_profile=profile.as_dict())
+    cache = settings.cache.model_copy(update={"prefill_profile": profile.as_dict()})
     return dataclasses.replace(settings, cache=cache)
 
 

@@ -7,12 +7,13 @@ middleware around its routes. Importing this loads neither vLLM nor torch.
 from __future__ import annotations
 
 from .launch import serve
-from .settings import ServingSettings
+from .settings import ConnectionSettings, ServingSettings
 from .wire import FACTS_PATH, PROTOCOL, ServerFacts, content_parts, tokenizer_mark
 
 __all__ = [
     "FACTS_PATH",
     "PROTOCOL",
+    "ConnectionSettings",
     "ServerFacts",
     "ServingSettings",
     "content_parts",

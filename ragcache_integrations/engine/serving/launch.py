@@ -87,7 +87,7 @@ def serve(arguments: Sequence[str], engine: EngineSettings, serving: ServingSett
     arguments = _with_model(arguments)
     with _ended_while_loading(), tempfile.TemporaryDirectory(prefix="ragcache-serve-") as folder:
         remove_when_ended(folder)
-        serving = dataclasses.replace(serving, folder=folder)
+        serving = serving.model_copy(update={"folder": folder})
         _set_defaults(_environment())
         os.environ.update(compiler_caches(folder))
         if len(os.fsencode(folder)) <= LONGEST_SOCKET_FOLDER:
@@ -241,7 +241,7 @@ def _add_tree(parsed: Namespace, engine: EngineSettings, vllm: Any) -> None:
     parsed.scheduler_cls = SCHEDULER
     parsed.additional_config = {
         **(parsed.additional_config or {}),
-        TREE_SETTINGS: dataclasses.asdict(cache),
+        TREE_SETTINGS: cache.model_dump(),
     }
     connector = vllm.connector_config(cache)
     if connector is not None:

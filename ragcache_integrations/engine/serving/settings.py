@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass
+from typing import Annotated
 
-from ragcache_integrations.core.checks import (
-    check_field,
-    check_flag,
-    check_int,
-    check_number,
-    check_seconds,
-)
+from pydantic import Field
 
-__all__ = ["SCHEDULER", "TREE_SETTINGS", "ServingSettings"]
+from ragcache_integrations.core.checks import check_number
+from ragcache_integrations.core.knobs import CheckedSettings, Count, Flag, Positive, checked
+from ragcache_integrations.engine.protocol import Limit
+
+__all__ = ["SCHEDULER", "TREE_SETTINGS", "ConnectionSettings", "ServingSettings"]
 
 SCHEDULER = "ragcache_integrations.engine.serving.scheduler.make_scheduler"
 """For ``--scheduler-cls``."""
@@ -29,8 +26,30 @@ its API processes."""
 KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ServingSettings:
+class ConnectionSettings(CheckedSettings):
+    """Limits of connections and headers, before any API key is checked.
+
+    Attributes:
+        max_header_bytes: The most bytes of a request's line and headers together; more get a 431,
+            or a 414 if the URL alone is too long.
+        max_headers: The most headers of a request; more get a 431.
+        header_seconds: Seconds within which a request's headers must arrive, from the opening of
+            the connection or the request's first byte, else it gets a 408; ``None`` for no limit.
+        body_seconds: The same for its body, and for a client that does not read its answer;
+            ``None`` for no limit.
+        max_connections_per_client: The most open connections of one IP address (IPv6: one network
+            of 64 bits), such as a proxy's; more get a 429, 0 for no limit. Each API process counts
+            separately.
+    """
+
+    max_header_bytes: Positive = 64 * KIBIBYTE
+    max_headers: Positive = 100
+    header_seconds: Limit = 10.0
+    body_seconds: Limit = 60.0
+    max_connections_per_client: Count = 1024
+
+
+class ServingSettings(ConnectionSettings):
     """Settings of the middleware.
 
     Attributes:
@@ -44,49 +63,25 @@ class ServingSettings:
             is killed, which ends the server; ``None`` for no limit.
         step_timeout: Seconds that a single step of the model may take before its process counts as
             hung; ``None`` for no limit.
-        max_header_bytes: The most bytes of a request's line and headers together; more get a 431,
-            or a 414 if the URL alone is too long.
-        max_headers: The most headers of a request; more get a 431.
-        header_seconds: Seconds within which a request's headers must arrive, from the opening of
-            the connection or the request's first byte; else it gets a 408. ``None`` for no limit.
-        body_seconds: The same for its body, and for a client that does not read its answer;
-            ``None`` for no limit.
-        max_connections_per_client: The most open connections of one IP address (IPv6: one network
-            of 64 bits); more get a 429, 0 for no limit. Each API process counts separately.
         folder: Folder in which the schedulers and the middleware exchange files; empty for none.
 
     Raises:
         ConfigurationError: A setting is out of its range.
     """
 
-    max_prompt_bytes: int = 16 * MEBIBYTE
-    new_tenants_per_minute: int = 600
-    drain_seconds: float = 30.0
-    log_prompts: bool = False
-    hang_timeout: float | None = 20.0
-    step_timeout: float | None = 600.0
-    max_header_bytes: int = 64 * KIBIBYTE
-    max_headers: int = 100
-    header_seconds: float | None = 10.0
-    body_seconds: float | None = 60.0
-    max_connections_per_client: int = 1024
-    folder: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("max_prompt_bytes", "max_header_bytes", "max_headers"):
-            check_field(self, check_int, name, 1)
-        for name in ("new_tenants_per_minute", "max_connections_per_client"):
-            check_field(self, check_int, name, 0)
-        check_field(self, check_number, "drain_seconds", 0, unit="seconds")
-        check_field(self, check_flag, "log_prompts")
-        for name in ("hang_timeout", "step_timeout", "header_seconds", "body_seconds"):
-            check_field(self, check_seconds, name, also="None for no limit")
+    max_prompt_bytes: Positive = 16 * MEBIBYTE
+    new_tenants_per_minute: Count = 600
+    drain_seconds: Annotated[float, checked(check_number, 0, unit="seconds")] = 30.0
+    log_prompts: Flag = False
+    hang_timeout: Limit = 20.0
+    step_timeout: Limit = 600.0
+    folder: str = Field(default="", repr=False)
 
     def as_environment(self) -> dict[str, str]:
         """The variable that carries them to the server's processes."""
-        return {VARIABLE: json.dumps(asdict(self))}
+        return {VARIABLE: self.model_dump_json()}
 
     @classmethod
     def from_environment(cls) -> ServingSettings:
         """Read the variable of :meth:`as_environment`; the defaults if it is not set."""
-        return cls(**json.loads(os.environ.get(VARIABLE, "{}")))
+        return cls.model_validate_json(os.environ.get(VARIABLE, "{}"))

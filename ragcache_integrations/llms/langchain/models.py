@@ -1,4 +1,4 @@
-"""The LLM classes for LangChain, adapters of their knobs, and steps of LangGraph's graphs."""
+"""The LLM classes for LangChain (see :mod:`ragcache_integrations.llms.base`), and graph steps."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from ragcache_integrations.core.checks import check_choice
 from ragcache_integrations.core.generation import Generation, GenerationChunk, Usage
 from ragcache_integrations.core.prompt import Prompt, choice_name
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.base import CALL_NAMES, BaseRAGCacheLLM
 from ragcache_integrations.llms.headers import hidden, hides_headers
-from ragcache_integrations.llms.knobs import CALL_NAMES, LLMKnobs
 from ragcache_integrations.llms.openai import extra_texts, usage_fields
 from ragcache_integrations.llms.steps import NO_STEP, StepHint, step_hints
 from ragcache_integrations.prompts.langchain import BlocksPromptValue, run_around, watch_retrievers
@@ -68,7 +68,7 @@ _ENTRANCES = ("generate", "agenerate", "stream", "astream")
 STRUCTURED_OUTPUT_METHODS = ("json_schema", "json_mode", "function_calling")
 
 
-class _LangChainKnobs(BaseLanguageModel[LanguageModelOutputVar], LLMKnobs):
+class _LangChainKnobs(BaseLanguageModel[LanguageModelOutputVar], BaseRAGCacheLLM):
     """Base class of the chat model and the text model."""
 
     @model_validator(mode="after")

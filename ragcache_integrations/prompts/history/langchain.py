@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.language_models import BaseChatModel
@@ -34,13 +33,16 @@ from .base import (
     parse_summary,
 )
 from .history import ChatHistory, Summary
-from .policy import Entry, HistoryArguments, read_settings
+from .policy import Entry, read_settings
 from .saved import (
     SavedConversation,
     check_parts,
     check_saved,
     missing_parts,
 )
+
+if TYPE_CHECKING:
+    from ragcache_integrations._arguments import HistoryArguments
 
 __all__ = ["HalfTruncationHistory"]
 
@@ -246,7 +248,7 @@ class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
             ConfigurationError: A message holds an object that JSON has no form for; pickle it.
         """
         del kwargs
-        settings = asdict(self._settings)
+        settings = self._settings.model_dump()
         return {**settings, "system": self._system, "saved": self._save().to_dict(_dump)}
 
     @classmethod
@@ -294,7 +296,7 @@ class HalfTruncationHistory(HistoryBase, BaseChatMessageHistory):
 
     @override
     def _arguments(self) -> dict[str, Any]:
-        return {**asdict(self._settings), "system": self._system}
+        return {**self._settings.model_dump(), "system": self._system}
 
 
 def _dump(message: BaseMessage) -> dict[str, Any]:

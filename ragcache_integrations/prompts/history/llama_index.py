@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Annotated, Any, ClassVar, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms.llm import LLM
@@ -39,7 +38,7 @@ from .base import (
     parse_summary,
 )
 from .history import ChatHistory, Summary
-from .policy import Entry, HistoryArguments, read_settings
+from .policy import Entry, HistoryKnobs, read_settings
 from .saved import (
     SavedConversation,
     check_parts,
@@ -48,6 +47,9 @@ from .saved import (
     missing_parts,
     parse_saved,
 )
+
+if TYPE_CHECKING:
+    from ragcache_integrations._arguments import HistoryArguments
 
 __all__ = ["HalfTruncationMemory"]
 
@@ -135,7 +137,7 @@ class _Store:
         self._store.set_messages(self._key, list(messages))
 
 
-class HalfTruncationMemory(HistoryBase, BaseMemory):
+class HalfTruncationMemory(HistoryBase, HistoryKnobs, BaseMemory):
     """A chat memory that drops its oldest half at once, before its budget is full.
 
     Drop-in replacement for the other memories of a chat engine or an agent::
@@ -184,15 +186,6 @@ class HalfTruncationMemory(HistoryBase, BaseMemory):
         arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True
     )
 
-    budget: int
-    policy: Literal["half", "oldest"]
-    threshold: float
-    summary_tokens: int
-    summary_instruction: str
-    prefill: bool
-    idle_wait: float
-    timeout: float | None
-    documents_once: bool
     chat_store_key: str
     system: str
     chat_store: Annotated[BaseChatStore, SkipValidation] = Field(exclude=True, repr=False)
@@ -230,7 +223,7 @@ class HalfTruncationMemory(HistoryBase, BaseMemory):
         parts = {"llm": llm, "engine": engine, "count_tokens": count_tokens, "pin": pin}
         check_parts(parts, LLM)
         super().__init__(
-            **asdict(settings),
+            **settings.model_dump(),
             **parts,
             chat_store=SimpleChatStore() if chat_store is None else chat_store,
             chat_store_key=chat_store_key,
@@ -322,7 +315,7 @@ class HalfTruncationMemory(HistoryBase, BaseMemory):
             ConfigurationError: A message holds an object that JSON has no form for; pickle it.
         """
         del kwargs
-        names = (*HistoryArguments.__annotations__, "budget", "chat_store_key", "system")
+        names = (*HistoryKnobs.model_fields, "chat_store_key", "system")
         settings = {name: getattr(self, name) for name in names}
         return {**settings, "class_name": self.class_name(), "saved": self._save().to_dict(_dump)}
 

@@ -11,25 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from ragcache_integrations.core.checks import (
     check_choice,
-    check_field,
-    check_flag,
     check_int,
     check_number,
-    check_seconds,
-    check_share,
     unknown_name,
 )
+from ragcache_integrations.core.knobs import CheckedSettings, Flag, SecondsOrNone, Share, checked
 from ragcache_integrations.errors import ConfigurationError
 
 __all__ = [
     "Entry",
-    "HistoryArguments",
+    "HistoryKnobs",
     "HistorySettings",
     "HistoryStats",
     "Truncation",
@@ -197,8 +194,13 @@ def _seams(entries: Sequence[Entry], start: int) -> list[int]:
     return seams
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistorySettings:
+def _check_instruction(value: object) -> object:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigurationError(f"summary_instruction must be a text, got {value!r}")
+    return value
+
+
+class HistoryKnobs(BaseModel):
     """The settings of a chat history.
 
     Attributes:
@@ -218,37 +220,29 @@ class HistorySettings:
         documents_once: Whether text of a document or of a tool's result that is earlier in the
             prompt is referred to, instead of said again. The budget counts every message in full,
             so that there is room for what comes back when its turn is dropped.
-
-    Raises:
-        ConfigurationError: A value is out of range.
     """
 
-    budget: int
-    policy: Literal["half", "oldest"] = "half"
-    threshold: float = 0.8
-    summary_tokens: int = 256
-    summary_instruction: str = (
+    budget: Annotated[int, checked(check_int, 1, unit="tokens")]
+    policy: Annotated[Literal["half", "oldest"], checked(check_choice, POLICIES)] = "half"
+    threshold: Share = 0.8
+    summary_tokens: Annotated[int, checked(check_int, 0, unit="tokens")] = 256
+    summary_instruction: Annotated[str, BeforeValidator(_check_instruction)] = (
         "Summarise this conversation up to the message that begins with “{first}”, and not beyond, "
         "so that it can be continued without what you summarise: who wants what, names, numbers, "
         "decisions, open questions. Include what an earlier summary says. Write the summary alone."
     )
-    prefill: bool = True
-    idle_wait: float = 5.0
-    timeout: float | None = 120.0
-    documents_once: bool = False
+    prefill: Flag = True
+    idle_wait: Annotated[float, checked(check_number, 0, unit="seconds")] = 5.0
+    timeout: SecondsOrNone = 120.0
+    documents_once: Flag = False
 
-    def __post_init__(self) -> None:
-        check_field(self, check_int, "budget", 1, unit="tokens")
-        check_field(self, check_choice, "policy", POLICIES)
-        check_field(self, check_share, "threshold")
-        check_field(self, check_int, "summary_tokens", 0, unit="tokens")
-        check_field(self, check_flag, "prefill")
-        check_field(self, check_number, "idle_wait", 0, unit="seconds")
-        check_field(self, check_seconds, "timeout")
-        check_field(self, check_flag, "documents_once")
-        if not isinstance(self.summary_instruction, str) or not self.summary_instruction.strip():
-            msg = f"summary_instruction must be a text, got {self.summary_instruction!r}"
-            raise ConfigurationError(msg)
+
+class HistorySettings(CheckedSettings, HistoryKnobs):
+    """The knobs of a history, checked.
+
+    Raises:
+        ConfigurationError: A value is out of range.
+    """
 
     def truncation(self, *, summarises: bool) -> Truncation:
         """The policy, for the part of the budget that is left to the messages themselves.
@@ -272,19 +266,6 @@ class HistorySettings:
         return Truncation(room, int(room * self.threshold) if half else room, half=half)
 
 
-class HistoryArguments(TypedDict, total=False):
-    """The fields of :class:`HistorySettings` except the budget, as keyword arguments."""
-
-    policy: Literal["half", "oldest"]
-    threshold: float
-    summary_tokens: int
-    summary_instruction: str
-    prefill: bool
-    idle_wait: float
-    timeout: float | None
-    documents_once: bool
-
-
 def read_settings(budget: int, knobs: Any, others: Iterable[str] = ()) -> HistorySettings:
     """Check keyword arguments.
 
@@ -296,9 +277,9 @@ def read_settings(budget: int, knobs: Any, others: Iterable[str] = ()) -> Histor
     Raises:
         ConfigurationError: An argument is unknown or out of range.
     """
-    allowed = HistoryArguments.__annotations__
+    allowed = HistorySettings.model_fields
     for name in sorted(set(knobs) - set(allowed)):
-        raise ConfigurationError(unknown_name("argument", name, ["budget", *allowed, *others]))
+        raise ConfigurationError(unknown_name("argument", name, [*allowed, *others]))
     return HistorySettings(budget=budget, **knobs)
 
 

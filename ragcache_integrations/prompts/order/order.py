@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
@@ -25,7 +25,6 @@ from .batch import ScheduledRequest, schedule_requests
 from .paths import PathModel, cached_documents
 from .settings import (
     Order,
-    OrderArguments,
     OrderSettings,
     TreeSource,
     cache_room,
@@ -181,7 +180,7 @@ class DocumentOrder:
         order: Order = "relevance",
         *,
         shared: SharedOrders | None = None,
-        **knobs: Unpack[OrderArguments],
+        **knobs: Any,
     ) -> None:
         self._settings = OrderSettings(order=order, **knobs)
         self.order = order

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol, Self, TypedDict
+from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import ConfigDict, Field, SkipValidation, model_validator
 
 from ragcache_integrations.core.checks import check_int, check_number, or_none
-from ragcache_integrations.core.knobs import CheckedSettings
+from ragcache_integrations.core.knobs import (
+    CheckedSettings,
+    Count,
+    PositiveOrNone,
+    Seconds,
+    checked,
+)
 from ragcache_integrations.engine.protocol import EngineStats
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.snapshot import TreeSnapshot
 
 __all__ = [
     "Order",
-    "OrderArguments",
     "OrderSettings",
     "TreeSource",
     "Uncached",
@@ -76,18 +81,6 @@ Order = Literal["relevance", "reverse", "cached_first", "auto"]
 Uncached = Literal["auto", "relevance", "popularity"]
 
 
-class OrderArguments(TypedDict, total=False):
-    """The fields of :class:`OrderSettings` except the order, as keyword arguments."""
-
-    max_displacement: int | None
-    pin_top: int
-    uncached: Uncached
-    cache_tokens: int | None
-    engine: TreeSource | None
-    refresh_seconds: float
-    min_saved_share: float
-
-
 class TreeSource(Protocol):
     """The part of :class:`~ragcache_integrations.engine.RAGCacheEngine` that the order needs."""
 
@@ -113,26 +106,21 @@ class OrderSettings(CheckedSettings):
     )
 
     order: Order = "relevance"
-    max_displacement: int | None = Field(default=None, strict=True)
-    pin_top: int = Field(default=0, strict=True)
+    max_displacement: Annotated[
+        int | None, checked(or_none(check_int), 0, also="None for no limit")
+    ] = None
+    pin_top: Count = 0
     uncached: Uncached = "auto"
-    cache_tokens: int | None = Field(default=None, strict=True)
+    cache_tokens: PositiveOrNone = None
     engine: Annotated[TreeSource | None, SkipValidation] = Field(default=None, exclude=True)
-    refresh_seconds: float = Field(default=30.0, strict=True)
-    min_saved_share: float = Field(default=0.2, strict=True)
+    refresh_seconds: Seconds = 30.0
+    min_saved_share: Annotated[float, checked(check_number, 0, 1)] = 0.2
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        limit = or_none(check_int)(
-            "max_displacement", self.max_displacement, 0, also="None for no limit"
-        )
-        check_int("pin_top", self.pin_top, 0)
-        if self.order == "reverse" and (self.pin_top or limit is not None):
+        if self.order == "reverse" and (self.pin_top or self.max_displacement is not None):
             msg = "pin_top and max_displacement keep the order of relevance, reverse turns it round"
             raise ConfigurationError(msg)
-        or_none(check_int)("cache_tokens", self.cache_tokens, 1, also="None")
-        check_number("refresh_seconds", self.refresh_seconds, 0, above=True, unit="seconds")
-        check_number("min_saved_share", self.min_saved_share, 0, 1)
         needed = ("tree", "stats", "total_kv_tokens", "block_size")
         if self.engine is not None and not all(hasattr(self.engine, name) for name in needed):
             msg = f"engine must be a RAGCacheEngine, got {type(self.engine).__name__}"

@@ -1,8 +1,10 @@
 """Retrievers with a query cache in front of any store."""
 
-from .knobs import CacheKnobs, read_knobs
+from .knobs import CacheKnobs, SharedKnobs, check_distance, read_knobs
 
 __all__ = [
     "CacheKnobs",
+    "SharedKnobs",
+    "check_distance",
     "read_knobs",
 ]

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Hashable
-from functools import partial
-from typing import Annotated, Any, Literal, TypedDict
+from collections.abc import Callable, Collection, Hashable, Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
 
 from ragcache_integrations.core import knobs as core
-from ragcache_integrations.core.checks import (
-    check_choice,
-    check_int,
-    check_share,
+from ragcache_integrations.core.checks import check_choice, check_share, or_none
+from ragcache_integrations.core.knobs import (
+    Accepts,
+    Count,
+    Flag,
+    Positive,
+    PositiveOrNone,
+    SecondsOrNone,
+    Share,
+    checked,
+    unless_none,
 )
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.query_cache import Metric, VectorSource
@@ -22,27 +28,12 @@ from ragcache_integrations.query_cache.types import Eviction
 from ragcache_integrations.query_cache.validation import check_below_one, check_tolerance
 from ragcache_integrations.retrievers.keys import check_ignores
 
-__all__ = [
-    "CacheKnobs",
-    "KnobArguments",
-    "knobs_of_cache",
-    "read_knobs",
-]
+__all__ = ["CacheKnobs", "SharedKnobs", "check_distance", "knobs_of_cache", "read_knobs"]
 
-_check_max_rerank_factor = partial(check_int, "max_rerank_factor", low=1)
-_check_start = partial(check_tolerance, name="start_tolerance")
-_check_violation = partial(check_below_one, "max_violation")
+Vectors = Literal["embed"] | VectorSource
 
 # They are part of a question, or of what is done with its answer: the cache is the same.
 _OF_A_QUESTION = {"k", "namespace", "filter_key", "ignores", "annotate", "pickle_cache"}
-
-
-def _whole(name: str, low: int) -> BeforeValidator:
-    return BeforeValidator(partial(check_int, name, low=low))
-
-
-def _or_none(check: Callable[..., object]) -> BeforeValidator:
-    return BeforeValidator(lambda value: None if value is None else check(value))
 
 
 def _check_vectors(value: object) -> Any:
@@ -59,12 +50,37 @@ def _check_version(value: object) -> Any:
 
 
 def _check_guarantee(value: object) -> Any:
-    if value is None or value == "exact":
-        return value
-    return check_share("guarantee", value, also="'exact'")
+    return value if value == "exact" else check_share("guarantee", value, also="'exact'")
 
 
-class CacheKnobs(BaseModel):
+def check_distance(name: str, value: object) -> float | str:
+    """Return a tolerance, of this name."""
+    return check_tolerance(value, name)
+
+
+class SharedKnobs(BaseModel):
+    """The knobs that caches of documents and caches of answers have in common.
+
+    Attributes:
+        start_tolerance: With ``tolerance="auto"``: the tolerance to begin with.
+        ttl: Seconds after which an answer is forgotten; ``None`` for never.
+        namespace: Answers are never shared between namespaces, such as one for each tenant.
+    """
+
+    start_tolerance: Annotated[float | None, checked(or_none(check_distance))] = None
+    ttl: SecondsOrNone = None
+    guard: Flag = True
+    namespace: str = ""
+    ignores: Annotated[frozenset[str], BeforeValidator(check_ignores), Accepts(Collection[str])] = (
+        frozenset()
+    )
+    seed: Count = 0
+    cache: Annotated[
+        RedisServer | None, unless_none(as_server), Accepts(RedisServer | str | None)
+    ] = None
+
+
+class CacheKnobs(SharedKnobs):
     """The settings of an :class:`ApproximateCacheRetriever`.
 
     Attributes:
@@ -108,11 +124,9 @@ class CacheKnobs(BaseModel):
         version: A function that returns another value after the store has changed, such as one that
             reads a counter which a trigger increments. It is called for every question. Answers
             that were found under another version are forgotten.
-        ttl: Seconds after which an answer is forgotten; ``None`` for never.
         target_recall: With ``tolerance="auto"``: a cached answer with less recall is a violation.
         max_violation: With ``tolerance="auto"``: the largest share of violations. Some cached
             answers are checked in the background by searching the store.
-        start_tolerance: With ``tolerance="auto"``: the tolerance to begin with.
         follow_changes: Whether the cache follows documents that are added, deleted or updated
             through the wrapped object.
             Without this, a ``guarantee`` needs ``version``.
@@ -122,7 +136,6 @@ class CacheKnobs(BaseModel):
             ``None`` derives it from their classes and the model's name.
         embedding_memo: The most texts whose embeddings are kept, so that a text that occurs again
             in a namespace is not embedded again; 0 for none.
-        namespace: Answers are never shared between namespaces, such as one for each tenant.
         filter_key: Identifies a filter that is not plain data, such as a function. Answers that
             were found with this filter are shared by questions with the same ``filter_key``.
             Without it, they are never shared, and each such question searches the store. It is
@@ -148,77 +161,31 @@ class CacheKnobs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    k: Annotated[int | None, _or_none(partial(check_int, "k", low=1))] = None
-    tolerance: Annotated[float | Literal["auto"] | None, _or_none(check_tolerance)] = None
-    capacity: Annotated[int, _whole("capacity", 1)] = 1000
+    k: PositiveOrNone = None
+    tolerance: Annotated[float | Literal["auto"] | None, checked(or_none(check_distance))] = None
+    capacity: Positive = 1000
     eviction: Eviction = "lru"
     metric: Metric | None = None
-    rerank_factor: Annotated[int | None, _or_none(partial(check_int, "rerank_factor", low=1))] = (
-        None
-    )
-    vectors: Annotated[Any, BeforeValidator(_check_vectors)] = None
-    max_rerank_factor: Annotated[int | None, _or_none(_check_max_rerank_factor)] = None
+    rerank_factor: PositiveOrNone = None
+    vectors: Annotated[Vectors | None, PlainValidator(_check_vectors)] = None
+    max_rerank_factor: PositiveOrNone = None
     cache_index: Literal["flat", "lsh"] = "flat"
-    num_hyperplanes: Annotated[int, _whole("num_hyperplanes", 1)] = 8
-    bucket_capacity: Annotated[int, _whole("bucket_capacity", 1)] = 20
-    multi_probe: Annotated[int, _whole("multi_probe", 0)] = 0
-    guarantee: Annotated[Literal["exact"] | float | None, BeforeValidator(_check_guarantee)] = None
+    num_hyperplanes: Positive = 8
+    bucket_capacity: Positive = 20
+    multi_probe: Count = 0
+    guarantee: Annotated[Literal["exact"] | float | None, unless_none(_check_guarantee)] = None
     exact_search: bool | None = None
     sole_writer: bool = False
-    version: Annotated[Any, BeforeValidator(_check_version)] = None
-    ttl: float | None = None
-    target_recall: Annotated[float, BeforeValidator(partial(check_share, "target_recall"))] = 0.95
-    max_violation: Annotated[float, BeforeValidator(_check_violation)] = 0.01
-    start_tolerance: Annotated[float | None, _or_none(_check_start)] = None
+    version: Annotated[Callable[[], Hashable] | None, PlainValidator(_check_version)] = None
+    target_recall: Share = 0.95
+    max_violation: Annotated[float, checked(check_below_one)] = 0.01
     follow_changes: bool = True
     annotate: bool = False
     tag: str | None = None
-    embedding_memo: Annotated[int, _whole("embedding_memo", 0)] = 1024
-    namespace: str = ""
+    embedding_memo: Count = 1024
     filter_key: str | None = None
-    ignores: Annotated[frozenset[str], BeforeValidator(check_ignores)] = frozenset()
-    guard: bool = True
     normalize_text: bool = False
     pickle_cache: bool = False
-    seed: Annotated[int, _whole("seed", 0)] = 0
-    cache: Annotated[RedisServer | None, _or_none(as_server)] = None
-
-
-class KnobArguments(TypedDict, total=False):
-    """The fields of :class:`CacheKnobs` as keyword arguments."""
-
-    k: int | None
-    tolerance: float | Literal["auto"] | None
-    capacity: int
-    eviction: Eviction
-    metric: Metric | None
-    rerank_factor: int | None
-    vectors: Literal["embed"] | VectorSource | None
-    max_rerank_factor: int | None
-    cache_index: Literal["flat", "lsh"]
-    num_hyperplanes: int
-    bucket_capacity: int
-    multi_probe: int
-    guarantee: Literal["exact"] | float | None
-    exact_search: bool | None
-    sole_writer: bool
-    version: Callable[[], Hashable] | None
-    ttl: float | None
-    target_recall: float
-    max_violation: float
-    start_tolerance: float | None
-    follow_changes: bool
-    annotate: bool
-    tag: str | None
-    embedding_memo: int
-    namespace: str
-    filter_key: str | None
-    ignores: Collection[str]
-    guard: bool
-    normalize_text: bool
-    pickle_cache: bool
-    seed: int
-    cache: RedisServer | str | None
 
 
 def knobs_of_cache(knobs: CacheKnobs) -> CacheKnobs:
@@ -227,7 +194,7 @@ def knobs_of_cache(knobs: CacheKnobs) -> CacheKnobs:
     return CacheKnobs(**{name: getattr(knobs, name) for name in names})
 
 
-def read_knobs(arguments: KnobArguments) -> CacheKnobs:
+def read_knobs(arguments: Mapping[str, Any]) -> CacheKnobs:
     """Return the knobs that keyword arguments set.
 
     Raises:

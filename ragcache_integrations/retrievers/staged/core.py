@@ -17,15 +17,15 @@ from collections.abc import (
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Generic, Protocol, TypedDict, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, ConfigDict, PlainValidator
 
-from ragcache_integrations.core.checks import check_int, or_none
 from ragcache_integrations.core.flows import Call, Flow, next_piece
 from ragcache_integrations.core.forks import make_executor
+from ragcache_integrations.core.knobs import Count, PositiveOrNone
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.retrievers.embedder import QueryEmbedder
 from ragcache_integrations.retrievers.retrieval import (
@@ -47,7 +47,6 @@ from ragcache_integrations.vector_search.searches import Filter, faiss
 __all__ = [
     "STAGED_INDEX_METHODS",
     "Indexed",
-    "StagedArguments",
     "StagedCore",
     "StagedKnobs",
     "StagedSource",
@@ -100,9 +99,6 @@ T = TypeVar("T")
 _WORKERS = 32
 _TRIES = 3  # of a search during which a store is changed
 
-_check_memo = partial(check_int, "embedding_memo", low=0)
-_check_k = partial(or_none(check_int), "k", low=1)
-
 
 def _check_plan(value: object) -> StagePlan | None:
     if value is None or isinstance(value, StagePlan):
@@ -134,19 +130,10 @@ class StagedKnobs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
-    k: Annotated[int | None, BeforeValidator(_check_k)] = None
-    plan: Annotated[Any, BeforeValidator(_check_plan)] = None
-    filter: Annotated[Any, BeforeValidator(_check_filter)] = None
-    embedding_memo: Annotated[int, BeforeValidator(_check_memo)] = 1024
-
-
-class StagedArguments(TypedDict, total=False):
-    """The fields of :class:`StagedKnobs` as keyword arguments."""
-
-    k: int | None
-    plan: StagePlan | None
-    filter: Filter | None
-    embedding_memo: int
+    k: PositiveOrNone = None
+    plan: Annotated[StagePlan | None, PlainValidator(_check_plan)] = None
+    filter: Annotated[Filter | None, PlainValidator(_check_filter)] = None
+    embedding_memo: Count = 1024
 
 
 class Indexed(Protocol):

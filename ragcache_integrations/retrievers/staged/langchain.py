@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -34,13 +34,15 @@ from ragcache_integrations.vector_search.searches import Filter
 
 from .core import (
     Indexed,
-    StagedArguments,
     StagedCore,
     StagedKnobs,
     StagedSource,
     all_of,
     always,
 )
+
+if TYPE_CHECKING:
+    from ragcache_integrations._arguments import StagedArguments
 
 __all__ = ["StagedFaissRetriever"]
 

@@ -381,7 +381,7 @@ def test_wrong_configurations(arguments: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1, got 0"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1, or None, got 0"),
         ({"context_window": 1}, "context_window must be"),
         ({"max_concurrency": None}, "max_concurrency must be"),
         ({"ranking": "luck"}, "ranking must be one of auto, logprobs, self_rated, got 'luck'"),

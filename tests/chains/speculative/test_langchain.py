@@ -353,9 +353,9 @@ class TestPrompts:
     [
         ({"speculation": True}, "unknown argument 'speculation': allowed are .*speculate"),
         ({"speculate": "yes"}, "speculate"),
-        ({"max_prefill_bs": 0}, "max_prefill_bs: .*got 0"),
+        ({"max_prefill_bs": 0}, "max_prefill_bs must be .*at least 1, or None, got 0"),
         ({"max_prefill_bs": 1.5}, "max_prefill_bs"),
-        ({"stage_interval": 0}, "stage_interval: .*got 0"),
+        ({"stage_interval": 0}, "stage_interval must be .*above 0, or None, got 0"),
         ({"stage_interval": float("nan")}, "stage_interval"),
         ({"document_variable_name": "documents"}, "documents as 'documents', it takes context"),
         ({"llm": "model"}, "llm"),

@@ -275,8 +275,6 @@ class TestParts:
     ("arguments", "message"),
     [
         ({"speculation": True}, "unknown argument 'speculation': allowed are .*speculate"),
-        ({"max_prefill_bs": 0}, "max_prefill_bs: .*got 0"),
-        ({"stage_interval": -1}, "stage_interval: .*got -1"),
         ({"speculate": 1}, "speculate"),
         ({"first": "fast"}, "first must be a BaseRetriever, got 'fast'"),
         ({"retriever": None}, "retriever must be a BaseRetriever, got None"),

@@ -303,8 +303,6 @@ def test_wrong_input(given: Any, message: str) -> None:
     [
         ({"num_chunk": 3}, "unknown argument 'num_chunk': allowed are .*num_chunks"),
         ({"num_chunks": 0}, "num_chunks"),
-        ({"max_concurrency": 0}, "max_concurrency"),
-        ({"ranking": "luck"}, "ranking"),
         ({"intermediate_length": 30}, "unknown argument 'intermediate_length'"),
         ({"llm": "gpt"}, "llm"),
         ({"document_prompt": "{page_content}"}, "document_prompt must be one of LangChain's templ"),

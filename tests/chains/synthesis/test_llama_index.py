@@ -205,7 +205,6 @@ def test_long_nodes_are_cut_to_the_window() -> None:
     ("knobs", "message"),
     [
         ({"num_chunk": 3}, "unknown argument 'num_chunk': allowed are .*num_chunks"),
-        ({"num_chunks": 0}, "num_chunks"),
         ({"intermediate_length": 30}, "unknown argument 'intermediate_length'"),
         ({"prompts": "Answer!"}, "prompts must be SynthesisPrompts"),
     ],

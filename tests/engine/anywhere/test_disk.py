@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.in_vllm.anywhere.disk import DiskIndex, DiskWorker
 from ragcache_integrations.engine.in_vllm.anywhere.files import (
     COPIED_BYTES,
@@ -24,7 +23,6 @@ from ragcache_integrations.engine.in_vllm.anywhere.files import (
 )
 from ragcache_integrations.engine.in_vllm.anywhere.paged import Encoded, Form
 from ragcache_integrations.engine.protocol import CacheSettings
-from ragcache_integrations.errors import ConfigurationError
 
 FORM = Form(((2, None),), 3, 8, torch.float32)
 MODEL, OTHER = b"m" * 16, b"o" * 16
@@ -115,7 +113,7 @@ def test_a_secret_that_is_damaged_is_made_anew(tmp_path: Path) -> None:
 
 def index_of(folder: DocumentFolder, tokens: int, policy: str = "lru") -> DiskIndex:
     gib = tokens * FORM.sizes.token_bytes / GIB
-    settings = CacheSettings(policy, reuse="anywhere", disk_cache_gib=gib)
+    settings = CacheSettings(policy=policy, reuse="anywhere", disk_cache_gib=gib)
     return DiskIndex(folder, settings, FORM.sizes, 1)
 
 
@@ -335,14 +333,3 @@ def test_a_process_that_is_killed_leaves_whole_files(tmp_path: Path) -> None:
     worker._look()
     worker.close()
     assert not list(folder.path.glob(".*.tmp"))
-
-
-def test_arguments_that_cannot_be_meant_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="disk_cache_gib needs the knowledge tree"):
-        engine_settings(disk_cache_gib=1.0, knowledge_tree=False)
-    with pytest.raises(ConfigurationError, match="'kv_transfer_config' with disk_cache_gib"):
-        engine_settings(disk_cache_gib=1.0, vllm_args={"kv_transfer_config": {}})
-    with pytest.raises(ConfigurationError, match="disk_cache_gib above 0"):
-        engine_settings(reuse="anywhere", disk_cache_dir="somewhere")
-    with pytest.raises(ConfigurationError, match="disk_cache_gib"):
-        engine_settings(reuse="anywhere", disk_cache_gib=-1.0)

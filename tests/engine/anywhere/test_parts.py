@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from ragcache_integrations.core.prompt import Span
-from ragcache_integrations.engine.engine import engine_settings
 from ragcache_integrations.engine.in_vllm.anywhere.paged import angles_between, turn
 from ragcache_integrations.engine.in_vllm.anywhere.plan import make_plan
 from ragcache_integrations.engine.in_vllm.anywhere.store import DocumentStore
 from ragcache_integrations.engine.protocol import document_key
-from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.knowledge_tree.policies import POLICIES
 
 
@@ -145,15 +142,3 @@ def test_a_factor_in_the_table_is_none_of_the_angle() -> None:
     table = torch.cat([angles.cos(), angles.sin()], -1)
     keys = torch.randn(8, 1, 8)
     torch.testing.assert_close(moved(keys, table * 1.3, 0, 40), moved(keys, table, 0, 40))
-
-
-def test_a_misspelt_kind_of_reuse_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="anywhere"):
-        engine_settings(reuse="anywher")
-    with pytest.raises(ConfigurationError, match="knowledge_tree=True"):
-        engine_settings(reuse="anywhere", knowledge_tree=False)
-    with pytest.raises(ConfigurationError, match="kv_transfer_config"):
-        engine_settings(reuse="anywhere", vllm_args={"kv_transfer_config": {}})
-    for links in (-1, True, 10**30):
-        with pytest.raises(ConfigurationError, match="at least 0 and at most 1048576"):
-            engine_settings(reuse="anywhere", link_tokens=links)

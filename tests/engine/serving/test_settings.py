@@ -11,7 +11,13 @@ from ragcache_integrations.errors import ConfigurationError
 
 def test_they_travel_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ServingSettings(
-        1000, 7, 0.5, log_prompts=True, hang_timeout=None, body_seconds=None, folder="/somewhere"
+        max_prompt_bytes=1000,
+        new_tenants_per_minute=7,
+        drain_seconds=0.5,
+        log_prompts=True,
+        hang_timeout=None,
+        body_seconds=None,
+        folder="/somewhere",
     )
     for name, value in given.as_environment().items():
         monkeypatch.setenv(name, value)

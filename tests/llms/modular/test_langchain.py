@@ -29,7 +29,7 @@ from ragcache_integrations.errors import (
     ModelNotFoundError,
     PromptTooLongError,
 )
-from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.llms.base import BaseRAGCacheLLM
 from ragcache_integrations.llms.langchain.models import ChatRAGCache, RAGCacheLLM
 from ragcache_integrations.retrievers.cached.langchain.retriever import ApproximateCacheRetriever
 from ragcache_modular import CacheBlend, Epic, ModularEngine
@@ -283,7 +283,7 @@ def test_sampling(shared: ModularEngine) -> None:
 )
 def test_bad_knobs(knobs: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
-        LLMKnobs(**knobs)
+        BaseRAGCacheLLM(**knobs)
 
 
 def test_the_numeric_types_are_those_of_the_model() -> None:
@@ -292,7 +292,7 @@ def test_the_numeric_types_are_those_of_the_model() -> None:
 
 def test_no_such_model() -> None:
     with pytest.raises(ModelNotFoundError):
-        LLMKnobs(engine="modular", model="/no/such/model")
+        BaseRAGCacheLLM(engine="modular", model="/no/such/model")
 
 
 def test_grammars_are_refused(shared: ModularEngine) -> None:

@@ -20,7 +20,7 @@ from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.langchain import order_documents
 from ragcache_integrations.llama_index import CacheFriendlyOrder
 from ragcache_integrations.prompts.order.knobs import OrderKnobs
-from ragcache_integrations.prompts.order.settings import OrderArguments, OrderSettings
+from ragcache_integrations.prompts.order.settings import OrderSettings
 from ragcache_integrations.resources import load_passages
 
 MAKE: list[Callable[..., OrderKnobs]] = [order_documents, CacheFriendlyOrder]
@@ -49,7 +49,6 @@ def node_names(found: Sequence[NodeWithScore]) -> str:
 
 
 def test_knobs_have_the_cores_names() -> None:
-    assert {"order", *OrderArguments.__annotations__} == OrderSettings.model_fields.keys()
     assert OrderKnobs.model_fields.keys() - OrderSettings.model_fields.keys() == {
         "namespace",
         "shared_state",
@@ -61,10 +60,6 @@ def test_knobs_have_the_cores_names() -> None:
     ("knobs", "message"),
     [
         ({"ordre": "reverse"}, "unknown argument 'ordre': allowed are .*max_displacement"),
-        ({"order": "best"}, "order: .*'reverse', 'cached_first' or 'auto', got 'best'"),
-        ({"pin_top": -1}, "pin_top must be a whole number of at least 0, got -1"),
-        ({"pin_top": "1"}, "pin_top: .*got '1'"),
-        ({"order": "reverse", "pin_top": 1}, "reverse turns it round"),
         ({"namespace": 1}, "namespace: .*got 1"),
         ({"engine": 1}, "engine must be a RAGCacheEngine, got int"),
     ],

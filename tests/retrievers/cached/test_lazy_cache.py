@@ -192,8 +192,6 @@ class TestBadInput:
             (Store(1).facts(), {"metric": "ip"}, "metric='ip' was given.*'l2'"),
             (Store(1).facts(), {"max_rerank_factor": 2}, "max_rerank_factor"),
             (Store(1).facts(), {"multi_probe": 9}, "multi_probe"),
-            (Store(1).facts(), {"ttl": -1.0}, "ttl"),
-            (Store(1).facts(), {"ttl": math.nan}, "ttl"),
             (Store(1).facts(exact=False, doubt="why"), {"guarantee": 1}, "but why; where it"),
             (StoreFacts(exact=True), {"guarantee": 1}, "vectors cannot be read"),
             (

@@ -134,7 +134,7 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("knobs", "message"),
         [
-            ({"k": 0}, "k must be a whole number of at least 1, got 0"),
+            ({"k": 0}, "k must be a whole number of at least 1, or None, got 0"),
             ({"k": 2.5}, "k must be a whole number"),
             ({"plan": 8}, "plan must be a StagePlan, such as .*, got 8"),
             ({"filter": "half"}, "filter must be a mapping of metadata or a function"),

@@ -102,7 +102,7 @@ def test_an_index_of_ours_with_nodes() -> None:
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"k": 0}, "k must be a whole number of at least 1, got 0"),
+        ({"k": 0}, "k must be a whole number of at least 1, or None, got 0"),
         ({"plan": "8"}, "plan must be a StagePlan, such as .*, got '8'"),
         ({"filter": 1}, "filter must be a mapping of metadata or a function"),
         ({"embedding_memo": 1.5}, "embedding_memo must be a whole number"),

@@ -24,7 +24,8 @@ from ragcache_integrations.core.checks import (
     check_number,
     unknown_name,
 )
-from ragcache_integrations.engine.engine import SETTINGS, engine_settings
+from ragcache_integrations.engine.engine import engine_settings
+from ragcache_integrations.engine.protocol import TreeKnobs
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.order import Order
 from ragcache_integrations.retrievers.cached import CacheKnobs, read_knobs
@@ -73,7 +74,7 @@ CACHE_KNOBS = tuple(name for name in CacheKnobs.model_fields if name not in {*_S
 """Knobs of the approximate query cache; see
 :class:`~ragcache_integrations.retrievers.cached.knobs.CacheKnobs`."""
 
-ENGINE_KNOBS = tuple(name for name in SETTINGS if name not in {"model", "seed", "vllm_args"})
+ENGINE_KNOBS = ("kv_cache_gib", "max_model_len", "dtype", "knowledge_tree", *TreeKnobs.model_fields)
 """Knobs of the bundled engine; see :class:`~ragcache_integrations.engine.RAGCacheEngine`."""
 
 MAX_SWEEP = 1000
@@ -245,7 +246,7 @@ class EvalSettings:
             unknown = sorted(set(getattr(self, name)) - set(known))
             if unknown:
                 raise _unknown(unknown[0], known)
-        read_knobs({**self.cache, "k": self.k, "seed": self.seed})  # type: ignore[typeddict-item]  # names were checked
+        read_knobs({**self.cache, "k": self.k, "seed": self.seed})
         if self.base_url is None:
             engine_settings(self.model, **self.engine)
 

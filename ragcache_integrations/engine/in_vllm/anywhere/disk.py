@@ -81,7 +81,7 @@ def open_disk(
     return DiskIndex(folder, settings, sizes, workers, prefill_seconds), None
 
 
-def open_folder(config: Any, folder: str | None) -> DocumentFolder | None:
+def open_folder(config: Any, folder: str | Path | None) -> DocumentFolder | None:
     """The folder of a model's documents; ``None`` where nobody knows which weights it has.
 
     Args:

@@ -7,7 +7,7 @@ from contextlib import aclosing, closing
 from dataclasses import asdict
 from functools import partial
 from operator import attrgetter
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -30,7 +30,7 @@ from ragcache_integrations.prompts.recognition import REQUESTS
 from ragcache_integrations.query_cache import Explanation
 from ragcache_integrations.retrievers.cached.controls import CacheControls, Wired
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
-from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, KnobArguments, knobs_of_cache
+from ragcache_integrations.retrievers.cached.knobs import CacheKnobs, knobs_of_cache
 from ragcache_integrations.retrievers.cached.lazy_cache import with_chosen_vectors
 from ragcache_integrations.retrievers.copying import copy_container, copy_model
 from ragcache_integrations.retrievers.keys import OwnParts, is_own_object, parts_within, window_of
@@ -70,6 +70,9 @@ from .stores import (
     reader_of,
     spell_ids,
 )
+
+if TYPE_CHECKING:
+    from ragcache_integrations._arguments import CacheArguments
 
 __all__ = [
     "QUERY_CACHE_EVENT",
@@ -289,7 +292,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         *,
         search_type: SearchType = "similarity",
         search_kwargs: dict[str, Any] | None = None,
-        **knobs: Unpack[KnobArguments],
+        **knobs: Unpack[CacheArguments],
     ) -> Self:
         """Wrap a vector store. It is searched by vector, so each question is embedded once.
 
@@ -317,7 +320,7 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
         cls,
         retriever: RetrieverLike,
         embeddings: Embeddings | None = None,
-        **knobs: Unpack[KnobArguments],
+        **knobs: Unpack[CacheArguments],
     ) -> Self:
         """Wrap any retriever, or any Runnable from a question to documents.
 

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import llama_index.core.instrumentation as instrument
 from llama_index.core import Settings
@@ -45,7 +45,6 @@ from ragcache_integrations.retrievers.cached.controls import CacheControls, Wire
 from ragcache_integrations.retrievers.cached.core import RetrieverCore
 from ragcache_integrations.retrievers.cached.knobs import (
     CacheKnobs,
-    KnobArguments,
     knobs_of_cache,
     read_knobs,
 )
@@ -79,6 +78,9 @@ from .requests import (
     nodes_of,
     spell_ids,
 )
+
+if TYPE_CHECKING:
+    from ragcache_integrations._arguments import CacheArguments
 
 __all__ = [
     "ApproximateCacheRetriever",
@@ -222,7 +224,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         object_map: dict[str, Any] | None = None,
         objects: list[IndexNode] | None = None,
         verbose: bool = False,
-        **knobs: Unpack[KnobArguments],
+        **knobs: Unpack[CacheArguments],
     ) -> None:
         check_one_of("index", index, "retriever", retriever)
         if index is not None:
@@ -360,7 +362,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         embed_model: BaseEmbedding | None = None,
         *,
         search_kwargs: Mapping[str, Any] | None = None,
-        **knobs: Unpack[KnobArguments],
+        **knobs: Unpack[CacheArguments],
     ) -> Self:
         """Wrap an index.
 
@@ -383,7 +385,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         embed_model: BaseEmbedding,
         *,
         search_kwargs: Mapping[str, Any] | None = None,
-        **knobs: Unpack[KnobArguments],
+        **knobs: Unpack[CacheArguments],
     ) -> Self:
         """Wrap a vector store that keeps its nodes' text.
 
@@ -413,7 +415,7 @@ class ApproximateCacheRetriever(CacheControls, FinishedRetriever, BaseRetriever)
         cls,
         retriever: BaseRetriever,
         embed_model: BaseEmbedding | None = None,
-        **knobs: Unpack[KnobArguments],
+        **knobs: Unpack[CacheArguments],
     ) -> Self:
         """Wrap any retriever. It gets the question's embedding, so it need not embed again.
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ from ragcache_integrations.engine.serving.requests import OwnFields
 from ragcache_integrations.engine.serving.wire import RequestRefusedError
 
 SPANS = {"rag_documents": ["a"], "rag_starts": [0], "rag_ends": [4]}
-ANYWHERE = dataclasses.asdict(CacheSettings(reuse="anywhere", link_tokens=7))
-EXACT = dataclasses.asdict(CacheSettings())
+ANYWHERE = CacheSettings(reuse="anywhere", link_tokens=7).model_dump()
+EXACT = CacheSettings().model_dump()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ragcache_integrations.core.checks import is_number
-from ragcache_integrations.engine.engine import SETTINGS
+from ragcache_integrations.engine.arguments import EngineKnobs
 from ragcache_integrations.retrievers.cached import CacheKnobs
 from ragcache_workbench.evaluation.runs import EvalRun
 from ragcache_workbench.evaluation.settings import CACHE_KNOBS, ENGINE_KNOBS, EvalSettings
@@ -67,7 +67,7 @@ def _facts(run: EvalRun, flat: dict[str, Any], named: Iterable[str]) -> dict[str
         if cached and name in CACHE_KNOBS:
             facts.setdefault(name, CacheKnobs.model_fields[name].get_default())
         if bundled and name in ENGINE_KNOBS:
-            facts.setdefault(name, SETTINGS[name])
+            facts.setdefault(name, EngineKnobs.model_fields[name].default)
     return facts
 
 

@@ -18,8 +18,8 @@ from ragcache_integrations.engine import EngineStats, RAGCacheEngine
 from ragcache_integrations.engine.arguments import GIB
 from ragcache_integrations.engine.tiny_model import has_random_weights
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_integrations.llms.base import BaseRAGCacheLLM
 from ragcache_integrations.llms.handover import backend_of
-from ragcache_integrations.llms.knobs import LLMKnobs
 
 __all__ = [
     "CACHE_FACTS",
@@ -182,7 +182,7 @@ class Model:
     """
 
     make_asker: Callable[..., Asker]
-    llm: LLMKnobs | None
+    llm: BaseRAGCacheLLM | None
     name: str
     fields: Collection[str]
     noise: InitVar[bool | None] = None

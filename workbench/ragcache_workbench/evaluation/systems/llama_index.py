@@ -23,7 +23,7 @@ from ragcache_integrations.chains.llama_index import LlamaIndexAsker
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.core.texts import content_id
 from ragcache_integrations.embeddings.llama_index import MiniLMEmbeddings
-from ragcache_integrations.llms.knobs import LLMKnobs
+from ragcache_integrations.llms.base import BaseRAGCacheLLM
 from ragcache_integrations.llms.llama_index import RAGCacheLLM
 from ragcache_integrations.retrievers.cached.llama_index.retriever import (
     ApproximateCacheRetriever,
@@ -122,7 +122,7 @@ def adapted_model(model: LLM, *, random_weights: bool | None = None, owned: bool
     LlamaIndexAsker(model)  # raises an error if it is none
     return Model(
         functools.partial(LlamaIndexAsker, model),
-        model if isinstance(model, LLMKnobs) else None,
+        model if isinstance(model, BaseRAGCacheLLM) else None,
         str(getattr(model, "model", type(model).__name__)),
         type(model).model_fields,
         noise=random_weights,
