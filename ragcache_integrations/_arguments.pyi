@@ -113,6 +113,15 @@ class OrderArguments(typing.TypedDict, total=False):
     engine: ragcache_integrations.prompts.order.settings.TreeSource | None
     refresh_seconds: float
     min_saved_share: float
+
+class OrderKnobArguments(typing.TypedDict, total=False):
+    max_displacement: int | None
+    pin_top: int
+    uncached: typing.Literal["auto", "relevance", "popularity"]
+    cache_tokens: int | None
+    engine: ragcache_integrations.prompts.order.settings.TreeSource | None
+    refresh_seconds: float
+    min_saved_share: float
     namespace: str
 
 class HistoryArguments(typing.TypedDict, total=False):

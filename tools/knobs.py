@@ -25,6 +25,7 @@ from ragcache_integrations.engine.arguments import EngineKnobs
 from ragcache_integrations.llms.knobs import LLMKnobs
 from ragcache_integrations.prompts.history.policy import HistorySettings
 from ragcache_integrations.prompts.order.knobs import OrderKnobs
+from ragcache_integrations.prompts.order.settings import OrderSettings
 from ragcache_integrations.prompts.relevance import RelevanceSettings
 from ragcache_integrations.retrievers.cached.knobs import CacheKnobs
 from ragcache_integrations.retrievers.staged.core import StagedKnobs
@@ -51,7 +52,8 @@ ARGUMENTS: dict[str, tuple[type[BaseModel], str]] = {
     "SpeculationArguments": (SpeculationKnobs, ""),
     "MapReduceArguments": (MapReduceKnobs, ""),
     "AdaptiveArguments": (AdaptiveKnobs, ""),
-    "OrderArguments": (OrderKnobs, "order"),
+    "OrderArguments": (OrderSettings, "order"),
+    "OrderKnobArguments": (OrderKnobs, "order"),
     "HistoryArguments": (HistorySettings, "budget"),
 }
 """Keyword arguments by name: their model, and its field that is an argument by itself."""
@@ -80,7 +82,7 @@ def spelled(annotation: Any, modules: set[str]) -> str:
         modules.add("typing")
         return f"typing.Literal[{', '.join(map(repr, arguments))}]"
     plain = origin or annotation
-    name = plain.__qualname__
+    name: str = plain.__qualname__
     if plain.__module__ != "builtins":
         modules.add(plain.__module__)
         name = f"{plain.__module__}.{name}"

@@ -148,8 +148,8 @@ class RAGCacheEngine(Rendering, Closeable, AsyncCloseable):
     @_takes_model_first(EngineKnobs)
     def __init__(self, knobs: EngineKnobs) -> None: ...
 
-    @takes_fields_of(EngineKnobs, "model")
-    def __init__(self, knobs: EngineKnobs) -> None:  # type: ignore[misc]  # takes both
+    @takes_fields_of(EngineKnobs, "model")  # type: ignore[misc]  # takes both
+    def __init__(self, knobs: EngineKnobs) -> None:
         settings = knobs.settings()
         check_installed("The local engine")
         settings = with_bundled_model(settings)

@@ -66,7 +66,7 @@ from .relevance import (
 from .repeats import HELD, MIN_WORDS, Repeats, dump_parts, held_parts, is_in_full
 
 if TYPE_CHECKING:
-    from ragcache_integrations._arguments import OrderArguments
+    from ragcache_integrations._arguments import OrderKnobArguments
 
 __all__ = [
     "BlocksPromptValue",
@@ -495,7 +495,9 @@ class OrderDocuments(OrderKnobs, RunnableSerializable[Sequence[Document], list[D
         return request_documents((document.id, document.page_content) for document in documents)
 
 
-def order_documents(order: Order = "relevance", **knobs: Unpack[OrderArguments]) -> OrderDocuments:
+def order_documents(
+    order: Order = "relevance", **knobs: Unpack[OrderKnobArguments]
+) -> OrderDocuments:
     """Make a step between retriever and prompt that orders documents.
 
     ::

@@ -68,13 +68,13 @@ def test_a_constructor_has_the_fields_as_arguments() -> None:
         "(policy: str = 'lru', *, depth: int | None = None, links: int = 16, quiet: bool = False)"
     )
     assert str(inspect.signature(Trial)) == f"{shown} -> None"
-    assert Trial("fifo", links=3).knobs == TrialKnobs(policy="fifo", links=3)  # type: ignore[call-arg,arg-type] # types are by name
+    assert Trial("fifo", links=3).knobs == TrialKnobs(policy="fifo", links=3)  # type: ignore[call-arg] # types are by name
     assert Trial(depth=2).knobs.depth == 2
 
 
 def test_the_errors_are_about_the_class() -> None:
     with pytest.raises(TypeError, match=r"Trial\(\) too many positional arguments"):
-        Trial("fifo", 3)  # type: ignore[call-arg,arg-type] # the point
+        Trial("fifo", 3)  # type: ignore[call-arg] # the point
     with pytest.raises(ConfigurationError, match=r"unknown argument 'link'.*did you mean 'links'"):
         Trial(link=3)  # type: ignore[call-arg] # the point
     with pytest.raises(ConfigurationError, match=r"links must be .*got -1; .*policy|policy must"):

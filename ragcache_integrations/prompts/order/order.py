@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ragcache_integrations.core.checks import check_int
 from ragcache_integrations.core.forks import make_lock, renew_after_fork
@@ -30,6 +30,9 @@ from .settings import (
     cache_room,
     within_limit,
 )
+
+if TYPE_CHECKING:
+    from ragcache_integrations._arguments import OrderArguments
 
 __all__ = ["DocumentOrder", "OrderStats", "SharedOrders"]
 
@@ -180,7 +183,7 @@ class DocumentOrder:
         order: Order = "relevance",
         *,
         shared: SharedOrders | None = None,
-        **knobs: Any,
+        **knobs: Unpack[OrderArguments],
     ) -> None:
         self._settings = OrderSettings(order=order, **knobs)
         self.order = order

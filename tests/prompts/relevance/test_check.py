@@ -161,7 +161,7 @@ def test_bad_input_is_refused_in_words() -> None:
         ({"instruction": 3}, "instruction must be a text"),
     ]:
         with pytest.raises(ConfigurationError, match=said):
-            RelevanceSettings(**settings)  # type: ignore[arg-type] # on purpose
+            RelevanceSettings(**settings)
     with pytest.raises(ConfigurationError, match="query must be a string"):
         RelevanceCheck(Answers()).check(None, DOCUMENTS)  # type: ignore[arg-type] # on purpose
 
