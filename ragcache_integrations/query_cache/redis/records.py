@@ -20,12 +20,12 @@ import zlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeGuard
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, Field, StrictFloat, StrictInt, StrictStr, TypeAdapter
 
-from ragcache_integrations.core.checks import as_number
 from ragcache_integrations.query_cache.entries import Part, hyperplanes
 from ragcache_integrations.query_cache.files import encode_key
 from ragcache_integrations.query_cache.settings import Settings
@@ -130,6 +130,21 @@ _CHECKED = 8  # offset of what the checksum is of
 _CHANGE = struct.Struct("<4sIII")
 
 
+def _encodable(text: str) -> str:
+    text.encode()  # refuses half a character
+    return text
+
+
+_Text = Annotated[StrictStr, AfterValidator(_encodable)]
+_Reach = Annotated[StrictFloat, Field(ge=0)]
+# What lists must be.
+_DOCUMENTS = TypeAdapter(tuple[tuple[_Text, _Text, StrictFloat | None], ...])
+_IDS = TypeAdapter(tuple[tuple[_Text, ...], tuple[_Text, ...]])
+_PART = TypeAdapter(
+    tuple[frozenset[_Text], frozenset[_Text] | None, StrictInt | None, _Reach | None]
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """An entry.
@@ -200,29 +215,12 @@ def decode_record(value: bytes, dim: int) -> tuple[Record, int] | None:
         return None
     try:
         text, listed = json.loads(value[_STAMP + _HEADER.size + 4 * dim :])
-        documents = tuple(_document(*fields) for fields in listed)
+        documents = _DOCUMENTS.validate_python(listed)
     except (TypeError, ValueError, RecursionError):
         return None
     if not isinstance(text, str) or not (documents or complete):
         return None
     return Record(vector, documents, complete, version, radius, text), int(value[:_STAMP])
-
-
-def _document(
-    document_id: object, fingerprint: object, score: object
-) -> tuple[str, str, float | None]:
-    if not _is_text(document_id) or not _is_text(fingerprint):
-        raise TypeError("ids and fingerprints must be text")
-    if score is not None and type(score) not in {float, int}:
-        raise TypeError("a score must be a number")
-    return document_id, fingerprint, None if score is None else as_number(score)
-
-
-def _is_text(value: object) -> TypeGuard[str]:
-    """Whether something is a string that can be written down anywhere: no half of a character."""
-    return isinstance(value, str) and (
-        value.isascii() or value == value.encode(errors="ignore").decode()
-    )
 
 
 def encode_change(
@@ -268,7 +266,7 @@ def decode_change(
         return None
     try:
         first, second, *others = json.loads(value[end:])
-        removed, added = tuple(_texts(first)), tuple(_texts(second))
+        removed, added = _IDS.validate_python((first, second))
         rows = np.frombuffer(value[_CHANGE.size : end], dtype="<f4").reshape(-1, dim)
         wide = rows.astype(np.float32)
         vectors, centers = wide[: len(added)], wide[len(added) :]
@@ -283,20 +281,9 @@ def decode_change(
 def _part(
     centers: Vectors, marks: object, ids: object, before: object, distance: object = None
 ) -> Part:
-    if before is not None and type(before) is not int:
-        raise TypeError("a moment must be a whole number")
-    near = None
-    if distance is not None:
-        reach = as_number(distance)
-        if not reach >= 0 or len(centers) != 1:
-            msg = "a part near a query must have one query, and a distance of at least 0"
-            raise ValueError(msg)
-        near = centers[0], reach
-    held = None if ids is None else frozenset(_texts(ids))
-    return Part(frozenset(_texts(marks)), held, before, near)
-
-
-def _texts(value: object) -> list[str]:
-    if not isinstance(value, list) or not all(map(_is_text, value)):
-        raise TypeError("ids must be a list of text")
-    return value
+    held, named, moment, reach = _PART.validate_python((marks, ids, before, distance))
+    if reach is None:
+        return Part(held, named, moment)
+    if len(centers) != 1:
+        raise ValueError("a part near a query must have one query")
+    return Part(held, named, moment, (centers[0], reach))
