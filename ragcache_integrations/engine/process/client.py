@@ -215,7 +215,7 @@ def start_process(
     )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class EngineProcess:
     """A running engine process.
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ragcache_integrations.core.prompt import (
@@ -130,38 +129,41 @@ NOT_RENDERED = ("echo", "truncate_prompt_tokens", "prompt_embeds", "return_promp
 """With one of these fields, vLLM renders a chat itself, even if the request has tokens."""
 
 
-@dataclass(eq=False)
 class HiddenChat:
     """A chat request as the template may see it.
 
-    Attributes:
+    Args:
         body: The request.
         contents: The contents of its messages; ``None`` for those that are lists or missing.
         encoder: Encoder that knows the model's markup.
         reasoning: Splits reasoning from answers as the template does.
+
+    Attributes:
         placeholders: Put the contents back into the rendered text.
         body: The request with placeholders.
     """
 
-    body: dict[str, Any]
-    contents: Sequence[Sequence[Part] | None]
-    encoder: TextEncoder
-    reasoning: Reasoning
-
-    def __post_init__(self) -> None:
-        fields = {name: self.body[name] for name in CHAT_FIELDS if name in self.body}
+    def __init__(
+        self,
+        body: dict[str, Any],
+        contents: Sequence[Sequence[Part] | None],
+        encoder: TextEncoder,
+        reasoning: Reasoning,
+    ) -> None:
+        self._reasoning = reasoning
+        fields = {name: body[name] for name in CHAT_FIELDS if name in body}
         self.placeholders = Placeholders(texts_in(fields))
-        self._hide = ValueHider(self.placeholders, self.encoder).hide
+        self._hide = ValueHider(self.placeholders, encoder).hide
         hidden = {name: self._hide(value) for name, value in fields.items() if name != "messages"}
-        own = self.body.get("chat_template_kwargs")
+        own = body.get("chat_template_kwargs")
         if isinstance(own, dict) and "chat_template" in own:
             # The application's, which vLLM uses only if its settings allow that.
             hidden["chat_template_kwargs"]["chat_template"] = own["chat_template"]
         messages = [
             self._message(message, content)
-            for message, content in zip(self.body["messages"], self.contents, strict=True)
+            for message, content in zip(body["messages"], contents, strict=True)
         ]
-        self.body = {**self.body, **hidden, "messages": messages}
+        self.body = {**body, **hidden, "messages": messages}
 
     def _message(self, message: dict[str, Any], content: Sequence[Part] | None) -> dict[str, Any]:
         hidden = {
@@ -173,7 +175,7 @@ class HiddenChat:
             return hidden
         parts: Sequence[Part] = content
         if message.get("role") == "assistant" and not hidden.get("reasoning"):
-            thoughts, parts = self.reasoning.split(content)
+            thoughts, parts = self._reasoning.split(content)
             if thoughts is not None and not message.get("reasoning_content"):
                 hidden["reasoning"] = self.placeholders.hide(thoughts)
         return {**hidden, "content": self.placeholders.hide(parts)}
