@@ -40,6 +40,8 @@ from ragcache_integrations.retrievers.keys import (
     uses_of,
 )
 
+from .finish import WORDS
+
 __all__ = ["CHANGED", "ChangeWatch"]
 
 logger = logging.getLogger(__name__)
@@ -80,40 +82,9 @@ _FOLLOWED = (*_SEQUENCES, *_ARRAYS, *_MAPPINGS, *_WRAPPERS, types.FunctionType)
 _FACTORIES = "default_factory"
 _METHODS = (types.MethodType, types.BuiltinMethodType)
 _PLAIN = (str, int, float, bool, bytes, complex, type(None), type(...))
-_MADE = frozenset(
-    (
-        *("__init__", "__new__", "__post_init__", "__init_subclass__", "__setstate__"),
-        "model_post_init",
-    )
-)
-"""Methods that run before an object is a part of a chain, or when a chain makes one."""
-
-_WHOLE = frozenset(
-    (
-        *("getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "render"),
-        *("asdict", "astuple", "__slots__", "__match_args__"),
-    )
-)
-"""Names of what reads attributes that no code names."""
+_MADE = frozenset(WORDS["constructors"])
+_WHOLE = frozenset(WORDS["whole"])
 _ENVIRONMENT = frozenset(("environ", "getenv"))
-_ACTIONS = ("invoke", "ainvoke", "complete", "chat", "query", "format", "generate", "run")
-_NOT_WATCHED = (
-    *("_get_relevant_documents", "_retrieve"),
-    *("similarity_search", "embed_query", "get_query_embedding"),
-    *("ignore_llm", "on_event_start", "as_trace", "add_handler", "add_event_handler"),
-    *("put_writes", "list_namespaces"),
-)
-"""Attributes of retrievers, stores and embedding models, of what hears callbacks and counts, and of
-what keeps the states of LangGraph's runs."""
-_UNTOLD = frozenset(
-    (
-        *("langchain_core.rate_limiters.BaseRateLimiter", "langchain_core.caches.BaseCache"),
-        *("langgraph.cache.base.BaseCache", "llama_index.core.rate_limiter.BaseRateLimiter"),
-    )
-)
-"""Bases of objects which change with each call, and which say when an answer comes, but not which
-one. They are known by name, as no framework need be installed."""
-
 Parts = tuple[Any, ...]
 Read = Callable[[], Parts]
 
@@ -628,7 +599,7 @@ def _acts(kind: type) -> bool:
     if issubclass(kind, (*_PLAIN, *_SEQUENCES, *_ARRAYS, *_MAPPINGS)):
         return False
     calls = any("__call__" in vars(base) for base in kind.__mro__)
-    return calls or _is_service(kind) or any(hasattr(kind, name) for name in _ACTIONS)
+    return calls or _is_service(kind) or any(hasattr(kind, name) for name in WORDS["actions"])
 
 
 def _content(cell: types.CellType) -> object:
@@ -721,9 +692,10 @@ def _is_decorated(kind: type) -> bool:
 
 @remembered
 def _is_left_out(kind: type) -> bool:
-    if any(f"{base.__module__}.{base.__qualname__}" in _UNTOLD for base in kind.__mro__):
+    # By name, as no framework need be installed.
+    if any(f"{base.__module__}.{base.__qualname__}" in WORDS["left_out"] for base in kind.__mro__):
         return True
-    return any(hasattr(kind, name) for name in _NOT_WATCHED)
+    return any(hasattr(kind, name) for name in WORDS["not_watched"])
 
 
 @remembered

@@ -41,7 +41,7 @@ from ragcache_integrations.retrievers.keys import (
 
 from .entries import CachedAnswer, Group, Question, Record, Vector, nearest, unit_vector, words_of
 from .knobs import AnswerKnobs
-from .types import COUNTERS, AnswerExplanation, AnswerStats
+from .types import METRICS, AnswerExplanation, AnswerStats
 
 __all__ = ["AnswerCore", "Forgettings", "Held", "Near"]
 
@@ -449,7 +449,7 @@ class AnswerCore(Generic[A]):
     def stats(self) -> AnswerStats:
         """Return what was done so far."""
         with self._lock:
-            counts = {name: self._counts[name] for name in COUNTERS}
+            counts = {name: self._counts[name] for name in METRICS["answer_cache"]["counters"]}
             return AnswerStats(
                 entries=len(self._order),
                 capacity=self.knobs.capacity,

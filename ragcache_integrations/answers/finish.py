@@ -7,10 +7,12 @@ everybody after them not at all. So it is served once, and not kept.
 from __future__ import annotations
 
 import re
+import tomllib
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sized
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from pydantic import BaseModel
 __all__ = [
     "ANSWER_KEYS",
     "EMPTY",
+    "WORDS",
     "attributes_of",
     "forget_usage",
     "gave_up",
@@ -33,65 +36,21 @@ ANSWER_KEYS = ("answer", "output", "result", "text")
 """Names under which the text of an answer is looked for in a dict."""
 EMPTY = "it is empty"
 
-_OTHER_KEYS = (
-    *("response", "output_text", "generated_text", "completion", "reply", "content", "messages"),
-)
-"""Names of answers in dicts whose texts are not compared, as they may have more that counts."""
-_CLIENT_NAMES = frozenset(("choices", "finish_reason", "stop_reason", "done_reason"))
-"""Names in what a provider's own client returns."""
 _MOST_DEPTH = 6
 _MOST_VALUES = 1_000
 """Values of a provider's metadata that are looked at."""
 
+WORDS: dict[str, list[str]] = tomllib.loads(
+    files(__package__).joinpath("words.toml").read_text("utf-8")
+)
+"""Words of providers and frameworks, by what they say; see the file."""
+
 _PREFIX = re.compile(r"^(?:finish|stop|done)?reason")
-_ENDED = (
-    *("stop", "stopped", "stopsequence", "stoptoken", "endturn", "endoftext", "endofsequence"),
-    *("eos", "eostoken", "eot", "end", "done", "complete", "completed", "finish", "finished"),
-    *("success", "toolcall", "toolcalls", "tooluse", "functioncall", "functioncalls"),
-)
-_FINISHED = re.compile(f"(?:{'|'.join(_ENDED)})+")
-"""Reasons of a model that said all that it wanted to say, in any provider's spelling. Twice the
-same is what the sum of a stream's pieces makes of it."""
-_REASONS = ("finishreason", "stopreason", "donereason", "completionreason")
-"""Names under which providers say why an answer ended, the one that decides first: vLLM has the
-token that ended it as the stop reason."""
-_STATES = frozenset(
-    (
-        *("incomplete", "failed", "failure", "cancelled", "canceled", "inprogress", "queued"),
-        *("error", "expired", "aborted", "abort", "timeout", "blocked", "requiresaction"),
-    )
-)
-_FLAGS = frozenset(
-    (
-        *("error", "errors", "refusal", "incompletedetails", "blockreason", "blocked", "filtered"),
-        "aborted",
-    )
-)
-"""Names of what is empty, false or missing for a good answer."""
+# Twice the same is what the sum of a stream's pieces makes of it.
+_FINISHED = re.compile(f"(?:{'|'.join(WORDS['ended'])})+")
 _NOTHING_SAID = re.compile(r"|.*unspecified", re.IGNORECASE)
-_OF_CONTENT = frozenset(("logprobs", "content", "text", "arguments", "input", "toolcalls"))
-"""Names of what a model said; it may use any of the other names for something else."""
-_PROMPTS = frozenset(("promptfilterresults", "promptannotations"))
-
-_GAVE_UP = re.compile(
-    r"Sorry, need more steps to process this request\."
-    r"|Agent stopped due to (?:iteration limit or time limit|max iterations)\."
-    r"|Model call limits exceeded: (?:(?:, )?(?:thread|run) limit \(\d+/\d+\))+"
-    r"|(?:'[^']*' tool|Tool) call limit reached: [^\n]* limit exceeded \(\d+/\d+ calls\)\."
-    r"|Tool call limit exceeded\. Do not (?:make additional tool calls|call '[^']*' again)\."
-    r"|Model call failed after \d+ attempts? with \w+: .*"
-    r"|Text was found that violates OpenAI's content policy\."
-    r"|Max iterations of \d+ reached! Either something went wrong, .*",
-    re.DOTALL,
-)
-"""Whole texts of LangGraph's and LangChain's agents and middleware, and of LlamaIndex's agents, in
-place of an answer. The frameworks have them within functions, and note nothing else."""
-
-_USAGE = re.compile(
-    r"usage|token_?counts?$|eval_?count|eval_?duration|total_?duration|load_?duration"
-    r"|invocation_?metrics|billed_?units|cost$|^(?:prompt|completion|input|output|total)_?tokens$",
-    re.IGNORECASE,
-)
+_GAVE_UP = re.compile("|".join(WORDS["gave_up"]), re.DOTALL)
+_USAGE = re.compile("|".join(WORDS["usage"]), re.IGNORECASE)
 
 
 def unfinished(told: object) -> str | None:
@@ -117,7 +76,7 @@ def unfinished(told: object) -> str | None:
         reason = _why_unfinished(short)
         if reason is not None:
             return reason
-        inner = short.keys() - _OF_CONTENT - _PROMPTS
+        inner = short.keys() - {*WORDS["of_content"], *WORDS["of_prompts"]}
         waiting.extend((short[name], depth - 1) for name in inner)
     return None
 
@@ -152,7 +111,7 @@ def why_none(
 def _why_no_value(value: Any) -> str | None:
     """Return why a value of no framework is no answer; ``None``: it may be one."""
     named = attributes_of(value)
-    reason = unfinished(named) if named.keys() & _CLIENT_NAMES else None
+    reason = unfinished(named) if named.keys() & set(WORDS["client_names"]) else None
     if reason is None and isinstance(value, str):
         reason = gave_up(value)
     if reason is None and isinstance(value, Mapping):
@@ -171,7 +130,7 @@ def _answers_in(
     elif {"raw", "parsed"} <= answer.keys():
         names = ("parsed",)  # of LangChain's structured output
     else:
-        names = (*ANSWER_KEYS, *_OTHER_KEYS)
+        names = (*ANSWER_KEYS, *WORDS["other_answers"])
     named = [answer[name] for name in names if name in answer and name not in inputs]
     if named:
         return named[:1]
@@ -187,7 +146,7 @@ def _are_documents(value: Any) -> bool:
 
 
 def _why_unfinished(told: Mapping[str, Any]) -> str | None:
-    for name in _REASONS:
+    for name in WORDS["reasons"]:
         reason = _reason(told.get(name))
         if reason is None:
             continue
@@ -195,11 +154,11 @@ def _why_unfinished(told: Mapping[str, Any]) -> str | None:
             return f"its finish reason is {reason!r:.100}"
         break
     state = told.get("status")
-    if isinstance(state, str | Enum) and _short(_reason(state) or "") in _STATES:
+    if isinstance(state, str | Enum) and _short(_reason(state) or "") in WORDS["states"]:
         return f"its status is {_reason(state)!r:.100}"
     if str(told.get("amazonbedrockguardrailaction", "")).casefold() == "intervened":
         return "a guardrail intervened"
-    for name in _FLAGS & told.keys():
+    for name in told.keys() & set(WORDS["flags"]):
         value = told[name]
         if value and not (isinstance(value, str | Enum) and _reason(value) is None):
             return f"its provider names {name}"

@@ -93,6 +93,7 @@ from .core import AnswerCore
 from .entries import AnswerCodec, Question, Vector, document_identity
 from .finish import (
     EMPTY,
+    WORDS,
     attributes_of,
     forget_usage,
     is_blank,
@@ -124,14 +125,6 @@ _FAILED = "its model failed"
 _UNADDED = "its stream had something else than text, which may be all of the answer so far"
 _INCOMPARABLE = "a node's metadata hold values that can't be compared"
 _LONGEST = 200
-_NOT_SHOWN = frozenset(
-    (
-        *("id_", "text", "metadata", "relationships", "start_char_idx", "end_char_idx"),
-        *("embedding", "text_embedding", "excluded_embed_metadata_keys", "obj"),
-    )
-)
-"""Fields of a node that are compared otherwise, or that say nothing to a model."""
-
 Nodes = list[NodeWithScore]
 
 
@@ -597,7 +590,7 @@ def _shown(node: BaseNode) -> dict[str, Any]:
 def _fields_of(kind: type[BaseNode]) -> list[tuple[str, Any]]:
     """Return the fields of a class of nodes that a model may be shown, with their defaults."""
     fields = kind.model_fields
-    return [(name, fields[name].default) for name in fields if name not in _NOT_SHOWN]
+    return [(name, fields[name].default) for name in fields if name not in WORDS["not_shown"]]
 
 
 def _resource(resource: MediaResource) -> dict[str, Any]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ragcache_integrations.core.metric_families import MetricFamilies
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_integrations.query_cache.metrics import learning_metrics
+from ragcache_integrations.query_cache.metrics import learning_metrics, metrics_of
 from ragcache_integrations.query_cache.tolerance import ToleranceReport
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 __all__ = [
-    "COUNTERS",
+    "METRICS",
     "AnswerCacheCollector",
     "AnswerExplanation",
     "AnswerSource",
@@ -139,39 +141,10 @@ class SharedAnswerStats(AnswerStats):
     owed: int = 0
 
 
-COUNTERS = {
-    "lookups": "Questions that came",
-    "hits": "Questions that were served an earlier answer",
-    "same_words": "Hits whose question had the words of an earlier one",
-    "checks": "Hits that were answered again in the background",
-    "wrong": "Checks whose new answer was another one",
-    "failed_checks": "Checks that raised an error",
-    "insertions": "Answers that were put in",
-    "evictions": "Answers that made room for others",
-    "expired": "Answers that reached their time to live",
-    "unkept": "Answers that could not be kept",
-}
-SHARED_COUNTERS = {
-    "failed": "Questions that the chain answered because Redis failed or did not answer in time",
-    "skipped": "Questions that the chain answered without asking Redis, as it had failed before",
-    "lost": "Answers, and caps of wrong ones, that did not reach Redis",
-    "corrupt": "Values in Redis that are no answers",
-}
-GAUGES = {
-    "entries": "Answers that are held",
-    "capacity": "The most answers that there can be",
-    "tolerance": "The largest distance at which an answer is served",
-}
-LEARNING_COUNTERS = {
-    "labels": "Answers compared with that of the nearest question, on misses and by checks",
-    "shadow_checks": "Hits in other words that were answered again and compared",
-    "failures": "Such comparisons that found another answer",
-}
-LEARNING_GAUGES = {
-    "max_violation": "The share of wrong answers, among hits in other words, stays below this",
-    "confidence": "How surely it does, and how surely the violation rate's interval holds",
-    "tenants": "Scopes (tenants, other inputs) whose questions have taught a tolerance",
-}
+METRICS: dict[str, dict[str, dict[str, str]]] = tomllib.loads(
+    files(__package__).joinpath("metrics.toml").read_text("utf-8")
+)
+"""What metrics mean, by what they are of, their kind and their name."""
 
 
 @runtime_checkable
@@ -209,23 +182,14 @@ class AnswerCacheCollector:
     def collect(self) -> Iterator[Metric]:
         """The metrics as they are now; called by the registry."""
         stats, families = self._source.stats(), self._families
-        for name, meaning in COUNTERS.items():
-            yield families.counter(f"answer_cache_{name}", meaning, getattr(stats, name))
-        for name, meaning in GAUGES.items():
-            yield families.gauge(f"answer_cache_{name}", meaning, getattr(stats, name))
+        yield from metrics_of(families, "answer_cache", stats, **METRICS["answer_cache"])
         if isinstance(stats, SharedAnswerStats):
-            for name, meaning in SHARED_COUNTERS.items():
-                value = getattr(stats, name)
-                yield families.counter(f"answer_cache_shared_{name}", meaning, value)
-            meaning = "Parts of the shared cache that have to be cleared once Redis can be reached"
-            yield families.gauge("answer_cache_shared_owed", meaning, stats.owed)
+            shared = METRICS["answer_cache_shared"]
+            yield from metrics_of(families, "answer_cache_shared", stats, **shared)
         if stats.learning is not None:
+            learning = METRICS["answer_cache_learning"]
             yield from learning_metrics(
-                families,
-                "answer_cache_learning",
-                stats.learning,
-                LEARNING_COUNTERS,
-                LEARNING_GAUGES,
+                families, "answer_cache_learning", stats.learning, **learning
             )
 
     def describe(self) -> list[Metric]:

@@ -17,11 +17,15 @@ from ragcache_integrations.answers import (
     AnswerStats,
     SharedAnswerStats,
 )
-from ragcache_integrations.answers import types as metrics
+from ragcache_integrations.answers.types import METRICS
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError
 from ragcache_integrations.langchain import cached_tool
 from ragcache_integrations.query_cache.tolerance import ToleranceReport
 
+OF_CACHE, OF_SHARED, OF_LEARNING = (
+    {name for names in METRICS[f"answer_cache{section}"].values() for name in names}
+    for section in ("", "_shared", "_learning")
+)
 COUNTS = {field.name: number for number, field in enumerate(fields(AnswerStats), start=3)}
 STATS = AnswerStats(**COUNTS | {"tolerance": math.inf, "learning": None})  # type: ignore[arg-type] # numbers
 LEARNING = ToleranceReport(0.25, 0.95, 0.01, 0.9, (0.001, 0.02), 70, 60, 50, 4, ())
@@ -54,8 +58,9 @@ def scrape(*collectors: AnswerCacheCollector) -> dict[str, float]:
 
 def test_every_count_is_there_once_and_right() -> None:
     scraped = scrape(AnswerCacheCollector(Source(STATS)))
-    expected = {f"ragcache_answer_cache_{name}_total": COUNTS[name] for name in metrics.COUNTERS}
-    expected |= {f"ragcache_answer_cache_{name}": getattr(STATS, name) for name in metrics.GAUGES}
+    of = METRICS["answer_cache"]
+    expected = {f"ragcache_answer_cache_{name}_total": COUNTS[name] for name in of["counters"]}
+    expected |= {f"ragcache_answer_cache_{name}": getattr(STATS, name) for name in of["gauges"]}
     assert scraped == expected
     assert scraped["ragcache_answer_cache_tolerance"] == math.inf
 
@@ -93,11 +98,11 @@ def test_what_was_shared_is_there() -> None:
 def test_no_count_is_forgotten() -> None:
     """A new field of the statistics must find its place among the metrics."""
     names = {field.name for field in fields(AnswerStats)}
-    assert names - {*metrics.COUNTERS, *metrics.GAUGES} == {"learning"}
+    assert names - OF_CACHE == {"learning"}
     shared = {field.name for field in fields(SharedAnswerStats)}
-    assert shared - names - {*metrics.SHARED_COUNTERS} == {"owed"}
+    assert shared - names == OF_SHARED
     report = {field.name for field in fields(ToleranceReport)}
-    assert report - {*metrics.LEARNING_COUNTERS, *metrics.LEARNING_GAUGES} == {
+    assert report - OF_LEARNING == {
         "tolerance",  # the cache's
         "target_recall",  # of documents
         "violation_rate",  # by its bounds

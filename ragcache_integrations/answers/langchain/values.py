@@ -34,6 +34,7 @@ from ragcache_integrations.answers.entries import AnswerCodec, Question, copy_an
 from ragcache_integrations.answers.finish import (
     ANSWER_KEYS,
     EMPTY,
+    WORDS,
     attributes_of,
     forget_usage,
     gave_up,
@@ -71,22 +72,8 @@ WATCHED = ("langchain", "langgraph")
 """Beginnings of the names of modules whose objects a chain is made of."""
 INPUT_KEYS = ("input", "question", "query")
 """Names under which the question of an input is looked for."""
-_THOUGHTS = frozenset(
-    ("text", "thinking", "redacted_thinking", "reasoning", "reasoning_content", "refusal")
-)
-"""Types of the parts of a message that say nothing, or nothing but the text that is looked at."""
-_COMPARED = frozenset({"text", "thinking", "reasoning", "tool_use", "tool_call", "function_call"})
-"""Types of blocks that say nothing besides a message's text and its calls of tools."""
-
 _DEEPEST_MESSAGE = 16
 _REMOVE_ALL = "__remove_all__"
-_KINDS = frozenset(
-    (
-        *("ai", "assistant", "human", "user", "system", "developer", "tool", "function"),
-        *("AIMessageChunk", "HumanMessageChunk", "SystemMessageChunk", "ToolMessageChunk"),
-    )
-)
-"""Roles and types of messages that are written as dicts."""
 _CALL_NAMES = ("id", "call_id", "tool_call_id", "tool_use_id")
 _FIELDS_WITH_IDS = (
     *("content", "additional_kwargs", "tool_calls", "invalid_tool_calls", "tool_call_chunks"),
@@ -234,7 +221,7 @@ def _besides_text(answer_key: str | None, answer: Any, echoed: Collection[str | 
     if isinstance(answer, BaseMessage):
         calls = [(call["name"], call["args"]) for call in getattr(answer, "tool_calls", ())]
         blocks = answer.content if isinstance(answer.content, list) else []
-        return calls, [block for block in blocks if _block_type(block) not in _COMPARED]
+        return calls, [block for block in blocks if _block_type(block) not in WORDS["compared"]]
     if isinstance(answer, dict):
         messages = {
             name: _besides_text(None, value, ())
@@ -322,7 +309,7 @@ def why_no_message(message: BaseMessage) -> str | None:
         return reason
     blocks = message.content if isinstance(message.content, list) else []
     kinds = {block.get("type") for block in blocks if isinstance(block, dict)}
-    return None if kinds - _THOUGHTS else EMPTY
+    return None if kinds - set(WORDS["thoughts"]) else EMPTY
 
 
 def why_ended_early(update: object) -> str | None:
@@ -433,7 +420,7 @@ def _is_message(value: Any) -> TypeGuard[BaseMessage | MutableMapping[str, Any]]
     if not isinstance(value, dict) or "content" not in value:
         return isinstance(value, BaseMessage)
     kind = value.get("role") or value.get("type")
-    return isinstance(kind, str) and kind in _KINDS
+    return isinstance(kind, str) and kind in WORDS["message_kinds"]
 
 
 def names_in(value: Any) -> frozenset[str]:

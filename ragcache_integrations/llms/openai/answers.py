@@ -15,8 +15,10 @@ import codecs
 import json
 import math
 import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from io import IncrementalNewlineDecoder, StringIO
 from typing import Any, NoReturn
 
@@ -32,6 +34,7 @@ from ragcache_integrations.core.generation import (
 from ragcache_integrations.core.prompt import ToolCallPiece, new_call_id
 
 __all__ = [
+    "WORDS",
     "AnswerError",
     "AnswerParser",
     "EventReader",
@@ -192,23 +195,10 @@ MAX_TOKENS_TOLD = 2**53  # beyond it JSON numbers are not exact
 ERROR_STATUS = 400
 MAX_STATUS = 599
 
-# Beside OpenAI's own words those of gateways to Anthropic, Gemini, Mistral and DeepSeek.
-_CUT_SHORT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
-_FILTERED = frozenset(
-    {
-        *("content_filter", "prohibited_content", "recitation", "refusal", "safety", "sensitive"),
-        *("blocklist", "spii", "image_safety", "guardrail_intervened"),
-    }
+WORDS: dict[str, list[str]] = tomllib.loads(
+    files(__package__).joinpath("words.toml").read_text("utf-8")
 )
-_ABORTED = frozenset(
-    {
-        *("abort", "cancelled", "error", "insufficient_system_resource", "network_error"),
-        "malformed_function_call",
-    }
-)
-_REASONING_FIELDS = ("reasoning_content", "reasoning")
-"""Fields of a message, DeepSeek's and vLLM's, that hold what the model thought. Both go back."""
-_HIDDEN_PARTS = frozenset({"thinking", "reasoning", "redacted_thinking"})
+"""Words of servers for how an answer ended, and for why there is none; see the file."""
 
 
 class AnswerError(ValueError):
@@ -337,7 +327,7 @@ class AnswerParser:
 
     def _new_reasoning(self, message: Mapping[str, Any]) -> str:
         """What the model thought, from a field of its own or from parts of the content."""
-        for name in _REASONING_FIELDS:
+        for name in WORDS["reasoning_fields"]:
             if text := _string(message.get(name)):
                 self.reasoning_field = name
                 return text
@@ -543,7 +533,7 @@ def _part_text(part: object) -> str:
 
 
 def _is_hidden(part: Mapping[str, Any]) -> bool:
-    return _string(part.get("type")) in _HIDDEN_PARTS
+    return _string(part.get("type")) in WORDS["hidden_parts"]
 
 
 def _refusal(message: Mapping[str, Any]) -> str:
@@ -600,11 +590,11 @@ def _finish_reason(reason: str, *, calls: bool) -> FinishReason:
         calls: Whether the answer calls tools.
     """
     word = reason.lower()
-    if word in _CUT_SHORT:
+    if word in WORDS["cut_short"]:
         return "length"
-    if word in _FILTERED:
+    if word in WORDS["filtered"]:
         return "content_filter"
-    if word in _ABORTED:
+    if word in WORDS["aborted"]:
         return "abort"
     return "tool_calls" if calls else "stop"
 

@@ -32,7 +32,7 @@ from ragcache_integrations.errors import (
     ServerUnreachableError,
 )
 
-from .answers import AnswerError, error_labels, failure_message, shortened
+from .answers import WORDS, AnswerError, error_labels, failure_message, shortened
 
 if TYPE_CHECKING:
     import openai
@@ -44,32 +44,7 @@ logger = logging.getLogger(__name__)
 NO_KEY = "none"  # the package requires a key, servers without keys ignore it
 
 RATE_LIMIT = 429
-CONTEXT_OVERFLOW = re.compile(
-    # OpenAI, vLLM, SGLang, OpenRouter and DeepSeek
-    r"maximum context length (?:is|of) (?P<limit>\d+)\b(?:.*?(?P<length>\d+)[\w ]*tokens)?"
-    r"|input length \((?P<tokens>\d+)\) exceeds .*?context length \((?P<window>\d+)\)"
-    r"|prompt \(length (?P<given>\d+)\).* longer than the maximum model length of (?P<most>\d+)"
-    r"|(?:exceeds?|longer than) the (?:model'?s? )?(?:maximum )?(?:available )?context "
-    r"(?:window|length|size)"  # OpenAI, llama.cpp, Ollama, SGLang
-    r"|context_?(?:length|window)_?exceeded|exceed_context_size|tokens_limit_reached"  # codes
-    r"|input tokens exceed the configured limit"
-    r"|(?:input|prompt) is too long|prompt too long"  # Anthropic, Bedrock, Fireworks, Ollama
-    r"|input length and `?max_tokens`? exceed context limit"
-    r"|reduce the length of the (?:messages|input|prompt)"  # Groq, Cerebras
-    r"|too large for model with \d+ maximum context length"  # Mistral
-    r"|`?inputs`? tokens \+ `?max_new_tokens`? must be <="  # TGI, Together
-    r"|`?inputs`? must have less than \d+ tokens"
-    r"|input token count .*exceeds the maximum number of tokens"  # Gemini
-    r"|maximum prompt length is \d+"  # xAI
-    r"|total number of tokens in the prompt cannot exceed"  # Cohere
-    r"|exceeded model token limit"  # Moonshot
-    r"|prompt exceeds max length"  # Zhipu
-    r"|range of input length should be"  # Qwen
-    r"|context window exceeds limit"  # MiniMax
-    r"|context the overflows|greater than the context length",  # LM Studio
-    re.DOTALL | re.IGNORECASE,
-)
-"""How servers say that a prompt is too long, by a code or in words; few say how long it is."""
+CONTEXT_OVERFLOW = re.compile("|".join(WORDS["context_overflow"]), re.DOTALL | re.IGNORECASE)
 RATE_WORDS = re.compile(r"tokens per (?:minute|day)|rate[ _]limit|\bTP[MD]\b", re.IGNORECASE)
 
 
