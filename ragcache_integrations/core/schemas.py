@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import tomllib
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any, NoReturn
 
 from ragcache_integrations.errors import ConfigurationError
@@ -21,28 +23,11 @@ _MOST_PARTS = 10_000
 _MOST_VALUES = 1000
 """OpenAI's limit for the values of all enumerations."""
 
-_STRICT = frozenset(
-    {
-        *("type", "title", "description", "enum", "const", "$ref", "$defs", "definitions", "anyOf"),
-        *("properties", "required", "additionalProperties", "items", "minItems", "maxItems"),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-        *("pattern", "format"),
-    }
+_WORDS: dict[str, list[str]] = tomllib.loads(
+    files(__package__).joinpath("schemas.toml").read_text("utf-8")
 )
-"""Keywords that OpenAI's strict mode knows."""
-_REMARKS = frozenset(
-    {
-        *("default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
-        *("$schema", "$id", "$comment", "discriminator"),
-    }
-)
+_REMARKS = frozenset(_WORDS["remarks"])
 """Keywords that allow and forbid nothing. Strict mode refuses them."""
-_FORMATS = frozenset(
-    {
-        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6"),
-        "uuid",
-    }
-)
 _LOOKAROUND = re.compile(r"\(\?(?:[=!]|<[=!])")
 _TYPE_NAMES: dict[type, str] = {
     type(None): "null",
@@ -185,11 +170,11 @@ class _Strict:
         return target
 
     def _check_keywords(self, schema: _Schema, at: str) -> None:
-        unknown = sorted(schema.keys() - _STRICT - _REMARKS)
+        unknown = sorted(schema.keys() - {*_WORDS["keywords"], *_REMARKS})
         if unknown:
             _refuse(at, f"has {unknown[0]!r}, which strict mode does not know")
         form, pattern = schema.get("format"), schema.get("pattern")
-        if form is not None and form not in _FORMATS:
+        if form is not None and form not in _WORDS["formats"]:
             _refuse(at, f"has the format {form!r:.50}, which strict mode does not know")
         if isinstance(pattern, str) and _LOOKAROUND.search(pattern):
             _refuse(at, "has a pattern that looks around, which strict mode does not know")
