@@ -48,12 +48,12 @@ from ragcache_integrations.core.prompt import (
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.prompts.rendering import completion_text, merge_texts
 
-from .order.knobs import (
+from .order import (
+    Order,
     OrderKnobs,
     RequestDocuments,
     request_documents,
 )
-from .order.settings import Order
 from .recognition import REQUESTS
 from .relevance import (
     Layout,

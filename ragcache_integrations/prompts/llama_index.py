@@ -33,11 +33,7 @@ from ragcache_integrations.core.prompt import Message, Part, Prompt, PromptDocum
 from ragcache_integrations.core.threads import map_in_threads
 from ragcache_integrations.errors import ConfigurationError
 
-from .order.knobs import (
-    OrderKnobs,
-    RequestDocuments,
-    request_documents,
-)
+from .order import OrderKnobs, RequestDocuments, request_documents
 from .recognition import REQUESTS, mark_documents
 from .relevance import (
     RelevanceCheck,
