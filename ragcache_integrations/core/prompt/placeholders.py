@@ -65,7 +65,7 @@ class Placeholders:
         Returns:
             The text for the template. A content of white space needs no placeholder.
         """
-        shown = filter(None, content)
+        shown = (part for part in content if part)
         parts: list[Part] = join_neighbours(shown, lambda part: isinstance(part, str), _joined)
         before, after = "", ""
         if parts and isinstance(parts[0], str):
