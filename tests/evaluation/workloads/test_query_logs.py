@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from ragcache_integrations.errors import ConfigurationError
+from ragcache_workbench.evaluation import workloads as streams
 from ragcache_workbench.evaluation.settings import EvalSettings
-from ragcache_workbench.evaluation.workloads import make_workload, query_ranks, streams
+from ragcache_workbench.evaluation.workloads import make_workload, query_ranks
 
 TEXTS = tuple(f"question {number}?" for number in range(20))
 

@@ -175,16 +175,9 @@ class Findings:
             )
         if taken is None:
             return f"No tolerance is proven to stay below {percent(self.error)} wrong answers."
-        saved, wrong = (
-            self.guarded.saved(taken),
-            self.guarded.wrong(taken),
-        )
+        saved, wrong = self.guarded.saved(taken), self.guarded.wrong(taken)
         total = self.total(taken)
-        amounts = [
-            text
-            for text in (amount(total.seconds, "s"), amount(total.cost, "$"))
-            if text is not None
-        ]
+        amounts = list(filter(None, (amount(total.seconds, "s"), amount(total.cost, "$"))))
         return (
             f"Tolerance {TOLERANCES[taken]:.2f} with {self.guards}: {percent(saved.share)} of the "
             f"calls saved ({spread(saved)}), wrong below {percent(self.error)} (seen "
@@ -212,10 +205,7 @@ class Findings:
         proof = self.guarded.proof
         if proof.stopped is None:
             return f"{TOLERANCES[-1]:.2f} is the largest that is tried."
-        at, wrong = (
-            f"{TOLERANCES[proof.stopped]:.2f}",
-            self.guarded.wrong(proof.stopped),
-        )
+        at, wrong = f"{TOLERANCES[proof.stopped]:.2f}", self.guarded.wrong(proof.stopped)
         seen = f"at {at}, {wrong.count:,} of {wrong.total:,} judged hits were wrong"
         if proof.more_hits is None:
             return f"More hits will hardly prove a larger one: {seen}."

@@ -7,7 +7,6 @@ import json
 import sys
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 
 from ragcache_integrations.cli.options import add_json, check_file
 from ragcache_integrations.errors import ConfigurationError
@@ -20,7 +19,7 @@ from ragcache_workbench.demo.speculative import (
     run_speculative,
 )
 
-from .shared import present
+from .shared import WORDS, add_command, add_options, present
 
 __all__ = ["add_demo"]
 
@@ -29,43 +28,9 @@ QUICK_QUESTIONS = 4
 
 def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the command line."""
-    parser = commands.add_parser(
-        "demo",
-        help="compare a chain before and after swapping two classes",
-        description=(
-            "Send the same questions to a plain chain on stock vLLM and to the same chain with our "
-            "two classes, in LangChain and in LlamaIndex, and compare them. Nothing is downloaded."
-        ),
-    )
-    parser.set_defaults(command=_demo)
-    parser.add_argument(
-        "--quick", action="store_true", help="take about a minute: LangChain only, 20 questions"
-    )
+    parser = add_command(commands, "demo", _demo)
+    add_options(parser, WORDS["demo"]["options"])
     add_json(parser)
-    parser.add_argument(
-        "--report",
-        type=Path,
-        default=Path("ragcache-demo.html"),
-        help="HTML report to write (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--speculative",
-        action="store_true",
-        help="instead, draw the timeline of a query whose answer begins during the search",
-    )
-    parser.add_argument(
-        "--picture",
-        type=Path,
-        default=Path("ragcache-timeline.png"),
-        help="with --speculative: picture to write, as PNG (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--search-ms",
-        type=float,
-        default=argparse.SUPPRESS,
-        help="with --speculative: duration of a search, in milliseconds "
-        f"(default: {SpeculativeSettings().search_ms:g})",
-    )
     usual = DemoSettings()
     for name, words in FLAGS.items():
         value = getattr(usual, name)
@@ -107,7 +72,9 @@ def _speculative(options: argparse.Namespace) -> None:
         if hasattr(options, name) and name not in names:
             msg = f"--{name.replace('_', '-')} has no meaning with --speculative"
             raise ConfigurationError(msg)
-    flags = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    flags = {
+        name: getattr(options, name) for name in names if getattr(options, name, None) is not None
+    }
     if options.quick:
         flags.setdefault("questions", QUICK_QUESTIONS)
     settings = SpeculativeSettings(**flags)

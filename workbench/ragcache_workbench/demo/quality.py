@@ -12,24 +12,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Protocol
 
 from ragcache_integrations.adaptive.asker import EngineAsker
 from ragcache_integrations.adaptive.synthesis import SynthesisSettings, synthesise
 from ragcache_integrations.adaptive.types import SynthesisConfig
 from ragcache_integrations.core.threads import map_in_threads
 from ragcache_integrations.engine import Prompt, PromptDocument, RAGCacheEngine, SamplingOptions
-from ragcache_integrations.resources import Passage, Question
+from ragcache_integrations.resources import Question
 from ragcache_workbench.evaluation.datasets import exact_match, token_f1
 
-from .apps import SYSTEM, passage_text, question_part
+from .apps import SYSTEM, Corpus, passage_text, question_part
 from .engines import preset
 
 __all__ = [
     "ANSWER_TOKENS",
     "BLOCKS",
     "WAYS",
-    "Documents",
     "Quality",
     "answer_quality",
     "block_quality",
@@ -44,18 +42,6 @@ TOGETHER = 8
 
 SUMMARY_WORDS = 40
 """Length limit of a summary of ``map_reduce``."""
-
-
-class Documents(Protocol):
-    """A store that finds documents, and knows them by their ids."""
-
-    def nearest(self, questions: Sequence[str], k: int) -> list[list[str]]:
-        """Ids of the documents nearest to each question."""
-        ...
-
-    def passage(self, document_id: str) -> Passage:
-        """The document of that id."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +74,7 @@ Reply = tuple[str, int, int]
 
 
 def documents_of(
-    store: Documents, questions: Sequence[Question], k: int
+    store: Corpus, questions: Sequence[Question], k: int
 ) -> list[list[PromptDocument]]:
     """Return the documents of each question, most relevant first."""
     ids_by_question = store.nearest([question.text for question in questions], k)

@@ -75,9 +75,7 @@ def render(result: DemoResult) -> str:
         encoded=result.encoded,
         encoding=round(result.encoding_seconds),
         frameworks=[
-            _framework(framework)
-            | {"name": FRAMEWORKS[name], "swap": _swap(name, result.settings)}
-            | dict(zip(("verdict", "pays"), verdict(FRAMEWORKS[name], framework), strict=True))
+            _framework(name, framework, result.settings)
             for name, framework in result.frameworks.items()
         ],
         scored=len(result.scored),
@@ -98,20 +96,21 @@ def write_report(result: DemoResult, path: Path) -> None:
     write_page(render(result), path)
 
 
-def _framework(result: FrameworkResult) -> dict[str, Any]:
+def _framework(name: str, result: FrameworkResult, settings: DemoSettings) -> dict[str, Any]:
+    text, pays = verdict(FRAMEWORKS[name], result)
     return {
+        "name": FRAMEWORKS[name],
+        "verdict": text,
+        "pays": pays,
+        "swap": [
+            (sign, line.format(k=settings.top_k, t=settings.tolerance))
+            for sign, line in WORDS["swaps"][name]
+        ],
         "tiles": _tiles(result),
         "parts": parts(result),
         "charts": [cumulative(result), retrievals(result), ttfts(result)],
         "figures": figures_table(result),
     }
-
-
-def _swap(framework: str, settings: DemoSettings) -> list[tuple[str, str]]:
-    return [
-        (sign, line.format(k=settings.top_k, t=settings.tolerance))
-        for sign, line in WORDS["swaps"][framework]
-    ]
 
 
 def _tiles(framework: FrameworkResult) -> list[Tile]:

@@ -6,7 +6,6 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NotRequired, Self
 
@@ -405,9 +404,7 @@ class _Contents(TypedDict):
     environment: _Environment
 
 
-@cache
-def _reader() -> TypeAdapter[_Contents]:
-    return TypeAdapter(_Contents)
+_CONTENTS = TypeAdapter(_Contents)
 
 
 def _check_contents(config: Any, summary: Any, environment: Any) -> None:
@@ -420,7 +417,7 @@ def _check_contents(config: Any, summary: Any, environment: Any) -> None:
         ValueError: Something that a report reads is missing, of another type or out of its range.
     """
     contents = {"config": config, "summary": summary, "environment": environment}
-    quality = _reader().validate_python(contents, strict=True)["summary"]["quality"]
+    quality = _CONTENTS.validate_python(contents, strict=True)["summary"]["quality"]
     wrong = quality != MECHANICS_ONLY
     if isinstance(quality, dict):
         means = {name: value for name, value in quality.items() if name != "by_group"}

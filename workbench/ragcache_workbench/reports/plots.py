@@ -61,7 +61,7 @@ RATIO_SPREAD = 5.0
 ZOOM_FROM = 0.8
 """Shares that are all above it fill their plot."""
 MOST_MARKS = 7
-"""So many values of a knob are marked on an axis, and more are not."""
+"""The most values of a knob that are marked on an axis; of more, round numbers are."""
 MANY_DOTS = 50
 """More dots are drawn smaller, as they would hide each other."""
 MAX_POINTS = 400

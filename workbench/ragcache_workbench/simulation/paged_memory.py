@@ -13,7 +13,6 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ragcache_integrations.knowledge_tree.node import Path, Span
 from ragcache_integrations.knowledge_tree.stats import Tally, TreeStats
@@ -129,28 +128,8 @@ class CachedPrefix:
         return self.gpu_tokens + self.host_tokens
 
 
-class PagedMemory(Protocol):
-    """GPU memory that serves one request at a time."""
-
-    def enter(self, request: PagedRequest) -> None:
-        """A request has arrived."""
-
-    def find(self, request: PagedRequest) -> CachedPrefix:
-        """What of its prompt is cached now."""
-
-    def serve(self, request: PagedRequest) -> CachedPrefix:
-        """Run a request from its prefill to its end.
-
-        Returns:
-            What was cached when it began.
-        """
-
-    def stats(self) -> TreeStats:
-        """What happened so far."""
-
-
 class TreeMemory:
-    """Memory that a knowledge tree rules over.
+    """Memory that a knowledge tree rules over, which serves one request at a time.
 
     Blocks of no document stay cached in the order of their last use until they are taken, which
     happens before any document's block is.
@@ -178,7 +157,11 @@ class TreeMemory:
         return CachedPrefix(gpu * self._block_size, host * self._block_size)
 
     def serve(self, request: PagedRequest) -> CachedPrefix:
-        """Run a request from its prefill to its end."""
+        """Run a request from its prefill to its end.
+
+        Returns:
+            What was cached when it began.
+        """
         tree, size = self._tree, self._block_size
         keys = request.keys[: _reusable(request, size)]
         hits, on_host = self._find(request, keys)
@@ -314,6 +297,10 @@ class StockMemory:
             if not copies:
                 del self._copies[key]
         return taken
+
+
+PagedMemory = TreeMemory | StockMemory
+"""GPU memory that serves one request at a time."""
 
 
 def _reusable(request: PagedRequest, block_size: int) -> int:

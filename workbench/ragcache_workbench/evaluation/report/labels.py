@@ -260,10 +260,7 @@ def format_figure(value: float | None, unit: Unit) -> str:
         return f"{value:.3f}"
     if unit == "count":
         return f"{value:,.0f}"
-    return f"{value:,.{_decimals(value)}f}"
-
-
-def _decimals(value: Any) -> int:
-    """Number of decimals that shows about three digits."""
+    # About three digits.
     steps = ((100, 0), (10, 1), (1, 2))
-    return next((decimals for least, decimals in steps if abs(value) >= least), 3)
+    decimals = next((decimals for least, decimals in steps if abs(value) >= least), 3)
+    return f"{value:,.{decimals}f}"

@@ -28,23 +28,28 @@ from ragcache_workbench.reports import (
 from .figures import Section, comparisons, sections
 from .labels import (
     FOLLOWED,
+    call_of,
+    changed_knobs,
     chosen_by,
     differing_knobs,
     facts_of,
     format_figure,
+    format_knob,
     in_order,
     labels_of,
     main_quality,
     measure,
+    rephrased_by,
     value_of,
 )
 from .tables import (
     commands_of,
     comparison_table,
-    described,
     environments,
-    figure_cell,
+    groups_table,
     numbers_in_words,
+    of_all,
+    ran_on,
     remarks,
     runs_table,
     shown_figures,
@@ -206,10 +211,15 @@ def _page(gathered: Gathered, numbers: dict[str, int], by_dataset: Sequence[Sect
         figures=_tiles(runs[0]) if len(runs) == 1 else [],
         sections=by_dataset,
         runs_table=runs_table(runs, numbers),
-        described=[
-            described(run, numbers[str(run.path)], title)
-            for run, title in zip(runs, labels_of(runs), strict=True)
-        ],
+        labels=labels_of(runs),
+        call_of=call_of,
+        changed_knobs=changed_knobs,
+        chosen_by=chosen_by,
+        format_knob=format_knob,
+        groups_table=groups_table,
+        of_all=of_all,
+        ran_on=ran_on,
+        rephrased_by=rephrased_by,
         environments=environments(runs, numbers),
     )
 
@@ -271,15 +281,11 @@ def show(runs: Sequence[EvalRun], console: Console) -> None:
 
 def _figures(runs: Sequence[EvalRun]) -> TerminalTable:
     """A table with a column for each of a few runs, or with a row for each of many."""
-    title, names = runs[0].config["dataset"]["title"], shown_figures(runs)
-    few = len(runs) <= MAX_COLUMNS
-    if not few:
-        title = f"{title}, {len(runs)} runs"
-        names = [name for name in (main_quality(runs), *_OVERVIEW) if name in names]
-    heads = [Cell(""), *(Cell(measure(name).words) for name in names)]
-    rows = [
-        [Cell(words.replace(", ", "\n") or title), *(figure_cell(run, name) for name in names)]
-        for run, words in zip(runs, labels_of(runs), strict=True)
-    ]
-    head, *below = zip(heads, *rows, strict=True) if few else (heads, *rows)
-    return terminal_table(Table(tuple(cell.text for cell in head), tuple(map(tuple, below))), title)
+    title = runs[0].config["dataset"]["title"]
+    if len(runs) > MAX_COLUMNS:
+        names = [str(main_quality(runs)), *_OVERVIEW]
+        table = runs_table(runs, _numbers(runs), names)
+        return terminal_table(table, f"{title}, {len(runs)} runs; times in ms")
+    table = runs_table(runs, _numbers(runs), shown_figures(runs))
+    heads, *rows = zip(map(Cell, table.heads), *table.rows, strict=True)
+    return terminal_table(Table(tuple(cell.text for cell in heads), tuple(rows)), title)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ragcache_workbench.evaluation.runs import Comparison, EvalRun
@@ -15,8 +14,6 @@ from ragcache_workbench.reports import Cell, Table
 from .labels import (
     MEASURES,
     call_of,
-    changed_knobs,
-    chosen_by,
     differing_knobs,
     facts_of,
     format_figure,
@@ -24,20 +21,19 @@ from .labels import (
     measure,
     number_of,
     qualities,
-    rephrased_by,
     value_of,
 )
 
 __all__ = [
-    "Described",
     "commands_of",
     "comparison_table",
-    "described",
     "environments",
     "failures",
-    "figure_cell",
+    "groups_table",
     "interruptions",
     "numbers_in_words",
+    "of_all",
+    "ran_on",
     "remarks",
     "runs_table",
     "shown_figures",
@@ -53,25 +49,6 @@ Which = Callable[[Sequence[EvalRun]], str]
 """Names some runs, such as ``Runs 1, 3 to 5``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
-    """All facts of one run.
-
-    Attributes:
-        number: Its number in the report, from 1.
-        title: Its label.
-        command: The command or the call that made it.
-        rows: Its settings, seeds and breaks.
-        groups: Quality by part of the data set, if there are several.
-    """
-
-    number: int
-    title: str
-    command: str
-    rows: tuple[tuple[str, str], ...]
-    groups: Table | None
-
-
 def shown_figures(runs: Sequence[EvalRun]) -> list[str]:
     """Return the names of the qualities and the figures that runs have."""
     return qualities(runs) + [
@@ -84,12 +61,24 @@ def shown_figures(runs: Sequence[EvalRun]) -> list[str]:
     ]
 
 
-def runs_table(runs: Sequence[EvalRun], numbers: dict[str, int]) -> Table:
-    """Return a table with a row for each run: the knobs that differ, and its figures."""
+def runs_table(
+    runs: Sequence[EvalRun], numbers: dict[str, int], names: Sequence[str] | None = None
+) -> Table:
+    """Return a table with a row for each run: the knobs that differ, and its figures.
+
+    Args:
+        runs: The runs.
+        numbers: Their numbers, by their folders.
+        names: The figures, if they have them; ``None`` for those that a page shows.
+    """
     facts = facts_of(runs)
     knobs = [name for name in differing_knobs(facts) if name != "dataset"]
     several = len({run.config["dataset"]["name"] for run in runs}) > 1
-    shown = [name for name in shown_figures(runs) if name not in _LEFT_OUT]
+    shown = [
+        name
+        for name in shown_figures(runs)
+        if (name not in _LEFT_OUT if names is None else name in names)
+    ]
     broken = any(run.summary["breaks"] for run in runs)
     heads = ["run", *(["data set"] if several else []), *knobs]
     heads += [measure(name).words for name in shown]
@@ -103,14 +92,13 @@ def runs_table(runs: Sequence[EvalRun], numbers: dict[str, int]) -> Table:
             Cell(format_knob(known[name]), number_of(known[name])) if name in known else Cell("")
             for name in knobs
         ]
-        cells += [figure_cell(run, name) for name in shown]
+        cells += [_figure(run, name) for name in shown]
         cells += [Cell(str(len(run.summary["breaks"])), len(run.summary["breaks"]))] * broken
         rows.append(tuple(cells))
     return Table(tuple(heads), tuple(rows))
 
 
-def figure_cell(run: EvalRun, name: str) -> Cell:
-    """Return a figure of a run; the words of a quality that random weights do not have."""
+def _figure(run: EvalRun, name: str) -> Cell:
     value = value_of(run, name)
     if value is None and run.quality is None and name in qualities([run]):
         return Cell(MECHANICS_ONLY, style="words")
@@ -156,7 +144,7 @@ def environments(
     runs: Sequence[EvalRun], numbers: dict[str, int]
 ) -> list[tuple[list[tuple[str, str]], list[int]]]:
     """Return the machines of runs, with the numbers of the runs."""
-    groups = _numbers_by(lambda run: json.dumps(_ran_on(run.environment)), runs, numbers)
+    groups = _numbers_by(lambda run: json.dumps(ran_on(run.environment)), runs, numbers)
     return [(json.loads(content), members) for content, members in groups.items()]
 
 
@@ -169,7 +157,8 @@ def _numbers_by(
     return groups
 
 
-def _ran_on(environment: dict[str, Any]) -> list[tuple[str, str]]:
+def ran_on(environment: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts of a machine, each with its name."""
     words = {"ragcache_integrations": "ragcache-integrations", "memory_gib": "memory, GiB"}
     rows = [
         (words.get(name, name), str(value))
@@ -181,54 +170,14 @@ def _ran_on(environment: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("packages", ", ".join(versions))]
 
 
-def described(run: EvalRun, number: int, title: str) -> Described:
-    """Return all facts of a run except its figures."""
-    data = run.config["dataset"]
-    changed = changed_knobs(run)
-    changed.pop("seed", None)
-    knobs = [f"{name}={format_knob(value)}" for name, value in changed.items()]
-    length = run.config["workload"]["questions"]
-    chosen = chosen_by(run)
-    noise = " (random weights)" if run.config["random_weights"] else ""
-    rows = [
-        ("folder", run.name),
-        ("data", f"{data['title']}: {data['source']}"),
-        ("questions", f"{length:,}, {data['questions']:,} different"),
-        ("documents", f"{data['documents']:,}{_of_all(data)}"),
-        ("retriever", run.config["retriever"]),
-        ("model", format_knob(run.config["model"]) + noise),
-        ("settings", ", ".join(knobs) or "all at their defaults"),
-        *([("chosen", chosen)] if chosen else []),
-        *([("rephrased", rephrased_by([run]))] if _is_reworded(run) else []),
-        ("seed", str(run.settings.seed)),
-        ("begun", _moment(run.environment.get("time"))),
-    ]
-    for place, session in enumerate(run.summary["sessions"][1:], start=1):
-        answers, moment = session["before"], _moment(session["started"])
-        words = f"after {answers:,} answers; resumed {moment}, with empty KV caches"
-        rows.append((f"break {place}", words))
-        if "environment" in session and _ran_on(session["environment"]) != _ran_on(run.environment):
-            ran_on = ", ".join(f"{name} {value}" for name, value in _ran_on(session["environment"]))
-            rows.append((f"since break {place} on", ran_on))
-    return Described(number, title, call_of(run), tuple(rows), _groups(run))
-
-
-def _is_reworded(run: EvalRun) -> bool:
-    """Whether a model made the rephrasings."""
-    return "refused" in run.config["workload"]
-
-
-def _of_all(data: dict[str, Any]) -> str:
+def of_all(data: dict[str, Any]) -> str:
     """Words for a part of the data set's documents; empty if the run had all of them."""
     total = data.get("of_documents", data["documents"])
     return f" of {total:,}" if data["documents"] < total else ""
 
 
-def _moment(time: str | None) -> str:
-    return "" if time is None else time.replace("T", " ").replace("+00:00", " UTC")
-
-
-def _groups(run: EvalRun) -> Table | None:
+def groups_table(run: EvalRun) -> Table | None:
+    """Return the quality by part of the data set; ``None`` if there are not several."""
     groups = (run.quality or {}).get("by_group")
     if not groups:
         return None
@@ -258,7 +207,7 @@ def remarks(runs: Sequence[EvalRun], numbers: dict[str, int], left_out: Sequence
             f"{which(noise)}: {MECHANICS_ONLY}. The model has random weights: times, hits and "
             "tokens are real, what it says is noise, and its quality is not shown."
         )
-    few = [run for run in runs if _of_all(run.config["dataset"])]
+    few = [run for run in runs if of_all(run.config["dataset"])]
     if few:
         sentences.append(
             f"{which(few)}: the questions are a sample, and were asked over a part of the "
