@@ -5,7 +5,7 @@
   BLAS with as many threads as it takes).
 - ``quality``: streams of real questions as in Proximity §4.2.2, in which no text occurs twice and
   near-duplicates ask for something else (rules: the workbench's
-  ``evaluation/workloads/rephrasing.py``, ``parts/traffic/near_duplicates.py``), over all passages
+  ``evaluation/workloads.py``, ``parts/traffic/near_duplicates.py``), over all passages
   in an exact index: store calls saved, recall of the hits (a document counts if it is no farther
   than the true k-th), by kind of repetition and for sweeps of every knob.
 - ``certified``: hits that are proven exact, for stores of several sizes.

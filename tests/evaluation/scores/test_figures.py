@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def test_records_and_pending_questions_survive_json() -> None:
     waiting = Pending(
         number=1, sequence=2, documents=(("a", "A."),), noted={"hit": True}, retrieval_seconds=0.1
     )
-    saved = json.dumps(waiting.as_dict())
+    saved = json.dumps(asdict(waiting))
     assert TypeAdapter(Pending).validate_json(saved, strict=True) == waiting
 
 

@@ -305,7 +305,7 @@ def make_workload(
     - ``tripclick:PATH``: in the order of a log of queries, such as TripClick's, whose r-th most
       popular query becomes the r-th of the questions in random order, in the data set's own words.
       The stream is the longest beginning of the log with as many different queries as there are
-      questions (:func:`~ragcache_workbench.evaluation.workloads.streams.query_ranks`).
+      questions (:func:`~ragcache_workbench.evaluation.workloads.query_ranks`).
 
     With ``minutes``, the stream is a trace of that length at ``rate`` (RAGCache §7 has hours):
     ``zipf`` draws as many questions as arrive, a log has to have as many searches, and the other
