@@ -3,12 +3,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ragcache_integrations.langchain import ApproximateCacheRetriever as LangChainRetriever
+from ragcache_integrations.llama_index import ApproximateCacheRetriever as LlamaIndexRetriever
 from ragcache_integrations.resources import load_passages, load_questions
 from ragcache_workbench.demo.apps import Corpus, passage_text
+from ragcache_workbench.evaluation.systems import langchain, llama_index
 
 
 def embed(texts: Sequence[str]) -> list[list[float]]:
@@ -99,3 +103,23 @@ def test_the_seed_decides_the_distractors(
     same, other = Corpus(500, embed=embed), Corpus(500, embed=embed, seed=1)
     assert np.array_equal(same.index.reconstruct(last), corpus.index.reconstruct(last))
     assert not np.array_equal(other.index.reconstruct(last), corpus.index.reconstruct(last))
+
+
+@pytest.mark.parametrize("framework", ["langchain", "llama_index"])
+def test_distractors_do_not_keep_hits_from_being_ranked(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query cache reads the documents' vectors by the ids of all vectors of the index."""
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
+    corpus = Corpus(500, passages=20)
+    retriever: Any
+    if framework == "langchain":
+        store = langchain.faiss_store(corpus.documents, corpus.index)
+        retriever = LangChainRetriever.from_vectorstore(store, k=3)
+        retriever.invoke("who won?")
+    else:
+        index = llama_index.faiss_store(corpus.documents, corpus.index)
+        retriever = LlamaIndexRetriever.from_index(index, k=3)
+        retriever.retrieve("who won?")
+    assert retriever.stats().unranked == ""
+    assert retriever.stats().cache.vectors == 12

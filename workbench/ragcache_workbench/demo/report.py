@@ -404,8 +404,8 @@ def cumulative(result: FrameworkResult) -> Panel:
         sums = enumerate(itertools.accumulate(spent, initial=0.0))
         curves.append(curve_of(name, SIDES[name], sums))
     note = "Embedding, and searching the store or the cache, added up over the stream."
-    title, unit = "Time spent on retrieval", "count"
-    return Panel(title, "questions", unit, tuple(curves), "count", "seconds", note)
+    title = "Time spent on retrieval"
+    return Panel(title, "questions", "count", tuple(curves), "count", "seconds", note)
 
 
 def retrievals(result: FrameworkResult) -> Panel:

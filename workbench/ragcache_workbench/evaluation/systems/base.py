@@ -20,6 +20,7 @@ from ragcache_integrations.engine.tiny_model import has_random_weights
 from ragcache_integrations.errors import ConfigurationError
 from ragcache_integrations.llms.base import BaseRAGCacheLLM
 from ragcache_integrations.llms.handover import backend_of
+from ragcache_workbench.evaluation.datasets import EvalDocument
 
 __all__ = [
     "CACHE_FACTS",
@@ -31,6 +32,7 @@ __all__ = [
     "check_retrievers",
     "no_retriever",
     "noting_embedding",
+    "vector_ids",
 ]
 
 
@@ -148,6 +150,12 @@ def check_retrievers(kind: type, expected: str, *retrievers: Any) -> None:
         if part is not None and not isinstance(part, kind):
             msg = f"retriever must be one of {expected}, got {type(part).__name__}"
             raise ConfigurationError(msg)
+
+
+def vector_ids(documents: Sequence[EvalDocument], index: Any) -> list[str]:
+    """Name all vectors of a FAISS index; those after the documents' are never to be found."""
+    others = range(len(documents), index.ntotal)
+    return [*(document.id for document in documents), *map("vector-{}".format, others)]
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from .base import (
     Retriever,
     check_retrievers,
     noting_embedding,
+    vector_ids,
 )
 
 __all__ = [
@@ -140,7 +141,7 @@ def faiss_store(documents: Sequence[EvalDocument], index: Any) -> Any:
     from langchain_community.vectorstores import FAISS  # noqa: PLC0415 - takes a second
 
     by_id = {document.id: Document(document.text, id=document.id) for document in documents}
-    ids = dict(enumerate(document.id for document in documents))
+    ids = dict(enumerate(vector_ids(documents, index)))
     return FAISS(_TimedEmbeddings(), index, InMemoryDocstore(by_id), ids)
 
 

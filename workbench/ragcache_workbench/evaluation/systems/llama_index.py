@@ -38,6 +38,7 @@ from .base import (
     Retriever,
     check_retrievers,
     noting_embedding,
+    vector_ids,
 )
 
 __all__ = [
@@ -136,7 +137,7 @@ def faiss_store(documents: Sequence[EvalDocument], index: Any) -> VectorStoreInd
     docstore.add_documents(
         [TextNode(text=document.text, id_=document.id) for document in documents]
     )
-    nodes = {str(position): document.id for position, document in enumerate(documents)}
+    nodes = {str(position): name for position, name in enumerate(vector_ids(documents, index))}
     return VectorStoreIndex(
         index_struct=IndexDict(nodes_dict=nodes),
         embed_model=_TimedEmbeddings(),
