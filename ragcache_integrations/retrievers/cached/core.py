@@ -7,7 +7,7 @@
    code may read them, the surroundings of the call (:mod:`..keys.surroundings`).
 2. :meth:`RetrieverCore.retrieve` embeds it (:class:`~..embedder.QueryEmbedder`; a repeated text is
    remembered), and takes the cache for it (:class:`.LazyCache`).
-3. The query cache is looked up, by embedding, key and words. A **hit** goes on with step 5.
+3. The query cache is looked up, by embedding, key and words. A **hit** continues with step 5.
 4. A **miss** searches the store, once for all that ask the same at the same time. What comes back
    is cached, unless what the key says has changed meanwhile (:meth:`~..Question.may_be_kept`).
 5. The documents are copied, counted and traced, and the framework's class reports the trace.
@@ -469,9 +469,9 @@ class RetrieverCore(Generic[T]):
         count = self._begin(question)
         documents = yield from self._searched(question, question, count)
         if not question.in_coroutine:
-            return self.remember(question, documents, count)
+            return self._remember(question, documents, count)
         candidates: tuple[Candidate[T], ...] = yield Call(
-            partial(self.remember, question, documents, count)
+            partial(self._remember, question, documents, count)
         )
         return candidates
 
@@ -503,7 +503,7 @@ class RetrieverCore(Generic[T]):
             self._tally.add_call("store", started)
         return documents
 
-    def remember(
+    def _remember(
         self, question: Question[T], documents: Sequence[T], count: int
     ) -> tuple[Candidate[T], ...]:
         """Cache what a search of ``count`` documents found; return it as candidates."""
@@ -632,7 +632,7 @@ class RetrieverCore(Generic[T]):
             self._tally.add(store_calls=1, store_seconds=elapsed)
         if stage is None:
             raise RuntimeError("the search ended without a final stage")
-        candidates = yield Call(partial(self.remember, question, stage.documents, count))
+        candidates = yield Call(partial(self._remember, question, stage.documents, count))
         self._finish(question, candidates, "led")
         return replace(stage, documents=tuple(question.documents), trace=question.trace)
 

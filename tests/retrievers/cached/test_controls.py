@@ -212,13 +212,13 @@ class TestForgetting:
     ) -> None:
         retriever = make(tolerance=0)
         ids_of(retriever, "before")
-        remember = retriever._core.remember
+        remember = retriever._core._remember
 
         def forget_meanwhile(*arguments: Any) -> Any:
             retriever.clear(namespace="")
             return remember(*arguments)
 
-        monkeypatch.setattr(retriever._core, "remember", forget_meanwhile)
+        monkeypatch.setattr(retriever._core, "_remember", forget_meanwhile)
         ids_of(retriever, "meanwhile")
         assert retriever.stats().cache.entries == 0
 

@@ -141,8 +141,8 @@ class TestForgettingAPart:
         assert not self.hits(two[0], namespace="ann")
 
     def test_a_search_under_way(self, two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        searcher = two[0]._core
-        remember = searcher.remember
+        core = two[0]._core
+        remember = core._remember
 
         def forget_meanwhile(*arguments: Any) -> Any:
             two[1].clear(namespace="ann")
@@ -150,7 +150,7 @@ class TestForgettingAPart:
 
         assert not self.hits(two[0], "before", namespace="ann")
         with monkeypatch.context() as patch:
-            patch.setattr(searcher, "remember", forget_meanwhile)
+            patch.setattr(core, "_remember", forget_meanwhile)
             assert not self.hits(two[0], namespace="ann")
         assert not self.hits(two[1], namespace="ann")
 
@@ -199,8 +199,8 @@ class TestForgettingAQuestion:
 
     def test_a_search_under_way(self, two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         (one, ask_one), (other, ask_other) = two
-        searcher = one._core
-        remember = searcher.remember
+        core = one._core
+        remember = core._remember
 
         def forget_meanwhile(*arguments: Any) -> Any:
             other.forget("question")
@@ -208,7 +208,7 @@ class TestForgettingAQuestion:
 
         ask_one("before")
         with monkeypatch.context() as patch:
-            patch.setattr(searcher, "remember", forget_meanwhile)
+            patch.setattr(core, "_remember", forget_meanwhile)
             ask_one("question")
         ask_other("question")
         assert other.stats().hits == 0

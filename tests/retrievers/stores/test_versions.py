@@ -89,15 +89,15 @@ def test_a_search_that_began_before_is_not_kept(
         store, k=3, tolerance=0, version=lambda: version[0]
     )
     retriever.invoke("before")
-    remember = retriever._core.remember
+    remember = retriever._core._remember
 
     def another_asks_meanwhile(*arguments: Any) -> Any:
-        monkeypatch.setattr(retriever._core, "remember", remember)
+        monkeypatch.setattr(retriever._core, "_remember", remember)
         version[0] += 1
         retriever.invoke("meanwhile")
         return remember(*arguments)
 
-    monkeypatch.setattr(retriever._core, "remember", another_asks_meanwhile)
+    monkeypatch.setattr(retriever._core, "_remember", another_asks_meanwhile)
     retriever.invoke("question")
     cache = retriever.stats().cache
     assert cache is not None
