@@ -268,8 +268,14 @@ class QueryCache(BaseQueryCache[T]):
         """Return a query and a number as the kernels take them; see :func:`.as_query`."""
         if type(k) is not int or not 0 < k <= sys.maxsize:
             k = min(check_int("k", k, 1), sys.maxsize)
-        plain = type(q) is np.ndarray and q.dtype is FLOAT32 and q.shape == self._shape
-        return (q if plain and q.flags.carray else check_vector(q, self._settings.dim)), k
+        if (
+            type(q) is np.ndarray
+            and q.dtype is FLOAT32
+            and q.shape == self._shape
+            and q.flags.carray
+        ):
+            return q, k
+        return check_vector(q, self._settings.dim), k
 
     def _accepts(self, entry: Entry[T] | None, sequence: int, wording: Wording) -> bool:
         """Return whether an entry may answer, as far as its words decide."""

@@ -31,6 +31,7 @@ from collections.abc import (
     AsyncIterator,
     Callable,
     Collection,
+    Generator,
     Hashable,
     Iterable,
     Iterator,
@@ -481,7 +482,9 @@ class Surroundings:
                 with suppress(ValueError):  # a generator that was closed in another context
                     variable.reset(token)
 
-    def each(self, pieces: Iterable[Any], inside: Callable[[], Any] = nullcontext) -> Iterator[Any]:
+    def each(
+        self, pieces: Iterable[Any], inside: Callable[[], Any] = nullcontext
+    ) -> Generator[Any]:
         """Yield the pieces of a stream, and compute each inside :meth:`watched`.
 
         Args:

@@ -575,7 +575,8 @@ class ApproximateCacheRetriever(CacheControls, Rebuildable, CacheKnobs, BaseRetr
 
     @override
     def _question_of(self, wired: Wired, question: Any, call: dict[str, Any]) -> Question[Document]:
-        return wired.requests.make(read_call(question, _no_config, call))
+        made: Question[Document] = wired.requests.make(read_call(question, _no_config, call))
+        return made
 
     @override
     def _settings(self) -> dict[str, Any]:
