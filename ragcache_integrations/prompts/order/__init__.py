@@ -2,12 +2,11 @@
 
 from .knobs import OrderKnobs, RequestDocuments, request_documents
 from .order import DocumentOrder
-from .settings import Order, OrderArguments
+from .settings import Order
 
 __all__ = [
     "DocumentOrder",
     "Order",
-    "OrderArguments",
     "OrderKnobs",
     "RequestDocuments",
     "request_documents",

@@ -98,7 +98,7 @@ def test_saving_twice_writes_the_same_bytes(
         assert np.array_equal(one[name], two[name]), name
     entries, others = saved_entries(folder / "one"), saved_entries(folder / "two")
     stamps = [[entry[0] for entry in saved] for saved in (entries, others)]
-    assert np.array_equal(*map(np.argsort, stamps))
+    assert np.array_equal(np.argsort(stamps[0]), np.argsort(stamps[1]))
     # Documents whose vectors are kept may be numbered in another order.
     names = [saved_header(folder / name)["names"] for name in ("one", "two")]
     for number, saved in enumerate((entries, others)):
