@@ -45,8 +45,9 @@ def corpus() -> Corpus:
 def apps(request: pytest.FixtureRequest, corpus: Corpus, engine: RAGCacheEngine) -> tuple[App, ...]:
     stock: Any = Stock(engine)
     settings = DemoSettings(top_k=3, tolerance=0.3, max_tokens=6)
-    module = langchain if request.param == "langchain" else llama_index
-    return module.make_apps(corpus, stock, [(engine, "")], settings)
+    module: Any = langchain if request.param == "langchain" else llama_index
+    made: tuple[App, ...] = module.make_apps(corpus, stock, [(engine, "")], settings)
+    return made
 
 
 def test_the_swap_changes_no_answer(apps: tuple[App, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -39,9 +40,12 @@ class Store:
         return self._passages[document_id]
 
 
+STORE: Any = Store()
+
+
 @pytest.mark.engine
 def test_caching_changes_no_answer(engine: RAGCacheEngine) -> None:
-    documents = documents_of(Store(), QUESTIONS, 3)
+    documents = documents_of(STORE, QUESTIONS, 3)
     assert [len(document) for document in documents] == [3, 3]
     assert documents[0][0].id == QUESTIONS[0].passage_id
     answered: list[int] = []
@@ -59,7 +63,7 @@ def test_caching_changes_no_answer(engine: RAGCacheEngine) -> None:
 
 @pytest.mark.engine
 def test_block_by_block_most_is_reused_and_the_answers_are_others() -> None:
-    documents = documents_of(Store(), QUESTIONS, 3)
+    documents = documents_of(STORE, QUESTIONS, 3)
     full = Quality(next(iter(WAYS)), 0, 0, 1, 0, ("said", "said"))
     eager = {"enforce_eager": True}
     with RAGCacheEngine(kv_cache_gib=0.1, reuse="anywhere", vllm_args=eager) as engine:

@@ -259,7 +259,7 @@ def comparison(
     x_label: str,
     lines: Mapping[str, Iterable[tuple[float, float]]],
     recommended: float | None,
-    x_unit: Literal["share", "number", "count"] = "count",
+    x_unit: Literal["share", "number"] = "number",
 ) -> Panel:
     """Return a plot of two shares.
 

@@ -418,6 +418,8 @@ def _draw_panel(place: Any, panel: Panel) -> None:
         place.set_xlim(left=0)
     if panel.x_unit == "count" or all(curve.kind == "path" for curve in curves):
         place.margins(x=0)
+    if panel.x_unit == "count":
+        place.locator_params(axis="x", integer=True)
     if panel.x_unit == "number" and len(placed) <= MOST_MARKS:
         place.set_xticks(placed)  # the very values that a knob had
     for axis, unit in ((place.xaxis, panel.x_unit), (place.yaxis, panel.unit)):

@@ -257,7 +257,7 @@ def sizes(findings: Findings) -> list[Panel]:
         )
         lines = {"knowledge tree": ours, "stock vLLM, block LRU": stock}
         at = None if result.recommended is None else float(result.recommended.tokens)
-        return comparison(title, note, "tokens that the cache holds", lines, at, "number")
+        return comparison(title, note, "tokens that the cache holds", lines, at)
 
     return [
         chart(
