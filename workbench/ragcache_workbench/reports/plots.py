@@ -405,11 +405,7 @@ def _draw_panel(place: Any, panel: Panel) -> None:
     for curve in panel.curves:
         _draw_curve(place, curve)
     curves = [curve for curve in panel.curves if curve.kind not in {"rule", "break"}]
-    values = [point.y for curve in curves for point in curve.points]
-    if panel.unit == "ms" and _spreads(min(values), max(values), SPREAD):
-        place.set_yscale("log")
-    elif panel.unit != "score" and not (panel.unit == "share" and min(values) >= ZOOM_FROM):
-        place.set_ylim(bottom=min(0, *values))
+    _scale_values(place, panel.unit, [point.y for curve in curves for point in curve.points])
     curves = [curve for curve in curves if curve.kind != "level"]
     placed = sorted({point.x for curve in curves for point in curve.points})
     if panel.x_unit != "count" and _spreads(placed[0], placed[-1], SPREAD):
@@ -424,6 +420,15 @@ def _draw_panel(place: Any, panel: Panel) -> None:
         place.set_xticks(placed)  # the very values that a knob had
     for axis, unit in ((place.xaxis, panel.x_unit), (place.yaxis, panel.unit)):
         axis.set_major_formatter("{x:.0%}" if unit == "share" else _tick)
+
+
+def _scale_values(place: Any, unit: Unit, values: Sequence[float]) -> None:
+    if unit == "ms" and _spreads(min(values), max(values), SPREAD):
+        place.set_yscale("log")
+    elif unit != "score" and not (unit == "share" and min(values) >= ZOOM_FROM):
+        place.set_ylim(bottom=min(0, *values))
+    if unit == "share":
+        place.set_ylim(top=min(1, place.get_ylim()[1]))
 
 
 def _draw_curve(place: Any, curve: Curve) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.table import Table as TerminalTable
 
 from ragcache_integrations.core.files import replacing
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.evaluation.runs import EvalRun, throughputs
+from ragcache_workbench.evaluation.runs import Comparison, EvalRun, throughputs
 from ragcache_workbench.evaluation.scores import MECHANICS_ONLY
 from ragcache_workbench.reports import (
     Cell,
@@ -25,7 +26,7 @@ from ragcache_workbench.reports import (
     terminal_table,
 )
 
-from .figures import Section, comparisons, sections
+from .figures import TIMES, Section, comparisons, sections
 from .labels import (
     FOLLOWED,
     call_of,
@@ -268,7 +269,9 @@ def show(runs: Sequence[EvalRun], console: Console) -> None:
     comparable = [run for run in runs if run.config["workload"] == runs[0].config["workload"]]
     for compared in comparisons(comparable, _numbers(runs)):
         title = "Compared with the first, 95 % intervals"
-        console.print(terminal_table(comparison_table(compared.rows), title))
+        table = _differences(compared.rows)
+        table = _upright(table) if len(runs) <= MAX_COLUMNS else table
+        console.print(terminal_table(table, title))
         console.print(FOLLOWED, style="italic", highlight=False)
     for measured in throughputs(runs):
         knobs = ", ".join(f"{name}={value}" for name, value in measured.knobs.items())
@@ -287,5 +290,29 @@ def _figures(runs: Sequence[EvalRun]) -> TerminalTable:
         table = runs_table(runs, _numbers(runs), names)
         return terminal_table(table, f"{title}, {len(runs)} runs; times in ms")
     table = runs_table(runs, _numbers(runs), shown_figures(runs))
+    return terminal_table(_upright(table), title)
+
+
+def _upright(table: Table) -> Table:
+    """A table whose rows are columns."""
     heads, *rows = zip(map(Cell, table.heads), *table.rows, strict=True)
-    return terminal_table(Table(tuple(cell.text for cell in heads), tuple(rows)), title)
+    return Table(tuple(cell.text for cell in heads), tuple(rows))
+
+
+def _differences(rows: Sequence[tuple[str, Comparison]]) -> Table:
+    """A table with a row for each run, and a column for each metric, narrow as terminals are."""
+    by_run: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, comparison in rows:
+        words = TIMES.get(comparison.metric) or f"{measure(comparison.metric).words}, difference"
+        digits = 3 if comparison.ratio is None else 2
+        ends = (comparison.ratio or comparison.difference).as_list()
+        value, low, high = (f"{end:.{digits}f}" for end in ends)
+        by_run[name.replace(", ", "\n")][words] = f"{value} [{low}, {high}]"
+    heads = list(dict.fromkeys(words for shown in by_run.values() for words in shown))
+    return Table(
+        ("", *heads),
+        tuple(
+            (Cell(name), *(Cell(shown.get(words, "")) for words in heads))
+            for name, shown in by_run.items()
+        ),
+    )
