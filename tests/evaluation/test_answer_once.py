@@ -16,8 +16,8 @@ from ragcache_workbench.evaluation import (
     evaluate_grid,
 )
 from ragcache_workbench.evaluation.datasets import load_dataset
+from ragcache_workbench.evaluation.report.report import verdicts
 from ragcache_workbench.evaluation.report.tables import remarks
-from ragcache_workbench.evaluation.report.verdict import verdicts
 
 from .world import Echo, make_retriever
 

@@ -36,9 +36,8 @@ from ragcache_workbench.evaluation.datasets import EvalDocument
 from ragcache_workbench.evaluation.evaluate import until_done
 from ragcache_workbench.evaluation.report import show
 from ragcache_workbench.evaluation.report.labels import chosen_by
-from ragcache_workbench.evaluation.report.report import gather, render
+from ragcache_workbench.evaluation.report.report import gather, render, verdicts
 from ragcache_workbench.evaluation.report.tables import remarks
-from ragcache_workbench.evaluation.report.verdict import verdicts
 from ragcache_workbench.evaluation.scores import MECHANICS_ONLY
 from ragcache_workbench.evaluation.settings import EvalSettings
 

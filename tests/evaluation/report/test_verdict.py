@@ -15,8 +15,14 @@ from typing_extensions import override
 
 from ragcache_workbench.evaluation import EvalRun, evaluate, evaluate_grid
 from ragcache_workbench.evaluation.report.labels import FOLLOWED
-from ragcache_workbench.evaluation.report.report import gather, render, show
-from ragcache_workbench.evaluation.report.verdict import _Candidate, _sentence, verdicts
+from ragcache_workbench.evaluation.report.report import (
+    _Candidate,
+    _sentence,
+    gather,
+    render,
+    show,
+    verdicts,
+)
 from ragcache_workbench.evaluation.scores import Interval
 from tests.evaluation.world import Echo, make_retriever
 from tests.support.html_page import HtmlPage

@@ -10,15 +10,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ragcache_workbench.cache_report.questions import LoggedQuestion
-from ragcache_workbench.cache_report.replay import (
-    CONFIDENCE,
-    TOLERANCES,
-    Count,
-    Proof,
-    Replay,
-    least_hits,
-)
 from ragcache_workbench.reports import (
     Cell,
     Panel,
@@ -29,6 +20,16 @@ from ragcache_workbench.reports import (
     comparison,
     marked,
     percent,
+)
+
+from .questions import LoggedQuestion
+from .replay import (
+    CONFIDENCE,
+    TOLERANCES,
+    Count,
+    Proof,
+    Replay,
+    least_hits,
 )
 
 __all__ = [

@@ -60,7 +60,8 @@ from ragcache_integrations.core.texts import without_surrogates
 from ragcache_integrations.core.threads import usable_cores
 from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.evaluation.systems import CACHE_FACTS
+
+from .systems import CACHE_FACTS
 
 __all__ = [
     "FORMAT",

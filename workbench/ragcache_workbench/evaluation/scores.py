@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike
 
 from ragcache_integrations.core.checks import check_number, unknown_name
 from ragcache_integrations.errors import ConfigurationError
-from ragcache_workbench.evaluation.datasets import (
+
+from .datasets import (
     Answer,
     EvalDataset,
     EvalQuestion,
@@ -26,7 +27,7 @@ from ragcache_workbench.evaluation.datasets import (
     checked_score,
     k_recall,
 )
-from ragcache_workbench.evaluation.records import (
+from .records import (
     Checkpoint,
     Number,
     Record,

@@ -20,7 +20,8 @@ from ragcache_workbench.reports import (
     short_number,
 )
 from ragcache_workbench.simulation import ENOUGH, LEAST_HIT_RATE, Characterisation, Workload
-from ragcache_workbench.workload_report.comparisons import (
+
+from .comparisons import (
     MEASURES,
     ProviderShare,
     Replicas,

@@ -18,12 +18,13 @@ from ragcache_integrations.engine.machine import device_name
 from ragcache_integrations.errors import ConfigurationError, MissingExtraError
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel, load_profile
 from ragcache_workbench.simulation import MOST_REPLICAS, characterise, load_workload
-from ragcache_workbench.workload_report.comparisons import (
+
+from .comparisons import (
     REQUESTS_PER_DAY,
     compare_routings,
     provider_shares,
 )
-from ragcache_workbench.workload_report.report import Findings
+from .report import Findings
 
 __all__ = [
     "REQUESTS_PER_DAY",
