@@ -12,21 +12,23 @@ import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from ragcache_integrations.engine.in_vllm.anywhere.codecs import CODECS, Codec, Encoded, Form
 from ragcache_integrations.engine.in_vllm.anywhere.files import (
     HEADER_BYTES,
     DocumentFileError,
     read_document,
     write_document,
 )
-from ragcache_integrations.engine.in_vllm.anywhere.paged import Encoded, Form
 from tests.support.sizes import examples
 
 from .bounds import bounded
 from .hostile import altered_text, damaged
 
-FORMS = [
-    Form(((2, None),), 1, 4, torch.float32),
-    Form(((1, None), (2, 3)), 1, 4, torch.float32),  # two layers have a window
+Kind = tuple[Codec, Form]
+KINDS: list[Kind] = [
+    (codec, Form(groups, 1, 4, torch.float32))
+    for codec in CODECS.values()
+    for groups in (((2, None),), ((1, None), (2, 3)))  # all layers alike, or two with a window
 ]
 TOKENS = 5
 NAME = "document-0.safetensors"
@@ -34,18 +36,22 @@ LENGTH = 8  # bytes of the header's length
 
 
 @cache
-def written(form: Form) -> Encoded:
-    numbers = torch.arange(form.nbytes(TOKENS) // 4, dtype=torch.float32)
-    numbers = numbers.view(2, *form.shape(TOKENS))
-    return Encoded(numbers[0].clone(), numbers[1].clone(), 3)
+def written(kind: Kind) -> Encoded:
+    codec, form = kind
+    groups = []
+    for layers, kept in form.groups:
+        shape = layers, min(TOKENS, kept or TOKENS), form.heads, form.size
+        keys = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+        groups.append(Encoded(codec, codec.encode(keys, keys + 1000), 0))
+    return Encoded.join(form, groups, 3)
 
 
 @cache
-def saved(form: Form) -> bytes:
+def saved(kind: Kind) -> bytes:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model" / NAME
         path.parent.mkdir()
-        write_document(path, written(form))
+        write_document(path, written(kind))
         return path.read_bytes()
 
 
@@ -56,35 +62,36 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / NAME
 
 
-def read(path: Path, content: bytes, form: Form) -> None:
+def read(path: Path, content: bytes, kind: Kind) -> None:
     # A file that is mapped is never changed in place, here neither.
     path.unlink(missing_ok=True)
     path.write_bytes(content)
     with bounded():
         try:
-            document = read_document(path, form, TOKENS)
+            document = read_document(path, *kind, TOKENS)
         except DocumentFileError:
             event("refused")
             return
     event("read")
-    assert document.position == written(form).position
-    assert torch.equal(document.keys, written(form).keys)
-    assert torch.equal(document.values, written(form).values)
+    right = written(kind)
+    assert document.position == right.position
+    assert document.parts.keys() == right.parts.keys()
+    assert all(torch.equal(part, right.parts[name]) for name, part in document.parts.items())
 
 
 @examples(200)
 @given(st.data())
 def test_damaged_files(path: Path, data: st.DataObject) -> None:
-    form = data.draw(st.sampled_from(FORMS))
-    read(path, data.draw(damaged(saved(form), (b"F64", b"[0,0]", b"\0" * 8))), form)
+    kind = data.draw(st.sampled_from(KINDS))
+    read(path, data.draw(damaged(saved(kind), (b"F64", b"[0,0]", b"\0" * 8))), kind)
 
 
 @examples(200)
 @given(st.data())
 def test_headers_of_the_right_size(path: Path, data: st.DataObject) -> None:
-    form = data.draw(st.sampled_from(FORMS))
-    content = saved(form)
+    kind = data.draw(st.sampled_from(KINDS))
+    content = saved(kind)
     header = json.loads(content[LENGTH:HEADER_BYTES])
     text = data.draw(altered_text(header)).encode("utf-8", "surrogatepass")
     room = HEADER_BYTES - LENGTH
-    read(path, content[:LENGTH] + text[:room].ljust(room) + content[HEADER_BYTES:], form)
+    read(path, content[:LENGTH] + text[:room].ljust(room) + content[HEADER_BYTES:], kind)

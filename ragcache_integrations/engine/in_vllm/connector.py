@@ -37,8 +37,9 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from ragcache_integrations.engine.arguments import GIB
 from ragcache_integrations.knowledge_tree import KnowledgeTree
 
+from .anywhere.codecs import Form
 from .anywhere.disk import DISK_CACHE_DIR, DISK_CACHE_GIB, DiskIndex, DiskWorker, open_folder
-from .anywhere.paged import Form, GroupedMemory
+from .anywhere.paged import GroupedMemory
 from .anywhere.prefixes import StoredPrefixes
 from .anywhere.worker import Moves, StoreWorker
 from .host_copies import HostCopies, block_runs, host_copies

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from ragcache_integrations.engine.in_vllm.anywhere.codecs import RAW, Codec
+
 __all__ = ["Reference"]
 
 
@@ -18,9 +20,11 @@ class Reference:
 
     Args:
         folder: The model.
+        codec: How documents are kept.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, codec: Codec = RAW) -> None:
+        self._codec = codec
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     @torch.no_grad()
@@ -49,7 +53,8 @@ class Reference:
                 self._run(prompt[at:first], at, cache)
             for number, layer in enumerate(own.layers):
                 kept = slice(first - begin, None)
-                cache.update(layer.keys[:, :, kept], layer.values[:, :, kept], number)
+                keys, values = self._stored(layer.keys, layer.values, begin)
+                cache.update(keys[:, :, kept], values[:, :, kept], number)
             at = end
         logits, _ = self._run(prompt[at:], at, cache)
         scores, answer = logits.log_softmax(-1), []
@@ -57,6 +62,21 @@ class Reference:
             answer.append(int(logits.argmax()))
             logits, _ = self._run(answer[-1:], place, cache)
         return answer, scores
+
+    def _stored(self, keys: Tensor, values: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, of shape ``(1, heads, tokens, size)``, as they are read."""
+        if self._codec is RAW:
+            return keys, values
+        places = torch.arange(begin, begin + keys.shape[2])[None]
+        cosine, sine = self._model.model.rotary_emb(keys, places)
+        before = keys * cosine - rotate_half(keys) * sine
+        parts = self._codec.encode(before.transpose(1, 2), values.transpose(1, 2))
+        layer = {name: part[0] for name, part in parts.items()}
+        read_keys, read_values = (torch.empty(keys[0].transpose(0, 1).shape) for _ in range(2))
+        self._codec.decode_keys(layer, read_keys)
+        self._codec.decode_values(layer, read_values)
+        keys, values = (each.transpose(0, 1)[None] for each in (read_keys, read_values))
+        return keys * cosine + rotate_half(keys) * sine, values
 
     def _run(
         self, tokens: Sequence[int], begin: int, cache: DynamicCache
@@ -70,3 +90,9 @@ class Reference:
         )
         logits: Tensor = output.logits[0, -1]
         return logits, cache
+
+
+def rotate_half(numbers: Tensor) -> Tensor:
+    """A quarter turn of each pair of numbers."""
+    first, second = numbers.chunk(2, -1)
+    return torch.cat([-second, first], -1)

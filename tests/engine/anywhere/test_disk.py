@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ragcache_integrations.engine.in_vllm.anywhere.codecs import RAW, Codec, Encoded, Form
 from ragcache_integrations.engine.in_vllm.anywhere.disk import DiskIndex, DiskWorker
 from ragcache_integrations.engine.in_vllm.anywhere.files import (
     COPIED_BYTES,
@@ -21,26 +22,28 @@ from ragcache_integrations.engine.in_vllm.anywhere.files import (
     read_document,
     write_document,
 )
-from ragcache_integrations.engine.in_vllm.anywhere.paged import Encoded, Form
 from ragcache_integrations.engine.protocol import CacheSettings
 
 FORM = Form(((2, None),), 3, 8, torch.float32)
+TOKEN_BYTES = RAW.nbytes(FORM, 1)
 MODEL, OTHER = b"m" * 16, b"o" * 16
 GIB = 1 << 30
 
 
-def document(tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Encoded:
+def document(
+    tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32, codec: Codec = RAW
+) -> Encoded:
     torch.manual_seed(seed)
-    keys, values = (torch.randn(FORM.shape(tokens)).to(dtype) for _ in range(2))
-    return Encoded(keys, values, seed)
+    keys, values = (torch.randn(2, tokens, 3, 8).to(dtype) for _ in range(2))
+    return Encoded(codec, codec.encode(keys, values), seed)
 
 
 def same(one: Encoded, other: Encoded) -> bool:
-    return (
-        one.position == other.position
-        and torch.equal(one.keys, other.keys)
-        and torch.equal(one.values, other.values)
-    )
+    return (one.codec, one.position, [*one.parts]) == (
+        other.codec,
+        other.position,
+        [*other.parts],
+    ) and all(torch.equal(one.parts[name], other.parts[name]) for name in one.parts)
 
 
 def folder_of(tmp_path: Path, model: bytes = MODEL) -> DocumentFolder:
@@ -56,8 +59,8 @@ def test_a_document_is_read_as_it_was_written(tmp_path: Path, dtype: torch.dtype
     form = Form(((2, None),), 3, 8, dtype)
     path, written = tmp_path / "a-0.safetensors", document(7, 3, dtype)
     write_document(path, written)
-    assert path.stat().st_size == HEADER_BYTES + 7 * form.sizes.token_bytes
-    assert same(read_document(path, form, 7), written)
+    assert path.stat().st_size == HEADER_BYTES + 7 * RAW.nbytes(form, 1)
+    assert same(read_document(path, RAW, form, 7), written)
 
 
 @pytest.mark.parametrize("tokens", [7, 12_000])
@@ -65,7 +68,7 @@ def test_what_was_read_stays_when_its_file_goes(tmp_path: Path, tokens: int) -> 
     """A small one is copied, a large one mapped."""
     path, written = tmp_path / "a-0.safetensors", document(tokens)
     write_document(path, written)
-    read = read_document(path, FORM, tokens)
+    read = read_document(path, RAW, FORM, tokens)
     mapped = str(path) in Path("/proc/self/maps").read_text()
     assert mapped == (path.stat().st_size >= COPIED_BYTES)
     write_document(path, document(tokens, 1))
@@ -77,22 +80,22 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a-0.safetensors"
     write_document(path, document(7))
     with pytest.raises(DocumentFileError, match="8 tokens"):
-        read_document(path, FORM, 8)
+        read_document(path, RAW, FORM, 8)
     with pytest.raises(DocumentFileError, match="float16"):
-        read_document(path, Form(((4, None),), 3, 8, torch.float16), 7)
+        read_document(path, RAW, Form(((4, None),), 3, 8, torch.float16), 7)
     with pytest.raises(DocumentFileError, match="shape"):
-        read_document(path, Form(((3, None),), 2, 8, torch.float32), 7)
+        read_document(path, RAW, Form(((3, None),), 2, 8, torch.float32), 7)
     renamed = tmp_path / "b-0.safetensors"
     path.rename(renamed)
     with pytest.raises(DocumentFileError, match="another document"):
-        read_document(renamed, FORM, 7)
+        read_document(renamed, RAW, FORM, 7)
     os.truncate(renamed, 1 << 40)
     with pytest.raises(DocumentFileError, match="takes"):
-        read_document(renamed, FORM, 7)
+        read_document(renamed, RAW, FORM, 7)
     link = tmp_path / "c-0.safetensors"
     link.symlink_to(renamed)
     with pytest.raises(OSError, match="link"):
-        read_document(link, FORM, 7)
+        read_document(link, RAW, FORM, 7)
 
 
 def test_a_name_tells_nothing_and_is_found_again(tmp_path: Path) -> None:
@@ -112,16 +115,16 @@ def test_a_secret_that_is_damaged_is_made_anew(tmp_path: Path) -> None:
 
 
 def index_of(folder: DocumentFolder, tokens: int, policy: str = "lru") -> DiskIndex:
-    gib = tokens * FORM.sizes.token_bytes / GIB
+    gib = tokens * TOKEN_BYTES / GIB
     settings = CacheSettings(policy=policy, reuse="anywhere", disk_cache_gib=gib)
-    return DiskIndex(folder, settings, FORM.sizes, 1)
+    return DiskIndex(folder, settings, FORM, 1)
 
 
 @pytest.mark.parametrize("policy", ["pgdsf", "lru"])
 def test_what_is_on_disk_fits(tmp_path: Path, policy: str) -> None:
     """Also with files of another model, of another engine, and after starting again."""
     room = 300
-    most = room * FORM.sizes.token_bytes
+    most = room * TOKEN_BYTES
     other = folder_of(tmp_path, OTHER)
     for number in range(9):
         path = other.file(other.name(bytes([number])), 0)
@@ -146,9 +149,9 @@ def test_what_is_on_disk_fits(tmp_path: Path, policy: str) -> None:
         assert worker.take_unwritten() == set()
         assert len(index) > 0
         assert bytes_in(tmp_path) <= most
-        files = {name for name, _ in folder.files(FORM.sizes.token_bytes)}
+        files = {name for name, _ in folder.files(FORM)}
         assert len(files) == len(index)
-    assert list(other.files(FORM.sizes.token_bytes)) == []
+    assert list(other.files(FORM)) == []
 
 
 def test_a_smaller_disk_keeps_what_was_used_last(tmp_path: Path) -> None:
@@ -172,7 +175,7 @@ def test_what_was_used_counts_after_a_restart_even_where_nothing_was_read(tmp_pa
     worker.touch(index.take_used())
     assert index.take_used() == []
     worker.close()
-    names = [name for name, _ in folder.files(FORM.sizes.token_bytes)]
+    names = [name for name, _ in folder.files(FORM)]
     assert names[-4:] == [folder.name(bytes([number])) for number in (7, 8, 3, 1)]
     smaller = index_of(folder, 40)
     assert [number for number in range(10) if bytes([number]) in smaller] == [1, 3, 8]
@@ -295,7 +298,7 @@ def test_a_file_that_is_about_to_go_is_not_there(tmp_path: Path) -> None:
     assert b"b" in index
     worker.remove(index.take_drops())
     worker.close()
-    assert [name for name, _ in folder.files(FORM.sizes.token_bytes)] == [folder.name(b"b")]
+    assert [name for name, _ in folder.files(FORM)] == [folder.name(b"b")]
 
 
 WRITER = """
@@ -321,12 +324,12 @@ def test_a_process_that_is_killed_leaves_whole_files(tmp_path: Path) -> None:
         while not (any(folder.path.glob(".*.tmp")) and len(list(folder.path.iterdir())) > 3):
             assert time.monotonic() < until
         process.kill()
-    names = dict(folder.files(FORM.sizes.token_bytes))
+    names = dict(folder.files(FORM))
     assert names
     worker = DiskWorker(folder, FORM, 1)
     for number in range(len(names)):
         key = number.to_bytes(4, "little")
-        assert names.pop(folder.name(key)) == FORM.nbytes(2000)
+        assert names.pop(folder.name(key)) == RAW.nbytes(FORM, 2000)
         assert same(worker.read(key, 2000), document(2000, number))
     for path in folder.path.glob(".*.tmp"):
         os.utime(path, (1, 1))

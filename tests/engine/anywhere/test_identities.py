@@ -22,6 +22,7 @@ from transformers import (
 from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt, PromptRenderer
 from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine.in_vllm.anywhere.codecs import CODECS
 from ragcache_integrations.engine.tiny_model import default_model_path
 from ragcache_integrations.prompts.pml import Schema
 from ragcache_modular import ModularModel
@@ -88,13 +89,20 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[RAGCacheEngine]:
+def dtype(request: pytest.FixtureRequest) -> str:
+    """How documents are kept."""
+    return str(getattr(request, "param", "raw"))
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, dtype: str) -> Iterator[RAGCacheEngine]:
     with RAGCacheEngine(
         folder,
         kv_cache_gib=0.05,
         max_model_len=1024,
         dtype="float32",
         reuse="anywhere",
+        document_dtype=dtype,
         vllm_args={"enforce_eager": True},
     ) as running:
         running.encode(DOCUMENTS)
@@ -116,6 +124,40 @@ def check(
     assert [token.token_id for token in answer.logprobs] == tokens
     for token in answer.logprobs[0].top:
         assert token.logprob == pytest.approx(float(scores[token.token_id]), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("folder", "dtype"),
+    [
+        ("llama", "int8"),
+        ("qwen3", "int8"),
+        ("mistral with a window", "int8"),
+        ("llama", "int8-int4"),
+    ],
+    indirect=True,
+)
+def test_documents_are_read_as_they_were_quantised(
+    folder: Path, dtype: str, engine: RAGCacheEngine
+) -> None:
+    """One by one, and together with others; scores, as a rounding may tip over either way."""
+    exact, reference = Reference(folder), Reference(folder, CODECS[dtype])
+    prompts = [prompt_of(number) for number in range(6)]
+    together = engine.generate_batch(prompts, GREEDY, link_tokens=3)
+    tokenizer, lost = AutoTokenizer.from_pretrained(folder), 0.0
+    for prompt, answer in zip(prompts, together, strict=True):
+        rendered = PromptRenderer(tokenizer).render(prompt)
+        spans = [(span.start, span.end) for span in rendered.documents]
+        (_, right), (_, raw) = (
+            each.answer(rendered.token_ids, spans, 3, 1) for each in (reference, exact)
+        )
+        alone = engine.generate(prompt, GREEDY, link_tokens=3)
+        for one in (answer, alone):
+            assert one.logprobs is not None
+            assert one.usage.cached_tokens > 100
+            for token in one.logprobs[0].top:
+                assert token.logprob == pytest.approx(float(right[token.token_id]), abs=0.01)
+        lost = max(lost, float((right - raw).abs().max()))
+    assert lost > 0.01  # what is compared is not what raw documents would have given
 
 
 @pytest.mark.parametrize("links", [0, 5, 16])

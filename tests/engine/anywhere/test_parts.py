@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ragcache_integrations.core.prompt import Span
-from ragcache_integrations.engine.in_vllm.anywhere.paged import angles_between, turn
+from ragcache_integrations.engine.in_vllm.anywhere.paged import ORIGIN, angles_between, turn
 from ragcache_integrations.engine.in_vllm.anywhere.plan import make_plan
 from ragcache_integrations.engine.in_vllm.anywhere.store import DocumentStore
 from ragcache_integrations.engine.protocol import document_key
@@ -82,7 +82,7 @@ def test_what_is_stored_fits(
             store.access([key])
             continue
         before = dict(sizes)
-        gone = store.add(key, tokens, staying)
+        gone = store.add(key, tokens, tokens, staying)
         if gone is None:
             assert tokens + sum(before.get(name, 0) for name in staying) > 100
         else:
@@ -99,10 +99,10 @@ def test_what_is_stored_fits(
 
 def test_one_that_comes_back_has_the_size_of_now() -> None:
     store = DocumentStore(100)
-    store.add(b"a", 60)
-    assert store.add(b"b", 100) == [b"a"]
-    assert store.add(b"a", 10) == [b"b"]
-    assert store.add(b"c", 90) == []
+    store.add(b"a", 60, 60)
+    assert store.add(b"b", 100, 100) == [b"a"]
+    assert store.add(b"a", 10, 10) == [b"b"]
+    assert store.add(b"c", 90, 90) == []
     assert store.used == 100
 
 
@@ -110,22 +110,23 @@ def test_the_one_that_is_read_stays() -> None:
     for policy in sorted(POLICIES):
         store = DocumentStore(30, policy)
         for key in (b"a", b"b", b"c"):
-            assert store.add(key, 10) == []
+            assert store.add(key, 10, 10) == []
         store.access([b"a"])
         store.access([b"c"])
-        assert store.add(b"d", 10) == [b"b"], policy
+        assert store.add(b"d", 10, 10) == [b"b"], policy
         assert store.evicted == 1
 
 
 def moved(keys: Tensor, table: Tensor, before: int, after: int) -> Tensor:
-    angles = angles_between(table, before, after, len(keys))
-    return keys if angles is None else turn(keys.clone(), angles)
+    places = (slice(at, at + len(keys)) for at in (before, after))
+    return turn(keys.clone(), angles_between(table, *places))
 
 
 def test_keys_are_turned_as_the_table_says() -> None:
     angles = torch.arange(200)[:, None] * (10_000 ** -(torch.arange(8) / 8))
     table = torch.cat([angles.cos(), angles.sin()], -1)
     first, second = torch.randn(2, 20, 3, 8)
+    first_and_second = torch.cat([first, second], -1)
     here, there = angles[:20, None], angles[150:170, None]
     expected = [
         torch.cat([first * a.cos() - second * a.sin(), second * a.cos() + first * a.sin()], -1)
@@ -134,7 +135,12 @@ def test_keys_are_turned_as_the_table_says() -> None:
     torch.testing.assert_close(moved(expected[0], table, 0, 150), expected[1])
     torch.testing.assert_close(moved(expected[1], table, 150, 0), expected[0])
     torch.testing.assert_close(moved(expected[0][5:], table, 5, 155), expected[1][5:])
-    assert moved(expected[0], table, 7, 7) is expected[0]
+    layers = torch.stack([expected[0], expected[1]])
+    there = turn(layers.clone(), angles_between(table, slice(20), slice(150, 170)))
+    torch.testing.assert_close(there[0], expected[1])
+    torch.testing.assert_close(there[1], moved(expected[1], table, 0, 150))
+    before = turn(expected[1].clone(), angles_between(table, slice(150, 170), ORIGIN))
+    torch.testing.assert_close(before, first_and_second)
 
 
 def test_a_factor_in_the_table_is_none_of_the_angle() -> None:

@@ -16,7 +16,8 @@ import torch
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.in_vllm.anywhere.paged import Encoded, GroupedMemory, Tables
+from ragcache_integrations.engine.in_vllm.anywhere.codecs import Codec, Encoded
+from ragcache_integrations.engine.in_vllm.anywhere.paged import GroupedMemory, Tables
 from ragcache_integrations.engine.in_vllm.anywhere.prefixes import prefix_keys
 from ragcache_integrations.engine.in_vllm.anywhere.worker import Moves, Save, StoreWorker
 from ragcache_integrations.engine.process import control
@@ -150,9 +151,9 @@ def test_no_name_of_a_tenant_makes_other_tokens_of_its_own() -> None:
 class Memory:
     """Paged memory that nothing is wrong with."""
 
-    def read(self, blocks: Tables, begin: int, end: int) -> Encoded:
+    def read(self, codec: Codec, blocks: Tables, begin: int, end: int) -> Encoded:
         tensor = torch.zeros(1, end - begin, 1, 1)
-        return Encoded(tensor, tensor, begin)
+        return Encoded(codec, codec.encode(tensor, tensor), begin)
 
 
 def test_nothing_is_kept_that_came_from_blocks_which_could_not_be_filled() -> None:

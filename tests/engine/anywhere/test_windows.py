@@ -22,8 +22,9 @@ from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.in_vllm.anywhere import paged
+from ragcache_integrations.engine.in_vllm.anywhere.codecs import CODECS, RAW, Codec, Encoded, Form
 from ragcache_integrations.engine.in_vllm.anywhere.disk import DiskIndex
-from ragcache_integrations.engine.in_vllm.anywhere.paged import NOBODY, Encoded, Form, GroupedMemory
+from ragcache_integrations.engine.in_vllm.anywhere.paged import NOBODY, GroupedMemory
 from ragcache_integrations.engine.in_vllm.anywhere.plan import Load
 from ragcache_integrations.engine.in_vllm.anywhere.prefixes import StoredPrefixes, prefix_keys
 from ragcache_integrations.engine.process import control
@@ -216,32 +217,40 @@ class Layers:
         self._size = size
         self.written: dict[int, list[float]] = {}
 
-    def read(self, blocks: tuple[int, ...], begin: int, end: int) -> Encoded:
+    def read(self, codec: Codec, blocks: tuple[int, ...], begin: int, end: int) -> Encoded:
         numbers = torch.tensor([float(blocks[at // self._size]) for at in range(begin, end)])
         keys = numbers.view(1, -1, 1, 1).expand(self.form.layers, -1, 1, 1)
-        return Encoded(keys, -keys, begin)
+        return Encoded(codec, codec.encode(keys, -keys), begin)
 
     def write(
         self, document: Encoded, begin: int, first: int, end: int, blocks: tuple[int, ...]
     ) -> None:
         assert document.position == begin
-        assert document.keys.shape[:2] == (self.form.layers, end - begin)
-        assert torch.equal(document.keys, -document.values)
+        shape = (self.form.layers, end - begin, 1, 1)
+        keys, values = torch.empty(shape), torch.empty(shape)
+        for number, out in enumerate(zip(keys, values, strict=True)):
+            part = {name: tensor[number] for name, tensor in document.parts.items()}
+            document.codec.decode_keys(part, out[0])
+            values[number] = document.codec.decode_values(part, out[1])
+        torch.testing.assert_close(keys, -values, rtol=0.01, atol=0)
         for at in range(first, end):
-            keys = document.keys[:, at - begin, 0, 0].tolist()
-            self.written.setdefault(blocks[at // self._size], []).extend(keys)
+            keys_here = keys[:, at - begin, 0, 0].round().tolist()
+            self.written.setdefault(blocks[at // self._size], []).extend(keys_here)
 
 
+@pytest.mark.parametrize("codec", [RAW, CODECS["int8"]])
 def test_of_each_group_what_a_follower_needs_is_kept_and_written(
-    monkeypatch: pytest.MonkeyPatch,
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paged, "PagedMemory", Layers)
     groups, windows = [["a", "b"], ["c"], ["d"]], [None, 1, 3]
     memory = GroupedMemory({}, cast("Any", dict.fromkeys("abcd")), groups, windows, 4, turns=False)
     tables = (tuple(range(10, 18)), tuple(range(20, 28)), tuple(range(30, 38)))
-    document = memory.read(tables, 8, 24)
-    assert memory.form.shape(16) == document.keys.shape == (2 * 16 + 4 + 12, 1, 1)
-    assert memory.form.nbytes(16) == document.nbytes == memory.form.sizes.nbytes(16)
+    document = memory.read(codec, tables, 8, 24)
+    assert document.parts["keys"].shape == (2 * 16 + 4 + 12, 1, 1)
+    for name, part in codec.parts(memory.form).items():
+        assert document.parts[name].shape == part.whole(memory.form, 16)
+    assert codec.nbytes(memory.form, 16) == document.nbytes
     # The GPU has the first block; a window at the end of what is read needs the last one alone.
     there = (
         tuple(range(40, 48)),

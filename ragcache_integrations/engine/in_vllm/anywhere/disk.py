@@ -25,6 +25,7 @@ from ragcache_integrations.engine.protocol import CacheSettings
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 from ragcache_integrations.resources.cache import cache_home
 
+from .codecs import Encoded, Form, codec_of
 from .files import (
     HEADER_BYTES,
     DocumentFileError,
@@ -33,7 +34,6 @@ from .files import (
     read_document,
     write_document,
 )
-from .paged import Encoded, Form, Sizes
 from .store import DocumentStore
 
 __all__ = [
@@ -76,9 +76,9 @@ def open_disk(
         reason = reason or "nobody knows which weights the model has: it is no folder"
         logger.warning("documents are not kept on disk: %s", reason)
         return None, reason
-    sizes = Sizes.of(scheduler.kv_cache_config)
+    form = Form.of(scheduler.kv_cache_config)
     workers = config.parallel_config.world_size
-    return DiskIndex(folder, settings, sizes, workers, prefill_seconds), None
+    return DiskIndex(folder, settings, form, workers, prefill_seconds), None
 
 
 def open_folder(config: Any, folder: str | Path | None) -> DocumentFolder | None:
@@ -108,25 +108,24 @@ class DiskIndex:
     Attributes:
         folder: The model's folder.
         settings: Size and policy.
-        sizes: How large documents are on one worker.
+        form: What the model's documents look like.
         workers: Among which each document is divided.
         prefill_seconds: Prefill times of the model.
     """
 
     folder: DocumentFolder
     settings: CacheSettings
-    sizes: Sizes
+    form: Form
     workers: int
     prefill_seconds: Any = None
 
     def __post_init__(self) -> None:
         self._lost: set[bytes] = set()  # names of files that are bad, and may not have gone yet
-        tokens = int(self.settings.disk_cache_gib * GIB) // (self.sizes.token_bytes * self.workers)
-        self._header = self.sizes.units(HEADER_BYTES)
-        self._store = DocumentStore(tokens, self.settings.policy, self.prefill_seconds)
+        most = int(self.settings.disk_cache_gib * GIB) // self.workers
+        self._store = DocumentStore(most, self.settings.policy, self.prefill_seconds)
         self._drops: dict[bytes, None] = {}  # in this order, as those that were used
         self._used: dict[bytes, None] = {}
-        for name, nbytes in self.folder.files(self.sizes.step_bytes):
+        for name, nbytes in self.folder.files(self.form):
             self._admit(name, nbytes)
 
     def __contains__(self, key: object) -> bool:
@@ -140,14 +139,14 @@ class DiskIndex:
         """Changes with what it contains."""
         return self._store.version
 
-    def fits(self, tokens: int) -> bool:
+    def fits(self, nbytes: int) -> bool:
         """Whether a document can be here at all."""
-        return self.sizes.units(self.sizes.nbytes(tokens)) + self._header <= self._store.capacity
+        return HEADER_BYTES + nbytes <= self._store.capacity
 
     def look(self, key: bytes, tokens: int) -> None:
         """See whether a document's file has come or gone: other engines may use the folder."""
         name = self.folder.name(key)
-        nbytes = self.sizes.nbytes(tokens)
+        nbytes = codec_of(key).nbytes(self.form, tokens)
         if not has_size(self.folder.file(name, 0), HEADER_BYTES + nbytes):
             self._lost.discard(name)
             self._store.discard([name])
@@ -168,7 +167,7 @@ class DiskIndex:
         staying = {self.folder.name(each) for each in kept}
         name = self.folder.name(key)
         self._lost.discard(name)  # the file is removed before it is written
-        return self._admit(name, self.sizes.nbytes(tokens), staying)
+        return self._admit(name, codec_of(key).nbytes(self.form, tokens), staying)
 
     def access(self, keys: Iterable[bytes]) -> None:
         """Documents were used in this order, whether they were read here or not."""
@@ -196,7 +195,8 @@ class DiskIndex:
         return used
 
     def _admit(self, name: bytes, nbytes: int, staying: Collection[bytes] = ()) -> bool:
-        gone = self._store.add(name, self.sizes.units(nbytes) + self._header, staying)
+        tokens = codec_of(name).tokens(self.form, nbytes)
+        gone = self._store.add(name, HEADER_BYTES + nbytes, tokens, staying)
         self._drops.update(dict.fromkeys(gone or ()))
         return gone is not None
 
@@ -257,7 +257,7 @@ class DiskWorker:
         """
         path = self._path(key)
         try:
-            return read_document(path, self._form, tokens)
+            return read_document(path, codec_of(key), self._form, tokens)
         except DocumentFileError:
             path.unlink(missing_ok=True)
             raise

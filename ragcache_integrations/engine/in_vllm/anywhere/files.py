@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -34,8 +35,9 @@ from ragcache_integrations.core.files import (
     read_regular,
     replacing,
 )
+from ragcache_integrations.engine.protocol import KEY_BYTES
 
-from .paged import Encoded, Form
+from .codecs import Codec, Encoded, Form, codec_of
 
 __all__ = [
     "COPIED_BYTES",
@@ -51,14 +53,18 @@ HEADER_BYTES = 512
 """Size of the header, with the eight bytes of its length."""
 LENGTH_BYTES = 8
 SECRET_BYTES = 32
-NAME_BYTES = 20
 SUFFIX = ".safetensors"
 COPIED_BYTES = 1 << 22
 """Smaller documents are copied: a process may have no more than some 65,000 files mapped."""
 LEFT_SECONDS = 600.0
 """After so long, an unfinished file is that of a process that was killed."""
-DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-PARTS = ("keys", "values")
+DTYPES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
 
 
 class DocumentFileError(ValueError):
@@ -82,28 +88,31 @@ class DocumentFolder:
         self._secret = _secret(self._root / "secret")
 
     def name(self, key: bytes) -> bytes:
-        """The name of the document with a key."""
-        return hashlib.blake2b(key, key=self._secret, digest_size=NAME_BYTES).digest()
+        """The name of the document with a key: a hash of it, and the name of the codec."""
+        known = hashlib.blake2b(key, key=self._secret, digest_size=KEY_BYTES).digest()
+        return known + key[KEY_BYTES:]
 
     def file(self, name: bytes, worker: int) -> Path:
         """A worker's file of a document."""
-        return self.path / f"{name.hex()}-{worker}{SUFFIX}"
+        codec = name[KEY_BYTES:].decode()
+        return self.path / f"{name[:KEY_BYTES].hex()}-{worker}{codec and '.'}{codec}{SUFFIX}"
 
-    def files(self, step_bytes: int) -> Iterator[tuple[bytes, int]]:
+    def files(self, form: Form) -> Iterator[tuple[bytes, int]]:
         """Names and bytes of the first worker's files, without headers, the latest used last.
 
         Args:
-            step_bytes: What sizes are multiples of; other files are left out.
+            form: Of the model; files whose size is none of its documents' are left out.
         """
         found: list[tuple[int, bytes, int]] = []
         for entry in os.scandir(self.path):
-            name = entry.name.removesuffix(f"-0{SUFFIX}")
-            with suppress(OSError, ValueError):
+            known, _, rest = entry.name.removesuffix(SUFFIX).partition("-0")
+            with suppress(OSError, ValueError, KeyError):
+                name = bytes.fromhex(known) + rest[1:].encode()
                 status = entry.stat(follow_symlinks=False)
                 nbytes = status.st_size - HEADER_BYTES
-                right = nbytes > 0 and nbytes % step_bytes == 0
-                if name != entry.name and len(name) == 2 * NAME_BYTES and right:
-                    found.append((status.st_mtime_ns, bytes.fromhex(name), nbytes))
+                right = codec_of(name).tokens(form, nbytes) > 0
+                if right and entry.name == self.file(name, 0).name:
+                    found.append((status.st_mtime_ns, name, nbytes))
         return ((name, nbytes) for _, name, nbytes in sorted(found))
 
     def trim(self, most: float = math.inf) -> int:
@@ -150,20 +159,20 @@ def write_document(path: Path, document: Encoded) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    parts = [_as_bytes(document.keys), _as_bytes(document.values)]
-    length = parts[0].nbytes
-    described = {
-        "dtype": DTYPES[document.keys.dtype],
-        "shape": list(document.keys.shape),
+    parts = [_as_bytes(part) for part in document.parts.values()]
+    metadata = {
+        "position": str(document.position),
+        "checksum": str(_checksum(path, document.position, parts)),
     }
-    header = {
-        "__metadata__": {
-            "position": str(document.position),
-            "checksum": str(_checksum(path, document.position, parts)),
-        },
-        "keys": {**described, "data_offsets": [0, length]},
-        "values": {**described, "data_offsets": [length, 2 * length]},
-    }
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name, part in document.parts.items():
+        offsets = [at, at := at + part.nbytes]
+        header[name] = {
+            "dtype": DTYPES[part.dtype],
+            "shape": list(part.shape),
+            "data_offsets": offsets,
+        }
     text = json.dumps(header, separators=(",", ":")).encode().ljust(HEADER_BYTES - LENGTH_BYTES)
     with replacing(path, links=False) as file:
         file.write(len(text).to_bytes(LENGTH_BYTES, "little"))
@@ -172,11 +181,12 @@ def write_document(path: Path, document: Encoded) -> None:
             file.write(part)
 
 
-def read_document(path: Path, form: Form, tokens: int) -> Encoded:
+def read_document(path: Path, codec: Codec, form: Form, tokens: int) -> Encoded:
     """Map a document's file into memory, or copy a small one.
 
     Args:
         path: The file.
+        codec: How the document is kept.
         form: What the model's documents look like.
         tokens: Length of the document.
 
@@ -187,27 +197,30 @@ def read_document(path: Path, form: Form, tokens: int) -> Encoded:
     with open_regular(path, links=False) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-    right = HEADER_BYTES + form.nbytes(tokens)
+    right = HEADER_BYTES + codec.nbytes(form, tokens)
     if size != right or length != HEADER_BYTES - LENGTH_BYTES:
         msg = f"{path} is damaged: a document of {tokens} tokens takes {right} bytes, not {size}"
         raise DocumentFileError(msg)
+    shapes = {name: part.whole(form, tokens) for name, part in codec.parts(form).items()}
     try:
         with safe_open(path, "pt") as opened:
             metadata = opened.metadata() or {}
-            parts = [opened.get_tensor(name) for name in PARTS]
+            parts = {name: opened.get_tensor(name) for name in shapes}
         position, checksum = (int(metadata[name][:20]) for name in ("position", "checksum"))
     except OSError:
         raise
     except Exception as error:
         raise DocumentFileError(f"{path} is damaged: {error}") from error
-    if any(part.shape != form.shape(tokens) or part.dtype != form.dtype for part in parts):
-        msg = f"{path} is damaged: its tensors must be {form.dtype} of shape {form.shape(tokens)}"
-        raise DocumentFileError(msg)
-    if position < 0 or checksum != _checksum(path, position, map(_as_bytes, parts)):
+    for name, part in codec.parts(form).items():
+        if parts[name].shape != shapes[name] or parts[name].dtype != part.dtype:
+            raise DocumentFileError(
+                f"{path} is damaged: its {name} must be {part.dtype} of shape {shapes[name]}"
+            )
+    if position < 0 or checksum != _checksum(path, position, map(_as_bytes, parts.values())):
         raise DocumentFileError(f"{path} is damaged, or another document's: its checksum is wrong")
     if size < COPIED_BYTES:
-        parts = [part.clone() for part in parts]
-    return Encoded(parts[0], parts[1], position)
+        parts = {name: part.clone() for name, part in parts.items()}
+    return Encoded(codec, parts, position)
 
 
 def _as_bytes(tensor: Tensor) -> memoryview:

@@ -1,7 +1,6 @@
-"""Documents' keys and values, and the paged memory that they come from.
+"""Encodes tokens of vLLM's paged KV cache, and writes them back, keys turned to other positions.
 
-:class:`PagedMemory` reads tokens out of vLLM's paged KV cache, turns keys to other positions, and
-writes them back. How a block is laid out differs between attention backends. Nothing here knows it:
+How a block is laid out differs between attention backends. Nothing here knows it:
 known numbers are written into a block of their own with the backend's own operation, and where they
 are then shows where keys and values are. Writing is that same operation.
 """
@@ -9,31 +8,29 @@ are then shows where keys and values are. Writing is that same operation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm._custom_ops import rotary_embedding
 
-from ragcache_integrations.engine.in_vllm.kv_cache import windows
-
+from .codecs import Codec, Encoded, Form
 from .plan import Load
 
 __all__ = [
     "NOBODY",
-    "Encoded",
-    "Form",
+    "ORIGIN",
     "GroupedMemory",
     "LayoutError",
     "PagedMemory",
-    "Sizes",
     "Tables",
     "angles_between",
     "table",
     "turn",
 ]
+
+ORIGIN = slice(0, 1)
+"""The position at which RoPE turns no key, of all keys."""
 
 DIGIT = 128
 """Numbers below it are exact in every type that a KV cache has."""
@@ -55,116 +52,6 @@ def table(blocks: Any) -> Tables:
         tuple(NOBODY if block.is_null else block.block_id for block in group)
         for group in blocks.blocks
     )
-
-
-Groups = tuple[tuple[int, int | None], ...]
-"""For each group of layers how many these are, and how many of a document's last tokens they keep;
-``None`` for all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A document's keys and values, as it was encoded.
-
-    Attributes:
-        keys: Of shape ``(layers, tokens, heads, size)``; with several groups of layers
-            ``(rows, heads, size)``, the first group's layers and tokens first.
-        values: The same.
-        position: Of its first token.
-    """
-
-    keys: Tensor
-    values: Tensor
-    position: int
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.keys.nbytes + self.values.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What a model's documents look like, on one worker.
-
-    Attributes:
-        groups: Its groups of layers.
-        heads: Number of heads with keys and values of their own.
-        size: Numbers of a head.
-        dtype: Their type.
-    """
-
-    groups: Groups
-    heads: int
-    size: int
-    dtype: torch.dtype
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-        return sum(layers for layers, _ in self.groups)
-
-    @property
-    def sizes(self) -> Sizes:
-        """How large documents are."""
-        return Sizes(self.groups, 2 * self.heads * self.size * self.dtype.itemsize)
-
-    def nbytes(self, tokens: int) -> int:
-        """Size of a document's keys and values in bytes."""
-        return 2 * prod(self.shape(tokens)) * self.dtype.itemsize
-
-    def shape(self, tokens: int) -> tuple[int, ...]:
-        """Of the keys of a document, and of its values."""
-        if len(self.groups) > 1:
-            return self.sizes.rows(tokens), self.heads, self.size
-        ((layers, _),) = self.groups
-        return layers, self.sizes.rows(tokens) // layers, self.heads, self.size
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How large a model's documents are, on one worker.
-
-    Attributes:
-        groups: Its groups of layers.
-        layer_bytes: Of the keys and values of one token in one layer.
-    """
-
-    groups: Groups
-    layer_bytes: int
-
-    @classmethod
-    def of(cls, kv_cache_config: Any) -> Sizes:
-        """Those of the model with this ``KVCacheConfig`` of vLLM."""
-        specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-        layers = (len(group.layer_names) for group in kv_cache_config.kv_cache_groups)
-        size = specs[0].block_size
-        kept = (None if blocks is None else blocks * size for blocks in windows(kv_cache_config))
-        return cls(tuple(zip(layers, kept, strict=True)), specs[0].page_size_bytes // size)
-
-    @property
-    def token_bytes(self) -> int:
-        """Of the keys and values of one token in all layers."""
-        return self.layer_bytes * sum(layers for layers, _ in self.groups)
-
-    @property
-    def step_bytes(self) -> int:
-        """What a document's size is a multiple of."""
-        return self.token_bytes if len(self.groups) == 1 else self.layer_bytes
-
-    def rows(self, tokens: int) -> int:
-        """Tokens of all layers together that are kept of a document."""
-        return sum(
-            layers * (tokens if kept is None else min(tokens, kept)) for layers, kept in self.groups
-        )
-
-    def nbytes(self, tokens: int) -> int:
-        """Size of a document's keys and values in bytes."""
-        return self.rows(tokens) * self.layer_bytes
-
-    def units(self, nbytes: int) -> int:
-        """A number of bytes as tokens of all layers, rounded up."""
-        return -(-nbytes // self.token_bytes)
 
 
 class LayoutError(RuntimeError):
@@ -209,23 +96,32 @@ class PagedMemory:
         groups = ((len(self._layers), None),)
         return Form(groups, self._heads, self._head_size, self._caches[0].dtype)
 
-    def read(self, blocks: Sequence[int], begin: int, end: int) -> Encoded:
-        """Copy a span of a request's tokens out.
+    def read(self, codec: Codec, blocks: Sequence[int], begin: int, end: int) -> Encoded:
+        """Encode a span of a request's tokens.
 
         Args:
+            codec: How it is kept.
             blocks: Numbers of all of the request's blocks.
             begin: The first token.
             end: The token after the last.
+
+        Raises:
+            LayoutError: Keys would have to be turned, and this does not turn any.
+            ValueError: The codec can't encode its numbers.
         """
         first, last = begin // self._size, -(-end // self._size)
         numbers = torch.tensor(blocks[first:last], device=self._caches[0].device)
         cut = slice(begin - first * self._size, end - first * self._size)
-        parts: list[list[Tensor]] = [[], []]
+        sides: list[list[Tensor]] = [[], []]
         for cache in self._caches:
             flat = cache[numbers].flatten(1)
-            for kept, where in zip(parts, self._where, strict=True):
-                kept.append(flat[:, where.flatten()].view(-1, *where.shape[1:])[cut].cpu())
-        return Encoded(torch.stack(parts[0]), torch.stack(parts[1]), begin)
+            for side, where in zip(sides, self._where, strict=True):
+                side.append(flat[:, where.flatten()].view(-1, *where.shape[1:])[cut])
+        keys, values = map(torch.stack, sides)
+        if not codec.turned:
+            keys = turn(keys.float(), self._angles(slice(begin, end), ORIGIN))
+        parts = codec.encode(keys, values)
+        return Encoded(codec, {name: part.cpu() for name, part in parts.items()}, begin)
 
     def write(
         self, document: Encoded, begin: int, first: int, end: int, blocks: Sequence[int]
@@ -242,24 +138,36 @@ class PagedMemory:
         Raises:
             LayoutError: Keys would have to be turned, and this does not turn any.
         """
-        cut, device = slice(first - begin, end - begin), self._caches[0].device
-        position, angles = document.position + cut.start, None
-        if position != first:
-            if self._table is None:
-                raise LayoutError(f"keys of position {position} are of no use at {first}")
-            angles = angles_between(self._table, position, first, end - first)
-        angles = angles if angles is None else angles.to(device)
+        codec, device = document.codec, self._caches[0].device
+        cut, angles = slice(first - begin, end - begin), None
+        if not codec.turned:
+            angles = self._angles(ORIGIN, slice(first, end))
+        elif document.position != begin:
+            held = slice(document.position + cut.start, document.position + cut.stop)
+            angles = self._angles(held, slice(first, end))
         places = torch.arange(first, end)
         slots = torch.tensor(blocks)[places // self._size] * self._size + places % self._size
         slots = slots.to(device)
-        keys, values = document.keys[:, cut].to(device), document.values[:, cut].to(device)
-        # Layer by layer, so that what is turned is still in the processor's cache when written.
-        turned = torch.empty(keys.shape[1:], dtype=torch.float32, device=device)
+        by_token = {name for name, part in codec.parts(self.form).items() if part.by_token}
+        parts = {
+            name: (part[:, cut] if name in by_token else part).to(device)
+            for name, part in document.parts.items()
+        }
+        # Layer by layer, so that decoded numbers are still in the processor's cache when written.
+        shape = (end - first, self._heads, self._head_size)
+        numbers = torch.empty((2, *shape), dtype=torch.float32, device=device)
         for number, (layer, cache) in enumerate(zip(self._layers, self._caches, strict=True)):
-            key = keys[number]
+            part = {name: tensor[number] for name, tensor in parts.items()}
+            key = part["keys"]
             if angles is not None:
-                key = turn(turned.copy_(key), angles).to(key.dtype)
-            layer.impl.do_kv_cache_update(layer, key, values[number], cache, slots)
+                key = turn(codec.decode_keys(part, numbers[0]), angles).to(cache.dtype)
+            value = codec.decode_values(part, numbers[1]).to(cache.dtype)
+            layer.impl.do_kv_cache_update(layer, key, value, cache, slots)
+
+    def _angles(self, before: slice, after: slice) -> Tensor:
+        if self._table is None:
+            raise LayoutError("documents are read where they were computed, and nowhere else")
+        return angles_between(self._table, before, after).to(self._caches[0].device)
 
     def _find_layout(self) -> tuple[Tensor, Tensor]:
         layer, cache = self._layers[0], self._caches[0]
@@ -339,25 +247,23 @@ class GroupedMemory:
         groups = tuple(zip(counts, self._kept, strict=True))
         return Form(groups, form.heads, form.size, form.dtype)
 
-    def read(self, blocks: Tables, begin: int, end: int) -> Encoded:
-        """Copy what is kept of a span of a request's tokens out.
+    def read(self, codec: Codec, blocks: Tables, begin: int, end: int) -> Encoded:
+        """Encode what is kept of a span of a request's tokens.
 
         Args:
+            codec: How it is kept.
             blocks: All of the request's blocks.
             begin: The first token.
             end: The token after the last.
+
+        Raises:
+            ValueError: The codec can't encode its numbers.
         """
-        parts = [
-            memory.read(numbers, self._first(kept, begin, end), end)
+        groups = [
+            memory.read(codec, numbers, self._first(kept, begin, end), end)
             for memory, kept, numbers in zip(self._memories, self._kept, blocks, strict=True)
         ]
-        if len(parts) == 1:
-            return Encoded(parts[0].keys, parts[0].values, begin)
-        keys, values = (
-            torch.cat([side.flatten(0, 1) for side in sides])
-            for sides in ([part.keys for part in parts], [part.values for part in parts])
-        )
-        return Encoded(keys, values, begin)
+        return Encoded.join(self.form, groups, begin)
 
     def write(self, document: Encoded, load: Load, blocks: Tables) -> None:
         """Write tokens of a document where a request has it, except into blocks of nobody.
@@ -367,46 +273,36 @@ class GroupedMemory:
             load: What is written of it.
             blocks: All of the request's blocks.
         """
-        begin, stop = load.begin, load.begin + load.tokens
-        sides = [document.keys.flatten(0, -3), document.values.flatten(0, -3)]
-        at = 0
-        for memory, kept, numbers in zip(self._memories, self._kept, blocks, strict=True):
-            held = self._first(kept, begin, stop)
-            rows = memory.form.layers * (stop - held)
-            keys, values = (
-                side[at : at + rows].view(memory.form.layers, stop - held, *side.shape[1:])
-                for side in sides
-            )
-            at += rows
-            part = Encoded(keys, values, document.position + held - begin)
+        groups = document.split(self.form, load.tokens)
+        for memory, kept, numbers, group in zip(
+            self._memories, self._kept, blocks, groups, strict=True
+        ):
+            held = self._first(kept, load.begin, load.begin + load.tokens)
             start = max(load.first, held)
             while start < load.end and numbers[start // self._size] == NOBODY:
                 start = (start // self._size + 1) * self._size
             if start < load.end:
-                memory.write(part, held, start, load.end, numbers)
+                memory.write(group, held, start, load.end, numbers)
 
     @staticmethod
     def _first(kept: int | None, begin: int, end: int) -> int:
         return begin if kept is None else max(begin, end - kept)
 
 
-def angles_between(table: Tensor, before: int, after: int, count: int) -> Tensor | None:
+def angles_between(table: Tensor, before: slice, after: slice) -> Tensor:
     """Cosines and sines by which keys turn on their way to other positions.
 
     Args:
         table: Cosines and sines of positions, of shape ``(positions, size)``.
-        before: Position of the first key.
-        after: Position at which it is to be.
-        count: How many keys there are, each one position after the one before it.
+        before: Positions of the keys; :data:`ORIGIN` if they are as before RoPE.
+        after: Positions at which they are to be.
 
     Returns:
-        Those of each key, of shape ``(count, size)``; ``None`` if they stay where they are.
+        Those of each key, of shape ``(keys, size)``.
     """
-    if before == after:
-        return None
-    cosine, sine = table[before : before + count].chunk(2, -1)
-    next_cosine, next_sine = table[after : after + count].chunk(2, -1)
-    # Not 1 where the table holds a factor of attention, too (YaRN).
+    cosine, sine = table[before].chunk(2, -1)
+    next_cosine, next_sine = table[after].chunk(2, -1)
+    # Not 1 if the table holds a factor of attention, too (YaRN).
     norm = cosine * cosine + sine * sine
     by_cosine = (next_cosine * cosine + next_sine * sine) / norm
     by_sine = (next_sine * cosine - next_cosine * sine) / norm
@@ -414,14 +310,15 @@ def angles_between(table: Tensor, before: int, after: int, count: int) -> Tensor
 
 
 def turn(keys: Tensor, angles: Tensor) -> Tensor:
-    """Turn keys of one layer in place, with vLLM's own kernel.
+    """Turn keys in place, with vLLM's own kernel.
 
     Args:
-        keys: Of shape ``(tokens, heads, size)``, in float32.
+        keys: Of shape ``(tokens, heads, size)``, or ``(layers, tokens, heads, size)``, in float32.
         angles: Of shape ``(tokens, size)``, from :func:`angles_between`.
     """
-    rows = torch.arange(len(keys), device=keys.device)
-    rotary_embedding(rows, keys.flatten(1), None, keys.shape[-1], angles, is_neox=True)
+    flat = keys.view(-1, keys.shape[-2] * keys.shape[-1])
+    rows = torch.arange(len(angles), device=keys.device).repeat(len(flat) // len(angles))
+    rotary_embedding(rows, flat, None, keys.shape[-1], angles, is_neox=True)
     return keys
 
 

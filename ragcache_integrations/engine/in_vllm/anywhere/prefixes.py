@@ -21,6 +21,7 @@ from itertools import pairwise
 from typing import Any
 
 from ragcache_integrations.core.prompt import Span
+from ragcache_integrations.engine.protocol import KEY_BYTES
 from ragcache_integrations.knowledge_tree.tier import Windows
 
 from .disk import DiskIndex
@@ -200,5 +201,5 @@ def prefix_keys(salt: str, token_ids: Sequence[int], ends: Sequence[int]) -> tup
     keys = []
     for begin, end in pairwise(ends):
         content.update(array("I", [end - begin, *token_ids[begin:end]]).tobytes())
-        keys.append(content.digest())
+        keys.append(content.digest()[:KEY_BYTES])
     return tuple(keys)

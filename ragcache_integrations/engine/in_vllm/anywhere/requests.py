@@ -35,8 +35,9 @@ from ragcache_integrations.engine.in_vllm.steps import Ahead, is_plain
 from ragcache_integrations.engine.protocol import CacheSettings, document_key
 from ragcache_integrations.knowledge_tree.prefill_cost import PrefillCostModel
 
+from .codecs import CODECS, Form
 from .disk import DiskIndex
-from .paged import Sizes, Tables, table
+from .paged import Tables, table
 from .plan import Load, Plan, make_plan
 from .store import DocumentStore
 from .worker import Fetch, Moves, Save
@@ -99,7 +100,8 @@ class Reuse:
             rows.
         ahead: Encodes documents for later.
         disk: What is on disk; ``None`` for no disk.
-        exact_documents: How many documents at the beginning of a prompt are exact all the same.
+        settings: How documents are kept, and how many at the beginning of a prompt are exact all
+            the same.
         longest: The most tokens of a prompt with documents that are reused, or of one and a token
             after it; ``None`` for any number.
     """
@@ -107,10 +109,12 @@ class Reuse:
     store: DocumentStore
     scheduler: Any
     ahead: Ahead
-    disk: DiskIndex | None = None
-    exact_documents: int = 0
+    disk: DiskIndex | None
+    settings: CacheSettings
 
     def __post_init__(self) -> None:
+        self._codec = CODECS[self.settings.document_dtype]
+        self._form = Form.of(self.scheduler.kv_cache_config)
         self._block_size: int = self.scheduler.block_size
         self.longest = longest_reused(self.scheduler.kv_cache_config)
         self._said = False
@@ -163,7 +167,9 @@ class Reuse:
             return False
         salt = request.cache_salt or ""
         tokens = request.prompt_token_ids
-        keys = tuple(document_key(salt, tokens[begin:end]) for _, begin, end in spans)
+        keys = tuple(
+            self._codec.key(document_key(salt, tokens[begin:end])) for _, begin, end in spans
+        )
         if self.disk is not None:
             for key, (_, begin, end) in zip(keys, spans, strict=True):
                 if key not in self.store:
@@ -189,6 +195,7 @@ class Reuse:
 
     def keeps(self, key: bytes, tokens: int) -> bool:
         """Whether a document is where encoded ones are kept: on the disk, if there is one."""
+        key = self._codec.key(key)
         if self.disk is None:
             return key in self.store
         self.disk.look(key, tokens)
@@ -387,7 +394,7 @@ class Reuse:
         begin = known.spans[0][1]
         # What comes before the first document is exact, and shared with requests that are. Beyond
         # it, what is on the GPU is taken: nothing of the host tier is read for these requests.
-        exact_spans = known.spans[: self.exact_documents]
+        exact_spans = known.spans[: self.settings.exact_documents]
         until = exact_spans[-1][2] if exact_spans else begin
         known.exact_until = max(until, cached_tokens(request, host=False))
         known.plan = None
@@ -424,7 +431,7 @@ class Reuse:
 
     def _keep(self, key: bytes, tokens: int, reading: set[bytes]) -> bool:
         """Make room in memory for a document; ``False`` if there is none."""
-        gone = self.store.add(key, tokens, reading)
+        gone = self.store.add(key, self._codec.nbytes(self._form, tokens), tokens, reading)
         self._drops.update(gone or ())
         self._drops.discard(key)
         return gone is not None
@@ -447,8 +454,9 @@ class Reuse:
         """Note documents that are to be encoded when there is nothing else to do."""
         for key, begin, end in plan.missing:
             tokens = request.prompt_token_ids[begin:end]
-            on_disk = self.disk is not None and self.disk.fits(len(tokens))
-            fits = len(tokens) <= self.store.capacity or on_disk
+            nbytes = self._codec.nbytes(self._form, len(tokens))
+            on_disk = self.disk is not None and self.disk.fits(nbytes)
+            fits = nbytes <= self.store.capacity or on_disk
             fits = fits and not self._is_too_long(len(tokens) + 1)
             if key in self._encoding or not fits or len(tokens) >= self.scheduler.max_model_len:
                 continue
@@ -475,9 +483,8 @@ def open_reuse(
         return None, reason
     if not hasattr(connector, "reuse"):
         return None, None
-    token_bytes = Sizes.of(scheduler.kv_cache_config).token_bytes
     workers = scheduler.vllm_config.parallel_config.world_size
-    tokens = int(settings.document_cache_gib * GIB) // (token_bytes * workers)
-    store = DocumentStore(tokens, settings.policy, prefill_seconds)
-    connector.reuse = Reuse(store, scheduler, ahead, disk, settings.exact_documents)
+    most = int(settings.document_cache_gib * GIB) // workers
+    store = DocumentStore(most, settings.policy, prefill_seconds)
+    connector.reuse = Reuse(store, scheduler, ahead, disk, settings)
     return connector.reuse, None

@@ -31,8 +31,8 @@ class StoredDocument:
     """A document in the store.
 
     Attributes:
-        tokens: Its length.
-        average_cost: Seconds to compute a token of it.
+        size: Its size in bytes.
+        average_cost: Seconds to compute it, for a byte of it.
         frequency: How often it was read.
         last_access: Number of the latest access.
         popularity: Times that it was read, those of long ago counting less, as a logarithm; that it
@@ -42,7 +42,7 @@ class StoredDocument:
         stamp: Of its valid entry in the heap.
     """
 
-    tokens: int
+    size: int
     average_cost: float
     frequency: int = 0
     last_access: int = 0
@@ -54,10 +54,10 @@ class StoredDocument:
 
 @dataclass(eq=False)
 class DocumentStore:
-    """Keys of stored documents, within a number of tokens.
+    """Keys of stored documents, within a number of bytes.
 
     Attributes:
-        capacity: How many tokens fit.
+        capacity: How many bytes fit.
         policy: ``lrfu``, ``pgdsf``, ``gdsf``, ``lru`` or ``lfu``.
         prefill_seconds: Prefill times of the model; without them each token costs the same.
     """
@@ -85,11 +85,14 @@ class DocumentStore:
     def __len__(self) -> int:
         return len(self._documents)
 
-    def add(self, key: bytes, tokens: int, kept: Collection[bytes] = ()) -> list[bytes] | None:
+    def add(
+        self, key: bytes, size: int, tokens: int, kept: Collection[bytes] = ()
+    ) -> list[bytes] | None:
         """Make room for a document and take it in.
 
         Args:
             key: Its key.
+            size: Its size in bytes.
             tokens: Its length.
             kept: Keys that must not go: they are being read.
 
@@ -98,12 +101,12 @@ class DocumentStore:
         """
         if key in self._documents:
             return []
-        staying = sum(self._documents[name].tokens for name in kept if name in self._documents)
-        if tokens + staying > self.capacity:
+        staying = sum(self._documents[name].size for name in kept if name in self._documents)
+        if size + staying > self.capacity:
             return None
         gone: list[bytes] = []
         skipped: list[tuple[float, int, bytes]] = []
-        while self.used + tokens > self.capacity:
+        while self.used + size > self.capacity:
             entry = heapq.heappop(self._heap)
             document = self._documents.get(entry[2])
             if document is None or document.stamp != entry[1]:
@@ -118,11 +121,12 @@ class DocumentStore:
         for entry in skipped:
             heapq.heappush(self._heap, entry)
         self.evicted += len(gone)
-        cost = self.prefill_seconds.per_token(0, tokens) if self.prefill_seconds else 1.0
-        document = self._gone.pop(key, None) or StoredDocument(tokens, cost)
-        document.tokens, document.average_cost = tokens, cost
+        seconds = self.prefill_seconds.per_token(0, tokens) if self.prefill_seconds else 1.0
+        cost = seconds * tokens / size
+        document = self._gone.pop(key, None) or StoredDocument(size, cost)
+        document.size, document.average_cost = size, cost
         self._documents[key] = document
-        self.used += tokens
+        self.used += size
         self.version += 1
         self._count(document)
         self._price(key, document)
@@ -142,7 +146,7 @@ class DocumentStore:
         for key in keys:
             document = self._documents.pop(key, None)
             if document is not None:
-                self.used -= document.tokens
+                self.used -= document.size
                 self.version += 1
 
     def clear(self) -> list[bytes]:
@@ -155,8 +159,8 @@ class DocumentStore:
         return keys
 
     def _count(self, document: StoredDocument) -> None:
-        self._popularity.advance(document.tokens)
-        self._popularity.count(document, document.tokens)
+        self._popularity.advance(document.size)
+        self._popularity.count(document, document.size)
 
     def _price(self, key: bytes, document: StoredDocument) -> None:
         document.last_access = next(self._accesses)

@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from .codecs import Encoded, codec_of
 from .disk import DiskWorker
 from .files import DocumentFileError
-from .paged import NOBODY, Encoded, GroupedMemory, Tables
+from .paged import NOBODY, GroupedMemory, Tables
 from .plan import Load
 
 __all__ = ["Moves", "StoreWorker"]
@@ -148,7 +149,7 @@ class StoreWorker:
                 self.disk.leave_out(save.key)
                 continue
             try:
-                document = self.memory.read(save.blocks, save.begin, save.end)
+                document = self.memory.read(codec_of(save.key), save.blocks, save.begin, save.end)
             except Exception:
                 logger.exception("a document could not be stored")
                 self.lost.add(save.key)
