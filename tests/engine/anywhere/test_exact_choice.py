@@ -11,6 +11,7 @@ import pytest
 from ragcache_integrations.core.generation import Generation, SamplingOptions
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.engine import RAGCacheEngine
+from ragcache_integrations.engine.in_vllm.anywhere.codecs import CODECS
 from ragcache_integrations.engine.tiny_model import default_model_path
 from tests.engine.anywhere.reference import Reference
 
@@ -107,7 +108,7 @@ def test_no_more_is_computed_than_either_way_would(engine: RAGCacheEngine, tenan
 
 
 def test_as_many_documents_as_wanted_are_exact() -> None:
-    reference = Reference(default_model_path())
+    reference = Reference(default_model_path(), CODECS["int8"])
     with start(exact_documents=2) as engine:
         engine.encode(DOCUMENTS)
         for number, documents in enumerate((DOCUMENTS, DOCUMENTS[::-1], DOCUMENTS[1:])):
