@@ -154,8 +154,8 @@ def test_what_the_disk_does_not_take_is_an_error(
     with corpus.open("a") as file:
         for number in range(2):
             file.write(json.dumps({"text": f"Long {number}. {' '.join(TEXTS[:4])}"}) + "\n")
-    token_bytes = running.stats().block_bytes // running.block_size
-    few = (token_bytes * 100, resource.RLIM_INFINITY)
+    token_bytes = running.stats().block_bytes // running.block_size  # int8 takes a quarter of them
+    few = (token_bytes * 100 // 4, resource.RLIM_INFINITY)
     usual = resource.prlimit(running.pid, resource.RLIMIT_FSIZE, few)
     command = ["encode", "model", str(corpus), "--json"]
     assert cli.main(command) == 2
