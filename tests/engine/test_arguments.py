@@ -11,7 +11,7 @@ import pytest
 from ragcache_integrations.engine.arguments import EngineKnobs
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
 
-CONNECTOR = {"kv_transfer_config": {}}
+CONNECTOR: dict[str, Any] = {"kv_transfer_config": {}}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ragcache_integrations.engine.in_vllm.anywhere.codecs import RAW, Codec, Encoded, Form
+from ragcache_integrations.engine.in_vllm.anywhere.codecs import CODECS, RAW, Codec, Encoded, Form
 from ragcache_integrations.engine.in_vllm.anywhere.disk import DiskIndex, DiskWorker
 from ragcache_integrations.engine.in_vllm.anywhere.files import (
     COPIED_BYTES,
@@ -22,7 +22,7 @@ from ragcache_integrations.engine.in_vllm.anywhere.files import (
     read_document,
     write_document,
 )
-from ragcache_integrations.engine.protocol import CacheSettings
+from ragcache_integrations.engine.protocol import CacheSettings, document_key
 
 FORM = Form(((2, None),), 3, 8, torch.float32)
 TOKEN_BYTES = RAW.nbytes(FORM, 1)
@@ -98,6 +98,22 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_document(link, RAW, FORM, 7)
 
 
+def test_documents_of_other_codecs_are_found_by_no_name_and_refused(tmp_path: Path) -> None:
+    key, folder = document_key("", [1]), folder_of(tmp_path)
+    for codec in CODECS.values():
+        name = folder.name(codec.key(key))
+        write_document(folder.file(name, 0), document(9, codec=codec))
+        assert same(read_document(folder.file(name, 0), codec, FORM, 9), document(9, codec=codec))
+    assert len(dict(folder.files(FORM))) == len(CODECS)
+    int8 = folder.file(folder.name(CODECS["int8"].key(key)), 0)
+    content = int8.read_bytes()
+    for wrong in (b"int8 0", b"int9 1"):
+        int8.unlink()
+        int8.write_bytes(content.replace(b"int8 1", wrong))
+        with pytest.raises(DocumentFileError, match=f"kept as '{wrong.decode()}', not as 'int8 1'"):
+            read_document(int8, CODECS["int8"], FORM, 9)
+
+
 def test_a_name_tells_nothing_and_is_found_again(tmp_path: Path) -> None:
     folder, key = folder_of(tmp_path), b"k" * 20
     assert folder.name(key) == folder_of(tmp_path, OTHER).name(key)
@@ -160,7 +176,7 @@ def test_a_smaller_disk_keeps_what_was_used_last(tmp_path: Path) -> None:
         path = folder.file(folder.name(bytes([number])), 0)
         write_document(path, document(10, number))
         os.utime(path, (1000 + number, 1000 + number))
-    index = index_of(folder, 60)
+    index = index_of(folder, 70)
     assert [number for number in range(10) if bytes([number]) in index] == [5, 6, 7, 8, 9]
     assert len(index.take_drops()) == 5
 

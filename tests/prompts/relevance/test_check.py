@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -136,7 +137,7 @@ def test_an_answer_that_was_cut_off_keeps_the_rest(answer: str, relevant: tuple[
 @pytest.mark.parametrize("mode", ["parallel", "shared"])
 def test_no_documents_ask_nobody(mode: str) -> None:
     judge = Answers()
-    check = RelevanceCheck(judge, RelevanceSettings(mode=mode))  # type: ignore[arg-type] # one of two
+    check = RelevanceCheck(judge, RelevanceSettings(mode=mode))
     assert check.check("who purrs", []) == asyncio.run(check.acheck("who purrs", []))
     assert not judge.prompts
 
@@ -145,7 +146,7 @@ def test_no_documents_ask_nobody(mode: str) -> None:
 @pytest.mark.parametrize("query", ["", " \n"])
 def test_an_empty_question_finds_all_documents_relevant(mode: str, query: str) -> None:
     judge = Answers()
-    check = RelevanceCheck(judge, RelevanceSettings(mode=mode))  # type: ignore[arg-type] # one of two
+    check = RelevanceCheck(judge, RelevanceSettings(mode=mode))
     verdict = check.check(query, DOCUMENTS)
     assert verdict == asyncio.run(check.acheck(query, DOCUMENTS))
     assert verdict == Verdict((True,) * 4, (0, 1, 2, 3))
@@ -153,13 +154,14 @@ def test_an_empty_question_finds_all_documents_relevant(mode: str, query: str) -
 
 
 def test_bad_input_is_refused_in_words() -> None:
-    for settings, said in [
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"mode": "joint"}, "mode must be one of parallel, shared"),
         ({"min_documents": -1}, "min_documents must be a whole number"),
         ({"max_document_tokens": 0}, "max_document_tokens must be a whole number of at least 1"),
         ({"mode": "shared", "max_document_tokens": 9}, "needs mode='parallel'"),
         ({"instruction": 3}, "instruction must be a text"),
-    ]:
+    ]
+    for settings, said in wrong:
         with pytest.raises(ConfigurationError, match=said):
             RelevanceSettings(**settings)
     with pytest.raises(ConfigurationError, match="query must be a string"):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -371,7 +372,7 @@ def _prepared(settings: DemoSettings, *, show_progress: bool) -> Iterator[_Groun
             }
             with ThreadPoolExecutor(2) as pool:  # waits for both, also after an error
                 starts.append(pool.submit(StockEngine, **knobs))
-                starts.append(pool.submit(RAGCacheEngine, **knobs, **anywhere))
+                starts.append(pool.submit(partial(RAGCacheEngine, **knobs, **anywhere)))
                 for start in starts:
                     start.add_done_callback(lambda _: progress.update())
                 corpus = Corpus(

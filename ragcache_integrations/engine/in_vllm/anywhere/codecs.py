@@ -114,6 +114,12 @@ class Codec:
 
     name: ClassVar[str] = "raw"
     turned: ClassVar[bool] = True
+    version: ClassVar[int] = 1
+
+    @property
+    def label(self) -> str:
+        """What files of this codec are marked with: its name and version."""
+        return f"{self.name} {self.version}"
 
     def parts(self, form: Form) -> dict[str, Part]:
         """The tensors of a document, by their names."""

@@ -49,7 +49,7 @@ __all__ = [
     "write_document",
 ]
 
-HEADER_BYTES = 512
+HEADER_BYTES = 1024
 """Size of the header, with the eight bytes of its length."""
 LENGTH_BYTES = 8
 SECRET_BYTES = 32
@@ -161,6 +161,7 @@ def write_document(path: Path, document: Encoded) -> None:
     """
     parts = [_as_bytes(part) for part in document.parts.values()]
     metadata = {
+        "codec": document.codec.label,
         "position": str(document.position),
         "checksum": str(_checksum(path, document.position, parts)),
     }
@@ -177,8 +178,8 @@ def write_document(path: Path, document: Encoded) -> None:
     with replacing(path, links=False) as file:
         file.write(len(text).to_bytes(LENGTH_BYTES, "little"))
         file.write(text)
-        for part in parts:
-            file.write(part)
+        for content in parts:
+            file.write(content)
 
 
 def read_document(path: Path, codec: Codec, form: Form, tokens: int) -> Encoded:
@@ -211,6 +212,8 @@ def read_document(path: Path, codec: Codec, form: Form, tokens: int) -> Encoded:
         raise
     except Exception as error:
         raise DocumentFileError(f"{path} is damaged: {error}") from error
+    if (found := metadata.get("codec", "an earlier version")) != codec.label:
+        raise DocumentFileError(f"{path} is kept as {found[:20]!r}, not as {codec.label!r}")
     for name, part in codec.parts(form).items():
         if parts[name].shape != shapes[name] or parts[name].dtype != part.dtype:
             raise DocumentFileError(

