@@ -34,7 +34,7 @@ from anywhere import CONTEXT, DOCUMENTS, LENGTH, Bench, first_token, part_time, 
 from parts.anywhere.slow_disk_worker import DISK_MB
 from parts.stats.intervals import median_ratio
 from parts.stats.tables import Cell, print_table
-from ragcache_workbench.evaluation.scores.intervals import bootstrap_interval
+from ragcache_workbench.evaluation.scores import bootstrap_interval
 
 from ragcache_integrations.core.generation import Generation
 from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
