@@ -34,7 +34,6 @@ from anywhere import CONTEXT, DOCUMENTS, LENGTH, Bench, first_token, part_time, 
 from parts.anywhere.slow_disk_worker import DISK_MB
 from parts.stats.intervals import median_ratio
 from parts.stats.tables import Cell, print_table
-from ragcache_workbench.evaluation.scores import bootstrap_interval
 
 from ragcache_integrations.core.generation import Generation
 from ragcache_integrations.engine import Prompt, RAGCacheEngine, SamplingOptions
@@ -42,6 +41,7 @@ from ragcache_integrations.engine.arguments import bundled_dtype
 from ragcache_integrations.engine.in_vllm.anywhere.codecs import CODECS, RAW, Codec, Form
 from ragcache_integrations.engine.in_vllm.anywhere.paged import ORIGIN, angles_between, turn
 from ragcache_workbench.evaluation.datasets import load_dataset, token_f1
+from ragcache_workbench.evaluation.scores import bootstrap_interval
 
 PARTS = ("speed", "memory", "restart", "answers")
 LINKS = {"16, first exact": (16, 1), "0": (0, 0)}
