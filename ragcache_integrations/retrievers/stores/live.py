@@ -59,10 +59,10 @@ def settings_of_store(store: object) -> dict[str, Hashable]:
         if kind is str or (kind in _NUMBERS and name in declared) or isinstance(value, Enum):
             settings[name] = value
         elif value is not None and kind not in _NUMBERS and not isinstance(value, _CONTAINERS):
-            settings[name] = Identity(value)
             if is_own_object(value):
                 within = settings_within(value).items()
                 settings |= {f"{name}{at}": freeze_arguments({at: held}).key for at, held in within}
+            settings[name] = Identity(value)  # last: the object's class has its name, too
     return settings
 
 

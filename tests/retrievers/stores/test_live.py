@@ -436,3 +436,20 @@ def test_settings_are_not_read_again_while_nothing_changes(monkeypatch: pytest.M
     vars(store)["client"] = threading.Lock()
     assert live.change() is live.change() is None
     assert read == [store, store]
+
+
+class OwnClient:
+    """A client of the application's own; its rows are no settings."""
+
+    def __init__(self, *rows: str) -> None:
+        self._rows = list(rows)
+
+
+def test_an_own_client_with_equal_data_is_another_one() -> None:
+    store = InMemoryVectorStore(langchain_embeddings())
+    clients = [OwnClient("the fee is five"), OwnClient("the fee is nine")]
+    found = []
+    for client in (*clients, clients[0]):
+        vars(store)["client"] = client
+        found.append(stores_live.settings_of_store(store)["client"])
+    assert found[0] == found[2] != found[1]
