@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
+import httpx
 import nbformat
 import pytest
 
@@ -17,7 +20,8 @@ from .test_tools import tool
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
-SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+SERVICE = EXAMPLES / "fastapi_service.py"
+SCRIPTS = sorted({*EXAMPLES.glob("*.py")} - {SERVICE})
 MOST_LINES = 40
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -27,8 +31,9 @@ def sources(path: Path, kind: str) -> list[str]:
     return [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == kind]
 
 
-def test_there_are_nine_notebooks_and_two_scripts() -> None:
+def test_there_are_nine_notebooks_and_three_scripts() -> None:
     assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, 10)]
+    assert SERVICE.is_file()
     assert [path.name for path in SCRIPTS] == ["langchain_chain.py", "llama_index_query.py"]
 
 
@@ -90,7 +95,7 @@ def test_the_links_of_a_notebook_lead_somewhere(path: Path) -> None:
 
 def test_every_example_is_on_the_page_of_examples() -> None:
     page = (ROOT / "docs/examples.md").read_text(encoding="utf-8")
-    for path in (*NOTEBOOKS, *SCRIPTS):
+    for path in (*NOTEBOOKS, *SCRIPTS, SERVICE):
         assert f"](../examples/{path.name})" in page, path.name
 
 
@@ -105,3 +110,30 @@ def test_a_script_is_short_and_runs(path: Path, tmp_path: Path) -> None:
     assert "0 hits so far" in first
     assert "1 hits so far" in second
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.engine
+async def test_the_service_answers_20_users_at_once_and_mixes_none_up() -> None:
+    """Each user's second question is a hit of their own, and all answers are those of one alone."""
+    app = runpy.run_path(str(SERVICE))["app"]
+    transport = httpx.ASGITransport(app)
+    question = {"question": "who got the first nobel prize in physics"}
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://service", timeout=300) as client,
+    ):
+
+        async def ask(user: str) -> str:
+            answer = await client.get("/answer", params=question, headers={"X-User": user})
+            assert answer.status_code == 200
+            return answer.text
+
+        assert (await client.get("/answer", params=question)).status_code == 422
+        before = (await client.get("/stats")).json()
+        users = [f"user {number}" for number in range(20)]
+        answers = [*await asyncio.gather(*map(ask, users)), *await asyncio.gather(*map(ask, users))]
+        after = (await client.get("/stats")).json()
+    assert len({*answers}) == 1
+    assert answers[0]
+    assert after["questions"] - before["questions"] == 40
+    assert after["searches"] - before["searches"] == 20
