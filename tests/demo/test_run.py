@@ -14,7 +14,7 @@ from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.errors import ConfigurationError, ModelNotFoundError
 from ragcache_workbench.demo import run
-from ragcache_workbench.demo.apps import App, Observation, Piece
+from ragcache_workbench.demo.apps import App, Found, Observation, Piece
 from ragcache_workbench.demo.engines import output_to
 from ragcache_workbench.demo.run import TURN, DemoResult, FrameworkResult, figures
 from ragcache_workbench.demo.settings import DemoSettings
@@ -105,23 +105,22 @@ def test_what_an_application_does_is_timed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     index: Any = SimpleNamespace(searches=3)
 
-    def retrieve(_: str) -> list[PromptDocument]:  # from 0 to 3, an embedding from 1 to 2
+    def stream(question: str, found: Found) -> Iterator[Piece]:
+        """Retrieves from 0 to 3, embeds from 1 to 2, has pieces at 4 and 5, and ends at 6."""
         with noting_embedding():
             index.searches += 2
-        return [PromptDocument("one", "a"), PromptDocument("two", "b")]
-
-    def answer(context: str, question: str) -> Iterator[Piece]:  # pieces at 4 and 5, the end at 6
-        yield context, None
+        found([PromptDocument("one", "a"), PromptDocument("two", "b")])
+        yield "two, ", None
         yield question, Usage(10, 2, 4)
 
     corpus: Any = SimpleNamespace(index=index)
-    seen = App(corpus, retrieve, answer).ask("what?")
+    seen = App(corpus, stream).ask("what?")
     assert (seen.store_calls, seen.hit) == (2, False)
     assert (seen.embedding_ms, seen.retrieval_ms) == (1000, 2000)
     assert (seen.ttft_ms, seen.first_token_ms, seen.end_to_end_ms) == (1000, 4000, 6000)
     assert (seen.prompt_tokens, seen.cached_prompt_tokens) == (10, 4)
     assert seen.document_ids == ("a", "b")
-    assert seen.answer == "one\n\ntwowhat?"
+    assert seen.answer == "two, what?"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ changes, and ends with the question.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ __all__ = [
     "SYSTEM",
     "App",
     "Corpus",
+    "Found",
     "Observation",
     "Piece",
     "passage_text",
@@ -186,6 +188,9 @@ class Observation:
 Piece = tuple[str, Usage | None]
 """A piece of an answer, and the tokens of the call if it comes with them."""
 
+Found = Callable[[Sequence[PromptDocument]], None]
+"""Is called with a question's documents as soon as they are retrieved."""
+
 
 @dataclass(frozen=True, slots=True)
 class App:
@@ -193,29 +198,31 @@ class App:
 
     Attributes:
         corpus: Counts the searches.
-        retrieve: Finds the documents of a question.
-        answer: Answers from the documents' texts and a question, piece by piece.
+        stream: Answers a question by the framework's own chain or query engine, piece by piece.
     """
 
     corpus: Corpus
-    retrieve: Callable[[str], Sequence[PromptDocument]]
-    answer: Callable[[str, str], Iterator[Piece]]
+    stream: Callable[[str, Found], Iterator[Piece]]
 
     def ask(self, question: str) -> Observation:
         """Answer a question."""
         searched, noted = self.corpus.index.searches, Noted()
-        begun = time.perf_counter()
-        with context_value(CURRENT, noted):
-            documents = self.retrieve(question)
-        retrieved = time.perf_counter()
-        context = "\n\n".join(document.text for document in documents)
+        documents: Sequence[PromptDocument] = ()
+        retrieved = math.nan
         texts: list[str] = []
         moments: list[float] = []
         usage = Usage(0, 0, 0)
-        for text, known in self.answer(context, question):
-            moments.append(time.perf_counter())
-            texts.append(text)
-            usage = known or usage
+
+        def found(some: Sequence[PromptDocument]) -> None:
+            nonlocal documents, retrieved
+            documents, retrieved = some, time.perf_counter()
+
+        begun = time.perf_counter()
+        with context_value(CURRENT, noted):
+            for text, known in self.stream(question, found):
+                moments.append(time.perf_counter())
+                texts.append(text)
+                usage = known or usage
         searches = self.corpus.index.searches - searched
         embedding = noted.embedding_seconds or 0.0
         return Observation(

@@ -7,22 +7,22 @@ from functools import partial
 from typing import Any
 
 from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnablePassthrough
 from typing_extensions import override
 
 from ragcache_integrations.chains.askers import usage_of
-from ragcache_integrations.core.prompt import PromptDocument
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.langchain import ApproximateCacheRetriever, ChatRAGCache
 from ragcache_workbench.evaluation.systems.langchain import faiss_store, prompt_documents
 
-from .apps import SYSTEM, App, Corpus, Piece, user_text
+from .apps import SYSTEM, App, Corpus, Found, Piece, user_text
 from .engines import StockEngine
 from .settings import DemoSettings
 
@@ -102,15 +102,17 @@ def make_apps(
         model = ChatRAGCache(engine=engine, namespace=tenant, max_tokens=settings.max_tokens)
         parts.append((retriever, model))
     return tuple(
-        App(corpus, partial(_retrieve, retriever), partial(_answer, prompt | model))
-        for retriever, model in parts
+        App(corpus, partial(_stream, retriever, prompt | model)) for retriever, model in parts
     )
 
 
-def _retrieve(retriever: BaseRetriever, question: str) -> list[PromptDocument]:
-    return prompt_documents(retriever.invoke(question))
+def _stream(
+    retriever: BaseRetriever, answer: Runnable[Any, Any], question: str, found: Found
+) -> Iterator[Piece]:
+    def context(documents: Sequence[Document]) -> str:
+        found(prompt_documents(documents))
+        return "\n\n".join(document.page_content for document in documents)
 
-
-def _answer(chain: Runnable[Any, Any], context: str, question: str) -> Iterator[Piece]:
-    for chunk in chain.stream({"context": context, "question": question}):
+    chain = {"context": retriever | context, "question": RunnablePassthrough()} | answer
+    for chunk in chain.stream(question):
         yield str(chunk.text), usage_of(chunk.usage_metadata)

@@ -17,17 +17,24 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
     MessageRole,
 )
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.instrumentation.events.llm import LLMChatEndEvent
 from llama_index.core.llms import LLM, CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import NodeWithScore, QueryBundle
 from typing_extensions import override
 
 from ragcache_integrations.chains.askers import usage_of
-from ragcache_integrations.core.prompt import PromptDocument
+from ragcache_integrations.core.generation import Usage
 from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.llama_index import ApproximateCacheRetriever, RAGCacheLLM
 from ragcache_workbench.evaluation.systems.llama_index import faiss_store, prompt_documents
 
-from .apps import SYSTEM, App, Corpus, Piece, user_text
+from .apps import SYSTEM, App, Corpus, Found, Piece, user_text
 from .engines import StockEngine
 from .settings import DemoSettings
 
@@ -115,14 +122,7 @@ def make_apps(
         )
         model = RAGCacheLLM(engine=engine, namespace=tenant, max_tokens=most)
         parts.append((retriever, model))
-    return tuple(
-        App(corpus, partial(_retrieve, retriever), partial(_answer, model))
-        for retriever, model in parts
-    )
-
-
-def _retrieve(retriever: BaseRetriever, question: str) -> list[PromptDocument]:
-    return prompt_documents(retriever.retrieve(question))
+    return tuple(App(corpus, partial(_stream, *each)) for each in parts)
 
 
 _PROMPT = ChatPromptTemplate.from_messages(
@@ -130,7 +130,44 @@ _PROMPT = ChatPromptTemplate.from_messages(
 )
 
 
-def _answer(model: LLM, context: str, question: str) -> Iterator[Piece]:
-    messages = _PROMPT.format_messages(context_str=context, query_str=question)
-    for response in model.stream_chat(messages):
-        yield response.delta or "", usage_of((response.raw or {}).get("usage"))
+class _Observed(BaseNodePostprocessor):
+    """Hands the retriever's nodes on, and says what they are."""
+
+    found: Any
+
+    @override
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        self.found(prompt_documents(nodes))
+        return nodes
+
+
+class _Usage(BaseEventHandler):
+    """The tokens of the latest call, which a query engine's stream does not have."""
+
+    latest: Usage | None = None
+
+    @override
+    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
+        if isinstance(event, LLMChatEndEvent) and event.response is not None:
+            self.latest = usage_of((event.response.raw or {}).get("usage"))
+
+
+def _stream(retriever: BaseRetriever, model: LLM, question: str, found: Found) -> Iterator[Piece]:
+    query_engine = RetrieverQueryEngine.from_args(
+        retriever,
+        llm=model,
+        text_qa_template=_PROMPT,
+        node_postprocessors=[_Observed(found=found)],
+        streaming=True,
+    )
+    heard, handlers = _Usage(), get_dispatcher().event_handlers
+    handlers.append(heard)
+    try:
+        response = query_engine.query(question)
+        for text in response.response_gen:
+            yield text, None
+        yield "", heard.latest
+    finally:
+        handlers.remove(heard)
