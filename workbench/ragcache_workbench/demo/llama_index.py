@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import llama_index.core.instrumentation as instrument
 from llama_index.core import ChatPromptTemplate
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import (
@@ -17,7 +18,6 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
     MessageRole,
 )
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent
@@ -162,10 +162,11 @@ def _stream(retriever: BaseRetriever, model: LLM, question: str, found: Found) -
         node_postprocessors=[_Observed(found=found)],
         streaming=True,
     )
-    heard, handlers = _Usage(), get_dispatcher().event_handlers
+    dispatcher = instrument.get_dispatcher()  # type: ignore[attr-defined]  # re-exported
+    heard, handlers = _Usage(), dispatcher.event_handlers
     handlers.append(heard)
     try:
-        response = query_engine.query(question)
+        response: Any = query_engine.query(question)
         for text in response.response_gen:
             yield text, None
         yield "", heard.latest
