@@ -164,7 +164,7 @@ class RetrieverCore(Generic[T]):
         if knobs.vectors == "embed":
             embed, text_of = source.embed_documents, source.text_of
             assert embed is not None  # noqa: S101 - every store's adapter has both
-            assert text_of is not None  # noqa: S101
+            assert text_of is not None  # noqa: S101 - for type checkers
             self._documents = DocumentEmbedder(embed, text_of, executor)
         self._searches = SingleFlight[Answer[T]](executor)
         self._checks = BackgroundChecks(

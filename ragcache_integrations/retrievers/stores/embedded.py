@@ -156,7 +156,7 @@ def chroma_in_langchain(store: Any) -> StoreFacts:
             include=[*_INCLUDED, "embeddings"],
         )
         module = sys.modules["langchain_chroma.vectorstores"]
-        pairs = module._results_to_docs_and_vectors(results)  # noqa: SLF001
+        pairs = module._results_to_docs_and_vectors(results)  # noqa: SLF001 - no public way
         return SearchResults([document for document, _ in pairs], [vector for _, vector in pairs])
 
     harmless = frozenset({"filter", "where_document"})
@@ -235,7 +235,7 @@ def _bypassing_indexes(table: Any, metric: Metric | None) -> Any:
 def lancedb_in_langchain(store: Any) -> StoreFacts:
     """Return the facts about a ``LanceDB``."""
     # There is no public way to its columns.
-    key, field = store._id_key, store._vector_key  # noqa: SLF001
+    key, field = store._id_key, store._vector_key  # noqa: SLF001 - no public way
 
     facts = _lancedb_facts(store.get_table, key, field)
 
@@ -272,8 +272,8 @@ def lancedb_in_llama_index(index: Any) -> StoreFacts:
         doubt = f"query_type={store.query_type!r} does not rank by distance alone"
         return StoreFacts(doubt=doubt, by_text=True)
     # Its public way to the table raises where there is none yet.
-    field, table = store.vector_column_name, store._table  # noqa: SLF001
-    facts = _lancedb_facts(lambda: store._table, "id", field)  # noqa: SLF001
+    field, table = store.vector_column_name, store._table  # noqa: SLF001 - no public way
+    facts = _lancedb_facts(lambda: store._table, "id", field)  # noqa: SLF001 - no public way
 
     def watch(vectors: list[Any], *, exhaustive: bool = False) -> Any:
         table = store.table
@@ -294,7 +294,7 @@ def lancedb_in_llama_index(index: Any) -> StoreFacts:
             return query
 
         watched = copy.copy(store)
-        watched._table = Client(table, search=search)  # noqa: SLF001
+        watched._table = Client(table, search=search)  # noqa: SLF001 - no public way
         return watched
 
     found = replace(facts, score=EXPONENTIAL_SCORES.get(facts.metric or ""))

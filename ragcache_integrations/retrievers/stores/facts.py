@@ -406,11 +406,11 @@ def _watched(watch: Callable[..., Any], index: Any) -> tuple[Search, AsyncSearch
     def search(_: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
         vectors: list[Any] = []
         retriever, bundle = prepare(k, arguments, vectors)
-        return SearchResults(retriever._retrieve(bundle), vectors)  # noqa: SLF001
+        return SearchResults(retriever._retrieve(bundle), vectors)  # noqa: SLF001 - no public way
 
     async def asearch(_: NDArray[Any], k: int, arguments: Mapping[str, Any]) -> SearchResults[Any]:
         vectors: list[Any] = []
         retriever, bundle = prepare(k, arguments, vectors)
-        return SearchResults(await retriever._aretrieve(bundle), vectors)  # noqa: SLF001
+        return SearchResults(await retriever._aretrieve(bundle), vectors)  # noqa: SLF001 - no public way
 
     return search, asearch

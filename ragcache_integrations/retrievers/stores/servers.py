@@ -81,14 +81,14 @@ def _of_unknown_strategy(strategy: object) -> StoreFacts:
 
 def older_pgvector_in_langchain(store: Any) -> StoreFacts:
     """Return the facts about a ``PGVector``, whose methods are all private but its searches."""
-    strategy = store._distance_strategy  # noqa: SLF001
+    strategy = store._distance_strategy  # noqa: SLF001 - no public way
     metric = _PGVECTOR_METRICS.get(str(getattr(strategy, "value", strategy)))
     if metric is None:
         return _of_unknown_strategy(strategy)
-    rows_of = store._PGVector__query_collection  # noqa: SLF001
+    rows_of = store._PGVector__query_collection  # noqa: SLF001 - no public way
 
     def results_of(rows: Sequence[Any]) -> SearchResults[Any]:
-        pairs = store._results_to_docs_and_scores(rows)  # noqa: SLF001
+        pairs = store._results_to_docs_and_scores(rows)  # noqa: SLF001 - no public way
         return SearchResults(
             [document for document, _ in pairs], [row.EmbeddingStore.embedding for row in rows]
         )
@@ -100,8 +100,8 @@ def older_pgvector_in_langchain(store: Any) -> StoreFacts:
         embedding: NDArray[Any], k: int, arguments: Mapping[str, Any]
     ) -> SearchResults[Any]:
         await store.__apost_init__()
-        async with store._make_async_session() as session:  # noqa: SLF001
-            rows = await store._PGVector__aquery_collection(  # noqa: SLF001
+        async with store._make_async_session() as session:  # noqa: SLF001 - no public way
+            rows = await store._PGVector__aquery_collection(  # noqa: SLF001 - no public way
                 session=session, embedding=embedding.tolist(), k=k, **arguments
             )
             return results_of(rows)
@@ -110,7 +110,7 @@ def older_pgvector_in_langchain(store: Any) -> StoreFacts:
         if store.async_mode:
             raise LookupError("a PGVector in async mode has no way to read vectors from other code")
         table = store.EmbeddingStore
-        with store._make_sync_session() as session:  # noqa: SLF001
+        with store._make_sync_session() as session:  # noqa: SLF001 - no public way
             collection = store.get_collection(session)
             rows = session.query(table.id, table.embedding).filter(
                 table.id.in_(list(ids)), table.collection_id == collection.uuid
@@ -126,7 +126,7 @@ def older_pgvector_in_langchain(store: Any) -> StoreFacts:
 
 def pgvector_in_langchain(store: Any) -> StoreFacts:
     """Return the facts about a ``PGVectorStore``, which hides the store that does the work."""
-    inner, engine = store._PGVectorStore__vs, store._engine  # noqa: SLF001
+    inner, engine = store._PGVectorStore__vs, store._engine  # noqa: SLF001 - no public way
     if inner.hybrid_search_config is not None:
         return StoreFacts(doubt="a hybrid search does not rank by distance alone", by_text=True)
     metric = _PGVECTOR_METRICS.get(inner.distance_strategy.name)
@@ -141,25 +141,25 @@ def pgvector_in_langchain(store: Any) -> StoreFacts:
         rows: list[Any] = []
 
         async def query(*positional: Any, **named: Any) -> Any:
-            rows.extend(await which._AsyncPGVectorStore__query_collection(*positional, **named))  # noqa: SLF001
+            rows.extend(await which._AsyncPGVectorStore__query_collection(*positional, **named))  # noqa: SLF001 - no public way
             return rows
 
         watched = copy.copy(which)
-        watched._AsyncPGVectorStore__query_collection = query  # noqa: SLF001
+        watched._AsyncPGVectorStore__query_collection = query  # noqa: SLF001 - no public way
         documents = await watched.asimilarity_search_by_vector(embedding.tolist(), k, **arguments)
         return SearchResults(documents, [json.loads(row[column]) for row in rows])
 
     def searches(which: Any) -> tuple[Search, AsyncSearch]:
         def search(*asked: Any) -> Any:
-            return engine._run_as_sync(collect(which, *asked))  # noqa: SLF001
+            return engine._run_as_sync(collect(which, *asked))  # noqa: SLF001 - no public way
 
         async def asearch(*asked: Any) -> Any:
-            return await engine._run_as_async(collect(which, *asked))  # noqa: SLF001
+            return await engine._run_as_async(collect(which, *asked))  # noqa: SLF001 - no public way
 
         return search, asearch
 
     def read(ids: Sequence[str]) -> Mapping[str, ArrayLike]:
-        by_id: Mapping[str, ArrayLike] = engine._run_as_sync(_read_rows(inner, ids))  # noqa: SLF001
+        by_id: Mapping[str, ArrayLike] = engine._run_as_sync(_read_rows(inner, ids))  # noqa: SLF001 - no public way
         return by_id
 
     scanning = copy.copy(inner)
@@ -201,8 +201,8 @@ def pgvector_in_llama_index(index: Any) -> StoreFacts:
 
     def read(ids: Sequence[str]) -> Mapping[str, ArrayLike]:
         store._initialize()  # noqa: SLF001 - as its own methods do
-        table = store._table_class  # noqa: SLF001
-        with store._session() as session:  # noqa: SLF001
+        table = store._table_class  # noqa: SLF001 - no public way
+        with store._session() as session:  # noqa: SLF001 - no public way
             rows = session.query(table.node_id, table.embedding).filter(
                 table.node_id.in_(list(ids))
             )
@@ -212,7 +212,7 @@ def pgvector_in_llama_index(index: Any) -> StoreFacts:
     facts = StoreFacts(  # it knows no other metric
         metric="cosine", vectors=vectors, doubt=_INDEXED, outside=True, score=cosine_of
     )
-    if store._customize_query_fn is not None:  # noqa: SLF001
+    if store._customize_query_fn is not None:  # noqa: SLF001 - no public way
         return replace(facts, doubt="it is not known what customize_query_fn does to its searches")
 
     def watch(vectors: list[Any], *, exhaustive: bool = False) -> Any:
@@ -225,12 +225,12 @@ def pgvector_in_llama_index(index: Any) -> StoreFacts:
 
         def read_rows(rows: Sequence[Any]) -> Any:
             vectors.extend(_numbers(row.custom_fields.pop(_VECTOR)) for row in rows)
-            return store._db_rows_to_query_result(rows)  # noqa: SLF001
+            return store._db_rows_to_query_result(rows)  # noqa: SLF001 - no public way
 
         store._initialize()  # noqa: SLF001 - else the copy would do so again and again
         watched = copy.copy(store)
-        watched._customize_query_fn = customize  # noqa: SLF001
-        watched._db_rows_to_query_result = read_rows  # noqa: SLF001
+        watched._customize_query_fn = customize  # noqa: SLF001 - no public way
+        watched._db_rows_to_query_result = read_rows  # noqa: SLF001 - no public way
         return watched
 
     if store.use_halfvec:  # of the question, too
@@ -413,7 +413,7 @@ def qdrant_in_llama_index(index: Any) -> StoreFacts:
 def _watched_qdrant(store: Any, vectors: list[Any], *, exhaustive: bool = False) -> Any:
     """Return a store that answers as one of either framework's, and notes vectors."""
     # There is no public way. LangChain's stores have no client for coroutines.
-    client: Any = store._client  # noqa: SLF001
+    client: Any = store._client  # noqa: SLF001 - no public way
     aclient: Any = getattr(store, "_aclient", None)
 
     def more(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -435,9 +435,9 @@ def _watched_qdrant(store: Any, vectors: list[Any], *, exhaustive: bool = False)
         return note(response, arguments["using"])
 
     watched = copy.copy(store)
-    watched._client = Client(client, query_points=query)  # noqa: SLF001
+    watched._client = Client(client, query_points=query)  # noqa: SLF001 - no public way
     if aclient is not None:
-        watched._aclient = Client(aclient, query_points=aquery)  # noqa: SLF001
+        watched._aclient = Client(aclient, query_points=aquery)  # noqa: SLF001 - no public way
     return watched
 
 
@@ -516,7 +516,7 @@ def _is_plain(parameters: Any) -> bool:
 def milvus_in_langchain(store: Any) -> StoreFacts:
     """Return the facts about a ``Milvus``."""
     # There is no public way to its fields.
-    field, primary = store._vector_field, store._primary_field  # noqa: SLF001
+    field, primary = store._vector_field, store._primary_field  # noqa: SLF001 - no public way
     parameters = store.index_params or {}
     if not isinstance(field, str) or not isinstance(parameters, dict):
         doubt = "it searches several vector fields, which does not rank by one distance"
