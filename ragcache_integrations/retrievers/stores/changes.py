@@ -122,13 +122,14 @@ class _Watch:
     """One object that is watched."""
 
     def __init__(self, store: object, methods: StoreMethods) -> None:
-        number = id(store)
+        number, watches = id(store), _watches
 
         def forget(_: object) -> None:
             # In a garbage collection, perhaps under the lock. Nothing else has this number before
-            # the object is gone, so that no lock is needed.
-            if _watches.get(number) is self:
-                del _watches[number]
+            # the object is gone, so that no lock is needed. At the interpreter's exit, the module
+            # may have lost its names.
+            if watches.get(number) is self:
+                del watches[number]
 
         self.store = weakref.ref(store, forget)
         self.methods = methods
