@@ -324,7 +324,7 @@ def encode_record(record: Record[A], codec: AnswerCodec[A]) -> bytes:
     except Exception as error:
         raise ConfigurationError(f"an answer can't be saved: {error!r:.300}") from error
     if not same:
-        kind = type(record.answer).__name__  # what it says is nobody else's business
+        kind = type(record.answer).__name__  # not its text, which is private
         msg = f"an answer can't be saved, as it would not come back as it is: it is a {kind}"
         raise ConfigurationError(msg)
     if len(content) > LARGEST_RECORD:

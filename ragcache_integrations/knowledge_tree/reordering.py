@@ -169,7 +169,7 @@ class ReorderingQueue(Generic[Request]):
 
     def _choose(self) -> _Place[Request]:
         if not self._places:
-            raise IndexError("nobody waits")
+            raise IndexError("no request waits")
         oldest = self._oldest()
         if self._overtakings(oldest) >= self._window:
             return oldest

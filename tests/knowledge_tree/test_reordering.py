@@ -62,9 +62,9 @@ class TestOrder:
 
     def test_nobody_waits(self) -> None:
         queue = make_queue({})
-        with pytest.raises(IndexError, match="nobody waits"):
+        with pytest.raises(IndexError, match="no request waits"):
             queue.peek()
-        with pytest.raises(IndexError, match="nobody waits"):
+        with pytest.raises(IndexError, match="no request waits"):
             queue.pop()
 
     def test_it_knows_who_waits(self) -> None:

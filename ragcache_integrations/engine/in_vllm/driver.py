@@ -377,7 +377,7 @@ class CallReader:
             )
         except Exception:
             # Parsers stumble over what models write. A call that has begun stays incomplete, so
-            # that nobody executes it.
+            # that it is never executed.
             logger.warning("vLLM's parser cannot read this answer as tool calls", exc_info=True)
             self._parser = None
             return text, ()

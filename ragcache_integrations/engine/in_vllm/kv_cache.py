@@ -195,7 +195,7 @@ def model_identity(config: Any) -> bytes | None:
         config: vLLM's ``VllmConfig``.
 
     Returns:
-        16 bytes; ``None`` if nobody knows which weights they are.
+        16 bytes; ``None`` if its weights are unknown.
     """
     model = config.model_config
     settings = {

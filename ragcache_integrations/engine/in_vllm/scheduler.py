@@ -353,7 +353,7 @@ class DocumentCache:
 
     @contextmanager
     def making_way(self) -> Iterator[None]:
-        """Stop what nobody waits for, and keep nothing until the end of the block."""
+        """Stop requests without a waiting user, and keep nothing until the end of the block."""
         self._free_blocks.lends_pinned = True
         try:
             self._ahead.stop()

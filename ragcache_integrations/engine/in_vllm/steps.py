@@ -57,7 +57,7 @@ def is_plain(request: Request) -> bool:
 
 @dataclass(eq=False)
 class Ahead:
-    """A request of our own that computes for later, while nobody waits for anything else.
+    """A request of our own that computes for later, while no other request waits.
 
     Attributes:
         scheduler: vLLM's scheduler.

@@ -66,7 +66,7 @@ class UnreadBlocks:
 
     def __post_init__(self) -> None:
         self._pool = self.scheduler.kv_cache_manager.block_pool
-        self._nobody: int = self._pool.null_block.block_id
+        self._no_block: int = self._pool.null_block.block_id
         self._block_ids: Callable[[str], Sequence[list[int]]] = (
             self.scheduler.kv_cache_manager.get_block_ids
         )
@@ -169,7 +169,7 @@ class UnreadBlocks:
                 if first < firsts.get(name, math.inf):
                     firsts[name], spreads = int(first), True
                     wrong.update(*(numbers[int(first) :] for numbers in groups))
-                    wrong.discard(self._nobody)
+                    wrong.discard(self._no_block)
         return firsts, wrong
 
     def _check_free(self, wrong: Iterable[BlockHash]) -> None:

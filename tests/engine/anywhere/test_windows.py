@@ -24,7 +24,7 @@ from ragcache_integrations.engine import RAGCacheEngine
 from ragcache_integrations.engine.in_vllm.anywhere import paged
 from ragcache_integrations.engine.in_vllm.anywhere.codecs import CODECS, RAW, Codec, Encoded, Form
 from ragcache_integrations.engine.in_vllm.anywhere.disk import DiskIndex
-from ragcache_integrations.engine.in_vllm.anywhere.paged import NOBODY, GroupedMemory
+from ragcache_integrations.engine.in_vllm.anywhere.paged import NO_BLOCK, GroupedMemory
 from ragcache_integrations.engine.in_vllm.anywhere.plan import Load
 from ragcache_integrations.engine.in_vllm.anywhere.prefixes import StoredPrefixes, prefix_keys
 from ragcache_integrations.engine.process import control
@@ -254,8 +254,8 @@ def test_of_each_group_what_a_follower_needs_is_kept_and_written(
     # The GPU has the first block; a window at the end of what is read needs the last one alone.
     there = (
         tuple(range(40, 48)),
-        (*[NOBODY] * 5, 55, 56, 57),
-        (*[NOBODY] * 4, 64, 65, 66, 67),
+        (*[NO_BLOCK] * 5, 55, 56, 57),
+        (*[NO_BLOCK] * 4, 64, 65, 66, 67),
     )
     memory.write(document, Load(b"", 8, 12, 24, 16), there)
     written = [cast("Any", layers).written for layers in memory._memories]

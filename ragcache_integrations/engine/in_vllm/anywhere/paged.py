@@ -18,7 +18,7 @@ from .codecs import Codec, Encoded, Form
 from .plan import Load
 
 __all__ = [
-    "NOBODY",
+    "NO_BLOCK",
     "ORIGIN",
     "GroupedMemory",
     "LayoutError",
@@ -35,8 +35,8 @@ ORIGIN = slice(0, 1)
 DIGIT = 128
 """Numbers below it are exact in every type that a KV cache has."""
 
-NOBODY = -1
-"""In the place of a block that is in no window any more, or that nobody needs."""
+NO_BLOCK = -1
+"""In the place of a block that has left its window, or that is not needed."""
 
 Tables = tuple[tuple[int, ...], ...]
 """Numbers of a request's blocks in each group, in order."""
@@ -49,7 +49,7 @@ def table(blocks: Any) -> Tables:
         blocks: vLLM's ``KVCacheBlocks``.
     """
     return tuple(
-        tuple(NOBODY if block.is_null else block.block_id for block in group)
+        tuple(NO_BLOCK if block.is_null else block.block_id for block in group)
         for group in blocks.blocks
     )
 
@@ -266,7 +266,7 @@ class GroupedMemory:
         return Encoded.join(self.form, groups, begin)
 
     def write(self, document: Encoded, load: Load, blocks: Tables) -> None:
-        """Write tokens of a document where a request has it, except into blocks of nobody.
+        """Write tokens of a document where a request has it, skipping :data:`NO_BLOCK`.
 
         Args:
             document: The document.
@@ -279,7 +279,7 @@ class GroupedMemory:
         ):
             held = self._first(kept, load.begin, load.begin + load.tokens)
             start = max(load.first, held)
-            while start < load.end and numbers[start // self._size] == NOBODY:
+            while start < load.end and numbers[start // self._size] == NO_BLOCK:
                 start = (start // self._size + 1) * self._size
             if start < load.end:
                 memory.write(group, held, start, load.end, numbers)

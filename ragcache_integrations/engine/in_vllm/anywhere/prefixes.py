@@ -25,7 +25,7 @@ from ragcache_integrations.engine.protocol import KEY_BYTES
 from ragcache_integrations.knowledge_tree.tier import Windows
 
 from .disk import DiskIndex
-from .paged import NOBODY, Tables, table
+from .paged import NO_BLOCK, Tables, table
 from .plan import Load
 from .worker import Fetch, Moves, Save
 
@@ -183,7 +183,7 @@ class StoredPrefixes:
         """Whether a request still has all blocks that are kept of a document."""
         first, last = begin // self._size, end // self._size
         return all(
-            NOBODY not in numbers[self.windows.first(group, first, last) : last]
+            NO_BLOCK not in numbers[self.windows.first(group, first, last) : last]
             for group, numbers in enumerate(blocks)
         )
 

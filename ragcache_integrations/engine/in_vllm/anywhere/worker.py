@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from .codecs import Encoded, codec_of
 from .disk import DiskWorker
 from .files import DocumentFileError
-from .paged import NOBODY, GroupedMemory, Tables
+from .paged import NO_BLOCK, GroupedMemory, Tables
 from .plan import Load
 
 __all__ = ["Moves", "StoreWorker"]
@@ -189,4 +189,4 @@ class StoreWorker:
 
 def _numbers(blocks: Tables, first: int, last: int) -> set[int]:
     """Numbers of a request's blocks in all groups, from the first up to the last."""
-    return {number for group in blocks for number in group[first:last]} - {NOBODY}
+    return {number for group in blocks for number in group[first:last]} - {NO_BLOCK}
