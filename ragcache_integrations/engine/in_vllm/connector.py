@@ -449,8 +449,13 @@ class DocumentConnector(KVConnectorBase_V1, SupportsHMA):
 
     def finish_writing(self) -> tuple[set[bytes], str]:
         """Wait for the disk: keys of documents that could not be written, and why."""
-        disk = self._store.disk if self._store is not None else None
-        return (set(), "") if disk is None else disk.finish()
+        if self._store is None:
+            return set(), ""
+        fault, self._store.fault = self._store.fault, ""
+        unwritten, unwritten_why = (
+            (set[bytes](), "") if self._store.disk is None else self._store.disk.finish()
+        )
+        return unwritten, fault or unwritten_why
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Make the forward pass wait for the blocks of a layer."""

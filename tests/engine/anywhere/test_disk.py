@@ -114,6 +114,17 @@ def test_documents_of_other_codecs_are_found_by_no_name_and_refused(tmp_path: Pa
             read_document(int8, CODECS["int8"], FORM, 9)
 
 
+def test_what_is_no_document_s_file_is_not_counted(tmp_path: Path) -> None:
+    folder, name = folder_of(tmp_path), "ab" * 20
+    size = HEADER_BYTES + RAW.nbytes(FORM, 4)
+    for wrong in (f"{name}-0.raw", f"{name}-0.int4", "ab" * 19 + "-0", "ab" * 21 + "-0"):
+        (folder.path / f"{wrong}.safetensors").write_bytes(bytes(size))
+    (folder.path / f"{name}-0.int8.safetensors").mkdir()
+    assert dict(folder.files(FORM)) == {}
+    (folder.path / f"{name}-0.safetensors").write_bytes(bytes(size))
+    assert dict(folder.files(FORM)) == {bytes.fromhex(name): size - HEADER_BYTES}
+
+
 def test_a_name_tells_nothing_and_is_found_again(tmp_path: Path) -> None:
     folder, key = folder_of(tmp_path), b"k" * 20
     assert folder.name(key) == folder_of(tmp_path, OTHER).name(key)

@@ -16,7 +16,7 @@ import torch
 from ragcache_integrations.core.generation import SamplingOptions
 from ragcache_integrations.core.prompt import Prompt
 from ragcache_integrations.engine import RAGCacheEngine
-from ragcache_integrations.engine.in_vllm.anywhere.codecs import Codec, Encoded
+from ragcache_integrations.engine.in_vllm.anywhere.codecs import CODECS, Codec, Encoded
 from ragcache_integrations.engine.in_vllm.anywhere.paged import GroupedMemory, Tables
 from ragcache_integrations.engine.in_vllm.anywhere.prefixes import prefix_keys
 from ragcache_integrations.engine.in_vllm.anywhere.worker import Moves, Save, StoreWorker
@@ -168,3 +168,19 @@ def test_nothing_is_kept_that_came_from_blocks_which_could_not_be_filled() -> No
         assert b"clean" in worker._documents
     worker.save(Moves(saves=[Save(b"before", 0, 4, later, **kept)]), {6})
     assert worker.lost == set()
+
+
+class TooLarge(Memory):
+    """Paged memory with numbers that no codec but raw can keep."""
+
+    def read(self, codec: Codec, blocks: Tables, begin: int, end: int) -> Encoded:
+        keys = torch.full((1, end - begin, 1, 2), 1e30)
+        return Encoded(codec, codec.encode(keys, keys), begin)
+
+
+def test_what_cannot_be_quantised_is_lost_and_says_what_helps() -> None:
+    worker = StoreWorker(cast("GroupedMemory", TooLarge()), 4)
+    key = CODECS["int8"].key(b"k" * 20)
+    worker.save(Moves(saves=[Save(key, 0, 8, ((1, 2),), stays=True, written=False)]))
+    assert worker.lost == {key}
+    assert "document_dtype='raw'" in worker.fault

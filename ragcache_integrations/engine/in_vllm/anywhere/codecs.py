@@ -264,8 +264,16 @@ CODECS: Mapping[str, Codec] = {codec.name: codec for codec in (RAW, Int8(), Int8
 
 
 def codec_of(key: bytes) -> Codec:
-    """The codec of a document, by the end of its key: the codec's name, or nothing for ``raw``."""
-    return CODECS[key[KEY_BYTES:].decode() or RAW.name]
+    """The codec of a document, by the end of its key: the codec's name, or nothing for ``raw``.
+
+    Raises:
+        KeyError: It is no key of a document.
+        UnicodeDecodeError: The same.
+    """
+    codec = CODECS[key[KEY_BYTES:].decode() or RAW.name]
+    if codec.key(key[:KEY_BYTES]) != key:
+        raise KeyError(key)
+    return codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +339,10 @@ def _half(numbers: Tensor, *, up: bool) -> Tensor:
     beyond = torch.full_like(halves, torch.inf if up else -torch.inf)
     halves = torch.where(wrong, torch.nextafter(halves, beyond), halves)
     if not bool(halves.isfinite().all()):
-        raise ValueError("keys or values are not finite, or too large to be quantised")
+        raise ValueError(
+            "keys or values are not finite, or too large to be quantised; document_dtype='raw' "
+            "keeps documents as they are"
+        )
     return halves
 
 

@@ -110,8 +110,8 @@ class DocumentFolder:
                 name = bytes.fromhex(known) + rest[1:].encode()
                 status = entry.stat(follow_symlinks=False)
                 nbytes = status.st_size - HEADER_BYTES
-                right = codec_of(name).tokens(form, nbytes) > 0
-                if right and entry.name == self.file(name, 0).name:
+                right = codec_of(name).tokens(form, nbytes) > 0 and len(name) >= KEY_BYTES
+                if right and stat.S_ISREG(status.st_mode) and entry.name == self.file(name, 0).name:
                     found.append((status.st_mtime_ns, name, nbytes))
         return ((name, nbytes) for _, name, nbytes in sorted(found))
 

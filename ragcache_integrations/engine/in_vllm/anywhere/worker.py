@@ -89,6 +89,7 @@ class StoreWorker:
         memory: The paged memory.
         disk: The disk; ``None`` for none.
         lost: Keys of documents that could not be read or stored since this was last emptied.
+        fault: Why the latest document could not be stored; empty if all could.
         unread: Numbers of blocks that could not be filled since then.
     """
 
@@ -104,6 +105,7 @@ class StoreWorker:
         self._size = block_size
         self._documents: dict[bytes, Encoded] = {}
         self.lost: set[bytes] = set()
+        self.fault = ""
         self.unread: set[int] = set()
         self._wrong: deque[set[int]] = deque(maxlen=steps)
 
@@ -150,8 +152,9 @@ class StoreWorker:
                 continue
             try:
                 document = self.memory.read(codec_of(save.key), save.blocks, save.begin, save.end)
-            except Exception:
+            except Exception as error:
                 logger.exception("a document could not be stored")
+                self.fault = str(error)
                 self.lost.add(save.key)
                 continue
             if save.stays:
